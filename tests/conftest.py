@@ -1,0 +1,47 @@
+"""What any test may use: a seed that a failure shows, a free port; and the order in which heavy tests run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts something in the background has it ignore Ctrl-C, which everything that a test starts would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
+settings.register_profile("omnistage", deadline=None, print_blob=True)
+settings.load_profile("omnistage")
+
+SYSTEM = Path(__file__).parent / "system"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """System tests start whole stacks, so each of them needs the machine for itself."""
+    for item in items:
+        if item.path.is_relative_to(SYSTEM):
+            item.add_marker(pytest.mark.serial)
+
+
+@pytest.fixture
+def seed() -> int:
+    """A random seed, printed so that a failure shows it. Set OMNISTAGE_TEST_SEED to repeat one."""
+    value = int(os.environ.get("OMNISTAGE_TEST_SEED") or secrets.randbits(32))
+    print(f"OMNISTAGE_TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback address that nothing listened on a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port

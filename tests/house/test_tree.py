@@ -1,0 +1,86 @@
+"""What must never lie in the tree, and what the documents must keep saying."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Folders of one machine: the code must run in any. Spelled in two parts so that this file does not hold what it looks for.
+MACHINE_PATH = re.compile(r"(?<![\w.{}$-])/(?:work|root|tmp|home/\w+|opt/(?:pypi|wheels)\S*)/")
+URL_HOST = re.compile(r"\b[a-z][a-z+]*://([^\s/\"'`)>\]:{}$]+)")
+# The PyTorch index is the one address that set-up may go to; the rest is cited, or this machine.
+HOSTS = {"download.pytorch.org", "www.apache.org", "127.0.0.1", "localhost"}
+# example.com is reserved for examples; one letter before the dot is no host that exists.
+EXAMPLE = re.compile(r"(?:[\w-]+\.)*example\.com(?::\d+)?|[a-z]\.[a-z]")
+REGISTRY = re.compile(r"\b(?:pypi|pythonhosted|npmjs|debian|docker|ghcr|quay|huggingface)\.(?:org|com|io|co)\b")
+
+
+def tracked() -> list[Path]:
+    """The text files that git knows or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.decode()
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    return [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()[:4096]]
+
+
+def lines() -> list[tuple[str, str]]:
+    """Every line of every text file, with its place."""
+    return [
+        (f"{path.relative_to(ROOT)}:{number}", line)
+        for path in tracked()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    ]
+
+
+def test_the_namespace_has_no_init_of_its_own() -> None:
+    assert [str(path) for path in tracked() if path.parts[-2:] == ("omnistage", "__init__.py")] == []
+
+
+def test_no_paths_of_one_machine() -> None:
+    assert [place for place, line in lines() if MACHINE_PATH.search(line)] == []
+
+
+def test_no_hosts_but_those_that_are_meant() -> None:
+    found = [(place, host) for place, line in lines() for host in URL_HOST.findall(line) if "." in host and not meant(host)]
+    assert found == []
+
+
+def meant(host: str) -> bool:
+    """Whether a URL may name this host."""
+    return host.rsplit(":", 1)[0] in HOSTS or EXAMPLE.fullmatch(host) is not None
+
+
+def test_no_package_registry_is_named() -> None:
+    assert [place for place, line in lines() if REGISTRY.search(line)] == []
+
+
+def test_nothing_is_large() -> None:
+    assert [path.name for path in tracked() if path.stat().st_size > 1_000_000] == []
+
+
+def test_constraints_are_exact_versions_without_addresses() -> None:
+    entries = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert entries
+    assert [line for line in entries if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line)] == []
+
+
+def test_every_dependency_is_pinned_and_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    names = {normal(re.split(r"[=<>]", one)[0]) for one in requirements}
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = {normal(name) for name in re.findall(r"^([^#\s]+)==", constraints, re.MULTILINE)}
+    document = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    explained = {normal(name) for name in re.findall(r"^\| `([^`]+)`", document, re.MULTILINE)}
+    assert names - pinned == set()
+    assert names ^ explained == set()
+
+
+def normal(name: str) -> str:
+    """A package name in the one spelling that all its spellings share."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()

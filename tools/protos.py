@@ -1,0 +1,56 @@
+"""Generates the Python stubs of the contract into sdk/omnistage/v1, or with --check says whether the committed ones are fresh."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTOS = ROOT / "protos"
+STUBS = ROOT / "sdk" / "omnistage" / "v1"
+
+
+def generate(folder: Path) -> None:
+    """Writes the stubs below `folder`, as omnistage/v1/*. Raises CalledProcessError when a proto does not compile."""
+    # protoc finds its mypy plugin on PATH; it lies beside this Python.
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
+    # The plugin names each file that it writes on standard error unless told to be quiet.
+    outputs.append(f"--mypy_grpc_out=quiet:{folder}")
+    protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", *outputs, *protos], env=environment, check=True)
+
+
+def generated(folder: Path) -> dict[str, bytes]:
+    """The generated files in a folder, by name; what a person wrote (__init__.py, py.typed) is left out."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*_pb2*.py*"))}
+
+
+def main() -> int:
+    """Generates or checks; exit status 1 when the committed stubs are stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only, change nothing")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        generate(Path(folder))
+        fresh, committed = generated(Path(folder) / "omnistage" / "v1"), generated(STUBS)
+    stale = sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+    if options.check:
+        if stale:
+            print(f"stale stubs: {', '.join(stale)}. Run: make protos")
+        return 1 if stale else 0
+    for name in stale:
+        if name in fresh:
+            (STUBS / name).write_bytes(fresh[name])
+        else:
+            (STUBS / name).unlink()
+    print(f"{len(fresh)} stubs, {len(stale)} changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
