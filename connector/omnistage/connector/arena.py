@@ -1,0 +1,317 @@
+"""The arena: shared memory of one producer process, handed out in blocks."""
+
+import logging
+import os
+import secrets
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from omnistage.connector.errors import ArenaFull, ConnectorError
+from omnistage.connector.liveness import Liveness
+from omnistage.connector.locality import MOUNT
+from omnistage.connector.shm import BLOCK_HEADER, PAGE, ProducerSegment, reservation
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 << 20
+SMALLEST_CLASS = 4096
+_DEFAULT_CAP = 1 << 30
+_SHARE = 8  # a chain has four stage processes; half of the mount stays free for others
+_SPARE_DEDICATED = 2
+_GROWTH_PAUSE_S = 1.0
+
+
+def class_bytes(length: int) -> int:
+    """Payload bytes of the smallest block that holds `length`: 4 sizes per power of two from 4 KiB, so at most 25 % is unused."""
+    if length <= SMALLEST_CLASS:
+        return SMALLEST_CLASS
+    step = (1 << ((length - 1).bit_length() - 1)) // 4
+    return -(-length // step) * step
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of the arena. `generation` is 0 while it is free and unique in the arena while it is handed out."""
+
+    segment: ProducerSegment
+    offset: int
+    capacity: int
+    generation: int = 0
+    length: int = 0
+
+    @property
+    def payload_offset(self) -> int:
+        """Where the payload begins in the segment's map."""
+        return self.offset + BLOCK_HEADER
+
+
+class Arena:
+    """Blocks of shared memory, one arena per process, used from one thread.
+
+    Free blocks are kept per size class and taken last in, first out, because the block given back last is still in the cache of the
+    processor. A segment whose blocks are all free can be cut anew for another class. Nothing here waits: a full arena raises ArenaFull.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        max_bytes: int | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        grace_s: float = 30.0,
+        poison: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "Arena | None":
+        """Make the arena of this process, or return None where tensors have to go inline; then the reason is logged once.
+
+        max_bytes: most memory to take; by default an eighth of what is free on the mount, at most 1 GiB; 0 asks for no arena, quietly.
+        segment_bytes: size of a segment, a multiple of 4096, at least 64 KiB. Memory is taken as it is needed, not per segment.
+        grace_s: seconds for which blocks of a stream that broke are kept from reuse.
+        poison: overwrite every freed block with 0xFF (NaN in every float type), to find readers that come too late.
+        """
+        if segment_bytes % PAGE or segment_bytes < 16 * PAGE:
+            raise ConnectorError("segment_bytes must be a multiple of 4096 and at least 65536")
+        if max_bytes == 0:
+            return None
+        try:
+            mount = os.statvfs(MOUNT)
+        except OSError as error:
+            _announce(f"there is no shared-memory mount: {error.strerror}")
+            return None
+        free = mount.f_bavail * mount.f_frsize
+        budget = min(free // _SHARE, _DEFAULT_CAP) if max_bytes is None else min(max_bytes, free)
+        if budget < 2 * segment_bytes:
+            _announce(f"{budget} bytes of shared memory may be used ({free} are free), two segments need {2 * segment_bytes}")
+            return None
+        try:
+            return cls(budget, segment_bytes, grace_s, poison, clock)
+        except OSError as error:
+            _announce(f"shared memory cannot be created: {error.strerror or error}")
+            return None
+
+    def __init__(self, max_bytes: int, segment_bytes: int, grace_s: float, poison: bool, clock: Callable[[], float]) -> None:
+        """Use `create`. Raises OSError when the mount refuses the first files."""
+        self.uuid = secrets.token_bytes(16)
+        self.max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._grace_s = grace_s
+        self._poison = poison
+        self._clock = clock
+        self._segments: dict[int, ProducerSegment] = {}
+        self._free: dict[int, list[Block]] = {}
+        self._quarantine: deque[tuple[float, Block]] = deque()
+        self._next_segment = 0
+        self._next_generation = 1
+        self._bytes_used = 0
+        self._leases = 0
+        self._refused_bytes = 0
+        self._refused_until = clock()
+        # Runs at close, when the arena is collected, and at exit of the interpreter; a forked child leaves its parent's names alone.
+        self._removal = weakref.finalize(self, _remove, self._segments, Liveness(self.uuid), os.getpid())
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of payload space in blocks that are not free."""
+        self._end_quarantine()
+        return self._bytes_used
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes taken from the mount; at most `max_bytes`."""
+        return sum(segment.reserved for segment in self._segments.values())
+
+    @property
+    def leases(self) -> int:
+        """Blocks handed out and not free yet, those in quarantine included."""
+        self._end_quarantine()
+        return self._leases
+
+    def allocate(self, length: int) -> Block:
+        """Hand out a block for `length` bytes; no reader can see it before `publish`. Raises ArenaFull."""
+        if not self._removal.alive:
+            raise ArenaFull("the arena is closed")
+        if self._quarantine:
+            self._end_quarantine()
+        capacity = class_bytes(length)
+        free = self._free.get(capacity)
+        block = free.pop() if free else self._find(capacity)
+        block.generation = self._next_generation
+        block.length = length
+        self._next_generation += 1
+        block.segment.live_blocks += 1
+        self._bytes_used += block.capacity
+        self._leases += 1
+        return block
+
+    def publish(self, block: Block) -> None:
+        """Its payload is written: let readers in."""
+        block.segment.publish(block.offset, block.generation, block.length)
+
+    def free(self, block: Block) -> None:
+        """Take a block back at once; only when nobody reads it. Raises ConnectorError for one that is free already."""
+        if block.generation == 0:
+            raise ConnectorError("the block is free already")
+        if not self._removal.alive:
+            return
+        segment = block.segment
+        segment.retract(block.offset)
+        if self._poison:
+            start = block.payload_offset
+            segment.map[start : start + block.length] = b"\xff" * block.length
+        block.generation = 0
+        segment.live_blocks -= 1
+        self._bytes_used -= block.capacity
+        self._leases -= 1
+        self._free.setdefault(block.capacity, []).append(block)
+        if segment.dedicated:
+            self._trim_dedicated()
+
+    def quarantine(self, block: Block) -> None:
+        """Let no new reader in, and free the block after the grace: somebody may still be reading."""
+        if not self._removal.alive:
+            return
+        block.segment.retract(block.offset)
+        self._quarantine.append((self._clock() + self._grace_s, block))
+
+    def close(self) -> None:
+        """Unlink every name and drop the memory; readers keep what they have mapped. Idempotent."""
+        if not self._removal.alive:
+            return
+        self._removal()
+        self._segments.clear()
+        self._free.clear()
+        self._quarantine.clear()
+        self._bytes_used = self._leases = 0
+
+    def _end_quarantine(self) -> None:
+        now = self._clock()
+        while self._quarantine and self._quarantine[0][0] <= now:
+            self.free(self._quarantine.popleft()[1])
+
+    def _find(self, capacity: int) -> Block:
+        """A block of a class that has no free one. The steps go from cheap to dear; each is a way to need no memory that others hold."""
+        dedicated = BLOCK_HEADER + capacity > self._segment_bytes // 2
+        block = None if dedicated else self._carve(capacity) or self._recut(capacity)
+        block = block or self._grow(capacity, dedicated) or self._split(capacity)
+        while block is None:
+            block = self._replace_idle(capacity, dedicated)
+        return block
+
+    def _carve(self, capacity: int) -> Block | None:
+        """Cut a block off the first segment with room left."""
+        for segment in self._segments.values():
+            if not segment.dedicated:
+                block = self._cut(segment, capacity)
+                if block is not None:
+                    return block
+        return None
+
+    def _recut(self, capacity: int) -> Block | None:
+        """Forget how a segment with no block in use was cut, and cut it anew."""
+        for segment in self._segments.values():
+            if not segment.dedicated and segment.live_blocks == 0:
+                self._forget_free(segment)
+                segment.carved = PAGE
+                return self._cut(segment, capacity)
+        return None
+
+    def _grow(self, capacity: int, dedicated: bool) -> Block | None:
+        """Cut a block off a new segment."""
+        size = self._segment_size(capacity, dedicated)
+        taken = reservation(PAGE + BLOCK_HEADER + capacity, size)
+        if not self._may_take(taken):
+            return None
+        try:
+            segment = ProducerSegment(self.uuid, self._next_segment, size)
+        except OSError as error:
+            self._hold_growth(error, taken)
+            return None
+        segment.dedicated = dedicated
+        self._next_segment += 1
+        self._segments[segment.number] = segment
+        block = self._cut(segment, capacity)
+        if block is None:
+            self._drop(segment)
+        return block
+
+    def _replace_idle(self, capacity: int, dedicated: bool) -> Block | None:
+        """Give one segment with no block in use back to the mount and try to grow. Raises ArenaFull when that cannot help."""
+        idle = [segment for segment in self._segments.values() if segment.live_blocks == 0]
+        least = self.bytes_total - sum(segment.reserved for segment in idle)
+        if not idle or least + reservation(PAGE + BLOCK_HEADER + capacity, self._segment_size(capacity, dedicated)) > self.max_bytes:
+            raise ArenaFull(f"no block of {capacity} bytes is free: {self._bytes_used} of {self.max_bytes} bytes are in use")
+        self._drop(idle[0])
+        self._refused_until = self._clock()
+        return self._grow(capacity, dedicated)
+
+    def _segment_size(self, capacity: int, dedicated: bool) -> int:
+        return -(-(PAGE + BLOCK_HEADER + capacity) // PAGE) * PAGE if dedicated else self._segment_bytes
+
+    def _split(self, capacity: int) -> Block | None:
+        """Cut the smallest larger free block into as many as fit. They become one again when their segment is cut anew."""
+        larger = [size for size, free in self._free.items() if free and size > capacity]
+        if not larger:
+            return None
+        whole = self._free[min(larger)].pop()
+        stride = BLOCK_HEADER + capacity
+        count = (BLOCK_HEADER + whole.capacity) // stride
+        if count == 1:
+            return whole
+        pieces = [Block(whole.segment, whole.offset + number * stride, capacity) for number in range(count)]
+        self._free.setdefault(capacity, []).extend(pieces[:0:-1])
+        return pieces[0]
+
+    def _cut(self, segment: ProducerSegment, capacity: int) -> Block | None:
+        end = segment.carved + BLOCK_HEADER + capacity
+        taken = segment.reserve_cost(end)
+        if end > segment.size or (taken and not self._may_take(taken)):
+            return None
+        try:
+            segment.reserve(end)
+        except OSError as error:
+            self._hold_growth(error, taken)
+            return None
+        block = Block(segment, segment.carved, capacity)
+        segment.carved = end
+        return block
+
+    def _may_take(self, size: int) -> bool:
+        if self.bytes_total + size > self.max_bytes:
+            return False
+        return size < self._refused_bytes or self._clock() >= self._refused_until
+
+    def _hold_growth(self, error: OSError, size: int) -> None:
+        """The mount is full: a reservation that fails is slow, so do not try so much again with every tensor."""
+        self._refused_bytes = size
+        self._refused_until = self._clock() + _GROWTH_PAUSE_S
+        logger.warning("connector.mount_full: %s; tensors go inline until there is room", error.strerror)
+
+    def _trim_dedicated(self) -> None:
+        """Keep a few free dedicated segments for the next large tensors, give the oldest back."""
+        spare = [segment for segment in self._segments.values() if segment.dedicated and segment.live_blocks == 0]
+        if len(spare) > _SPARE_DEDICATED:
+            self._drop(spare[0])
+
+    def _drop(self, segment: ProducerSegment) -> None:
+        self._forget_free(segment)
+        del self._segments[segment.number]
+        segment.close()
+
+    def _forget_free(self, segment: ProducerSegment) -> None:
+        for capacity, free in self._free.items():
+            self._free[capacity] = [block for block in free if block.segment is not segment]
+
+
+def _announce(reason: str) -> None:
+    logger.warning("connector.inline_only: %s; tensors go inline", reason)
+
+
+def _remove(segments: dict[int, ProducerSegment], liveness: Liveness, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    for segment in segments.values():
+        segment.close()
+    liveness.close()

@@ -1,0 +1,24 @@
+"""What can be wrong with a tensor that a peer names.
+
+ConnectorError (ValueError)
+    InvalidReference    the peer sent something that can never be right
+    StaleReference      the reference was right once; its memory has been reused since
+
+No message here ever holds the name of a shared-memory segment: the text may travel to a client.
+"""
+
+
+class ConnectorError(ValueError):
+    """Base of all errors of the connector; raised itself when this process misuses it."""
+
+
+class InvalidReference(ConnectorError):
+    """A reference, part or release breaks the contract. Maps to INVALID_ARGUMENT, reason PROTOCOL; sending it again cannot help."""
+
+
+class StaleReference(ConnectorError):
+    """A reference came too late: its block was freed or its producer is gone. Maps to ABORTED, reason STALE_REFERENCE; go on inline."""
+
+
+class ArenaFull(Exception):
+    """No block of the wanted size is free and the arena may not or cannot grow. Internal: a sender goes inline instead."""

@@ -1,0 +1,63 @@
+"""Tensors inside messages: cut into parts of at most 1 MiB, and put together again."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from omnistage.connector.errors import InvalidReference
+from omnistage.connector.reference import Layout, Raw, header_of
+from omnistage.v1 import tensor_pb2
+
+PART_BYTES = 1 << 20
+"""Most bytes of one InlinePart."""
+
+
+def split(raw: Raw, layout: Layout, crc32c: int | None = None) -> Iterator[tensor_pb2.Tensor]:
+    """Yield the messages that carry `raw` (uint8, one dimension, `layout.size` long): one at least, also for a tensor of no bytes."""
+    data = raw.data if layout.size else memoryview(b"")
+    for offset in range(0, max(layout.size, 1), PART_BYTES):
+        tensor = header_of(layout)
+        tensor.inline.data = bytes(data[offset : offset + PART_BYTES])
+        tensor.inline.offset = offset
+        tensor.inline.total_bytes = layout.size
+        if crc32c is not None:
+            tensor.crc32c = crc32c
+        yield tensor
+
+
+class Assembly:
+    """One tensor of which some parts have come. The bytes lie in place, so a part is copied once."""
+
+    def __init__(self, layout: Layout, crc32c: int | None) -> None:
+        self._layout = layout
+        self._crc32c = crc32c
+        self._bytes = np.empty(layout.size, np.uint8)  # not touched before the parts come: a large promise costs no memory
+        self._received = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole tensor."""
+        return self._layout.size
+
+    def add(self, layout: Layout, crc32c: int | None, offset: int, data: bytes) -> Raw | None:
+        """Take the next part; the whole tensor as uint8 in one dimension once the last part is here, else None.
+
+        Raises InvalidReference for a part of another tensor, or one that leaves a gap, comes again or runs over the end.
+        """
+        if layout != self._layout or crc32c != self._crc32c:
+            raise InvalidReference("a part of a tensor came before the tensor before it was whole")
+        if offset != self._received:
+            raise InvalidReference(f"the next part begins at byte {self._received}, not {offset}")
+        if not data or offset + len(data) > self._layout.size:
+            raise InvalidReference("a part is empty or runs over the end of its tensor")
+        self._bytes[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self._received += len(data)
+        return self._bytes if self._received == self._layout.size else None
+
+
+def check_part(layout: Layout, total_bytes: int, data: bytes) -> None:
+    """Raise InvalidReference when a part alone is wrong: too long, or its total differs from what the shape says."""
+    if total_bytes != layout.size:
+        raise InvalidReference(f"the shape says {layout.size} bytes and the part says {total_bytes}")
+    if len(data) > PART_BYTES:
+        raise InvalidReference(f"a part has at most {PART_BYTES} bytes, this one has {len(data)}")

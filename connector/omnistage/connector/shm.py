@@ -1,0 +1,222 @@
+"""POSIX shared memory: names, the two headers, and one segment as its producer and as a reader see it.
+
+    segment   page 0: magic, version, number, arena uuid, size, reserved bytes | block | block | ...
+    block     64 bytes: magic, generation, length | payload (offset is a multiple of 64)
+
+A block's generation is 0 while nobody may read it, else a number that its arena never gave to another block.
+"""
+
+import mmap
+import os
+import stat
+import struct
+
+import posix_ipc
+
+from omnistage.connector.errors import InvalidReference, StaleReference
+from omnistage.connector.locality import MOUNT
+
+PAGE = 4096
+BLOCK_HEADER = 64
+PREFIX = "omnistage-"
+
+_VERSION = 1
+_MAGIC = b"omniseg\0"
+_SEGMENT = struct.Struct("<8sII16sQQ")  # magic, version, number, arena, size, reserved
+_RESERVED = struct.Struct("<Q")
+_RESERVED_AT = _SEGMENT.size - _RESERVED.size
+_BLOCK_MAGIC = 0x6B636F6C42696E6D  # "mniBlock"
+_BLOCK = struct.Struct("<QQQ")  # magic, generation, length
+_STEP = 1 << 20  # reserved at a time: small enough not to hold up the event loop (about 1 ms), large enough to be rare
+
+
+def segment_name(arena: bytes, number: int) -> str:
+    """Name of a segment, formed by both ends from the 16 random bytes that only the two of them know."""
+    return f"/{PREFIX}{arena.hex()}-{number}"
+
+
+def liveness_name(arena: bytes) -> str:
+    """Name of the file that the producer keeps locked for its life, so that a sweep can tell the orphans of a dead one."""
+    return f"/{PREFIX}{arena.hex()}-live"
+
+
+def create_file(name: str) -> int:
+    """A new empty shared-memory file, mode 0600 whatever the umask is; returns its descriptor. Raises OSError."""
+    try:
+        descriptor: int = posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600).fd
+    except posix_ipc.Error as error:
+        raise OSError(str(error)) from error
+    os.fchmod(descriptor, 0o600)
+    os.set_inheritable(descriptor, False)
+    return descriptor
+
+
+def unlink(name: str) -> None:
+    """Remove a name; one that is gone already is fine. Memory stays with those who have it mapped."""
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
+        return
+
+
+def reservation(end: int, size: int) -> int:
+    """Bytes of memory that a segment of `size` has to take from the mount for use up to `end`."""
+    return min(-(-end // _STEP) * _STEP, size)
+
+
+class ProducerSegment:
+    """A segment of this process's own arena. Address space is mapped at once, memory is reserved as blocks are carved.
+
+    `posix_fallocate` before the first touch makes a full mount an OSError here; without it the write would kill the process (SIGBUS).
+    """
+
+    def __init__(self, arena: bytes, number: int, size: int) -> None:
+        """Create the file of `size` bytes (a multiple of the page) and reserve its header page. Raises OSError; nothing is left then."""
+        self.number = number
+        self.size = size
+        self.dedicated = False
+        self.carved = PAGE
+        self.live_blocks = 0
+        self._reserved = 0
+        self._name = segment_name(arena, number)
+        self._fd = create_file(self._name)
+        try:
+            os.ftruncate(self._fd, size)
+            os.posix_fallocate(self._fd, 0, PAGE)
+            self.map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError:
+            os.close(self._fd)
+            unlink(self._name)
+            raise
+        self._reserved = PAGE
+        _SEGMENT.pack_into(self.map, 0, _MAGIC, _VERSION, number, arena, size, PAGE)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of memory that this segment takes from the mount."""
+        return self._reserved
+
+    def reserve_cost(self, end: int) -> int:
+        """Bytes that `reserve(end)` would take from the mount."""
+        return max(reservation(end, self.size) - self._reserved, 0)
+
+    def reserve(self, end: int) -> None:
+        """Make sure that bytes up to `end` have memory behind them. Raises OSError (ENOSPC) with nothing taken."""
+        target = reservation(end, self.size)
+        if target > self._reserved:
+            os.posix_fallocate(self._fd, self._reserved, target - self._reserved)
+            self._reserved = target
+            _RESERVED.pack_into(self.map, _RESERVED_AT, target)
+
+    def publish(self, offset: int, generation: int, length: int) -> None:
+        """Let readers in: write the header of the block at `offset`."""
+        _BLOCK.pack_into(self.map, offset, _BLOCK_MAGIC, generation, length)
+
+    def retract(self, offset: int) -> None:
+        """Let no new reader in."""
+        _BLOCK.pack_into(self.map, offset, _BLOCK_MAGIC, 0, 0)
+
+    def close(self) -> None:
+        """Unlink, unmap, close. Readers that have it mapped keep it."""
+        unlink(self._name)
+        self.map.close()
+        os.close(self._fd)
+
+
+class ReaderSegment:
+    """A segment of another process's arena, mapped read-only: writing through a view is a segmentation fault, not a corruption."""
+
+    def __init__(self, arena: bytes, number: int) -> None:
+        """Open and check it. Raises StaleReference when there is no such segment, InvalidReference when it may not or cannot be used."""
+        self._path = MOUNT / segment_name(arena, number).removeprefix("/")
+        try:
+            # As shm_open does it, and without waiting should something lie there that is not a file.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise StaleReference(f"segment {number} of the sender's arena is gone") from None
+        except OSError as error:
+            raise InvalidReference(f"segment {number} of the sender's arena cannot be opened: {error.strerror}") from None
+        try:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size < PAGE:
+                raise InvalidReference(f"segment {number} of the sender's arena is not a segment")
+            self.size = facts.st_size
+            self._inode = facts.st_ino
+            self.map = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise InvalidReference(f"segment {number} of the sender's arena cannot be mapped: {error.strerror}") from None
+        finally:
+            os.close(descriptor)
+        magic, version, named, owner, size, _ = _SEGMENT.unpack_from(self.map, 0)
+        if (magic, version, named, owner, size) != (_MAGIC, _VERSION, number, arena, self.size):
+            self.map.close()
+            raise InvalidReference(f"segment {number} of the sender's arena has a wrong header")
+
+    def check(self, offset: int, length: int, generation: int) -> None:
+        """Raise InvalidReference unless a block of `length` bytes can lie at `offset`, StaleReference unless it has this generation."""
+        if offset % BLOCK_HEADER or offset < PAGE or generation == 0:
+            raise InvalidReference("a block begins at a multiple of 64 behind the first page and has a generation above 0")
+        reserved: int = _RESERVED.unpack_from(self.map, _RESERVED_AT)[0]
+        if offset + BLOCK_HEADER + length > min(reserved, self.size):
+            raise InvalidReference("a block runs over the end of its segment")
+        magic, found, size = _BLOCK.unpack_from(self.map, offset)
+        if magic != _BLOCK_MAGIC:
+            raise InvalidReference("there is no block at this offset")
+        if found != generation:
+            raise StaleReference(f"the block is of generation {found} now, not {generation}: its memory was given back")
+        if size != length:
+            raise InvalidReference(f"the block holds {size} bytes, not {length}")
+
+    def is_gone(self) -> bool:
+        """Whether the producer unlinked it, so that no new reference into it can come."""
+        try:
+            return self._path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    def close_if_unused(self) -> bool:
+        """Unmap unless a view is alive (its buffer holds the mapping). Returns whether it is unmapped."""
+        try:
+            self.map.close()
+        except BufferError:
+            return False
+        return True
+
+
+class ReaderCache:
+    """The segments of other processes that this process has mapped. Mapping is dear (page faults on first read), so maps are kept."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self._limit = limit
+        self._segments: dict[tuple[bytes, int], ReaderSegment] = {}  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def get(self, arena: bytes, number: int) -> ReaderSegment:
+        """The mapped segment. Raises StaleReference, InvalidReference (see ReaderSegment, or when too many are in use)."""
+        key = (arena, number)
+        segment = self._segments.pop(key, None)
+        if segment is None:
+            if len(self._segments) >= self._limit:
+                self._make_room()
+            segment = ReaderSegment(arena, number)
+        self._segments[key] = segment
+        return segment
+
+    def drop_gone(self) -> None:
+        """Unmap what no view uses and its producer unlinked."""
+        for key, segment in list(self._segments.items()):
+            if segment.is_gone() and segment.close_if_unused():
+                del self._segments[key]
+
+    def _make_room(self) -> None:
+        for key, segment in self._segments.items():
+            if segment.close_if_unused():
+                del self._segments[key]
+                return
+        raise InvalidReference(f"more than {self._limit} segments are in use at once")
+
+
+READERS = ReaderCache()
+"""One cache for all receivers of this process."""

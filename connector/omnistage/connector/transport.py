@@ -1,0 +1,363 @@
+"""The two ends of one direction of one stream: a Sender hands tensors over, a Receiver takes them.
+
+    sender                         receiver
+    offers()        --Offer-->     answer()        once, at the start; until then and without proof everything goes inline
+    accept()        <--Answer--
+    pack()          --Tensor-->    unpack()        the array is a view of the sender's memory, or of the message
+    release()       <--Release--   take_release()  after the last use of the view
+    close()                        close()         at the end of the stream
+
+All calls of one process come from one thread. Only the last use of an array may be anywhere: NumPy and torch free it where they like.
+"""
+
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from omnistage.connector import inline
+from omnistage.connector.arena import Arena, Block
+from omnistage.connector.crc32c import crc32c
+from omnistage.connector.errors import ArenaFull, ConnectorError, InvalidReference
+from omnistage.connector.locality import boot_id, mount_device
+from omnistage.connector.reference import Array, Layout, Raw, header_of, layout_of, parse_layout, view_bytes
+from omnistage.connector.shm import BLOCK_HEADER, READERS
+from omnistage.v1 import tensor_pb2
+
+PROBE_BYTES = 32
+ARENA_ID_BYTES = 16
+
+_Key = tuple[int, int, int]  # segment, offset, generation: names one block of one arena for ever
+
+
+class _Lease(weakref.ref[Raw]):
+    """A block of the sender that is in use here, for as long as any alias of its bytes is alive."""
+
+    __slots__ = ("key", "size")
+    key: _Key
+    size: int
+
+
+class Sender:
+    """Hands tensors over in one direction of one stream."""
+
+    def __init__(self, arena: Arena | None, *, inline_limit: int = 65536, checksum: bool = False) -> None:
+        """arena: this process's memory, or None for inline only.
+        inline_limit: tensors of fewer bytes go inline; 0 sends every tensor that has a byte through shared memory.
+        checksum: add CRC-32C to every tensor; costs about 10 ms per MiB at each end, so it is for hunting faults.
+        """
+        self._arena = arena
+        self._inline_limit = max(inline_limit, 1)
+        self._checksum = checksum
+        self._transport: tensor_pb2.TransportKind = tensor_pb2.TRANSPORT_KIND_INLINE
+        self._reason = "no arena in the sending process" if arena is None else "not answered yet"
+        self._probe: tuple[Block, bytes] | None = None
+        self._blocks: dict[_Key, Block] = {}
+        self._closed = False
+        self.ignored_releases = 0
+        """Releases of blocks that this stream does not hold: repeated, late, or made up."""
+        self.inline_fallbacks = 0
+        """Tensors that went inline because the arena was full."""
+
+    @property
+    def transport(self) -> tensor_pb2.TransportKind:
+        """The way that large tensors go now."""
+        return self._transport
+
+    @property
+    def reason(self) -> str:
+        """Why not through shared memory; empty when they do."""
+        return self._reason
+
+    @property
+    def outstanding(self) -> int:
+        """Blocks that the other end has not given back."""
+        return len(self._blocks)
+
+    def offers(self) -> list[tensor_pb2.Offer]:
+        """What to put into Open or Opened: empty without an arena, or when it is full."""
+        if self._arena is None or self._closed:
+            return []
+        if self._probe is None:
+            try:
+                block = self._arena.allocate(PROBE_BYTES)
+            except ArenaFull as full:
+                self._reason = str(full)
+                return []
+            secret = secrets.token_bytes(PROBE_BYTES)
+            start = block.payload_offset
+            block.segment.map[start : start + PROBE_BYTES] = secret
+            self._arena.publish(block)
+            self._probe = (block, secret)
+        probe = tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_UINT8, shape=[PROBE_BYTES])
+        self._place(probe, self._probe[0])
+        return [
+            tensor_pb2.Offer(
+                kind=tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY,
+                arena=self._arena.uuid,
+                boot_id=boot_id(),
+                device=mount_device(),
+                probe=probe,
+            )
+        ]
+
+    def accept(self, answer: tensor_pb2.Answer) -> None:
+        """Take the other end's choice. Shared memory needs the bytes of the probe; with anything else all goes inline from now on."""
+        probe, self._probe = self._probe, None
+        self._transport = tensor_pb2.TRANSPORT_KIND_INLINE
+        if probe is not None and self._arena is not None:
+            self._arena.free(probe[0])
+        if answer.kind == tensor_pb2.TRANSPORT_KIND_INLINE:
+            self._reason = answer.reason or (self._reason if probe is None else "the reader chose inline")
+        elif answer.kind != tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY or probe is None:
+            self._reason = "the reader chose what was not offered"
+        elif answer.probe != probe[1]:
+            self._reason = "the reader could not show the bytes of the probe"
+        else:
+            self._transport = tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY
+            self._reason = ""
+
+    def pack(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> list[tensor_pb2.Tensor]:
+        """Messages that carry `array`, in order; the bytes are copied, so the array may be changed afterwards.
+
+        One message with a reference, or one per MiB inline when the tensor is small, the stream is inline, or the arena is full.
+        element_type: needed for uint16 arrays only, which travel as BFLOAT16. Raises ConnectorError for what the contract cannot carry.
+        """
+        layout = layout_of(array, element_type)
+        if self._transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY and layout.size >= self._inline_limit:
+            try:
+                return [self._pack_shared(array, layout)]
+            except ArenaFull:
+                self.inline_fallbacks += 1
+        raw = np.ascontiguousarray(array, dtype=layout.dtype).reshape(-1).view(np.uint8)
+        return list(inline.split(raw, layout, crc32c(raw) if self._checksum else None))
+
+    def _pack_shared(self, array: Array, layout: Layout) -> tensor_pb2.Tensor:
+        assert self._arena is not None
+        block = self._arena.allocate(layout.size)
+        copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)
+        np.copyto(copy, array)
+        tensor = header_of(layout)
+        if self._checksum:
+            tensor.crc32c = crc32c(copy.reshape(-1).view(np.uint8))
+        self._arena.publish(block)
+        self._place(tensor, block)
+        self._blocks[block.segment.number, block.offset, block.generation] = block
+        return tensor
+
+    def _place(self, tensor: tensor_pb2.Tensor, block: Block) -> None:
+        assert self._arena is not None
+        slot = tensor.shared_memory
+        slot.arena = self._arena.uuid
+        slot.segment = block.segment.number
+        slot.offset = block.offset
+        slot.length = block.length
+        slot.generation = block.generation
+
+    def release(self, release: tensor_pb2.Release) -> None:
+        """Take blocks back. What this stream does not hold is ignored and counted."""
+        for slot in release.slots:
+            block = self._blocks.pop((slot.segment, slot.offset, slot.generation), None)
+            if block is None or self._arena is None:
+                self.ignored_releases += 1
+            else:
+                self._arena.free(block)
+
+    def close(self, *, clean: bool) -> None:
+        """The stream is over. clean: the other end has confirmed that it holds no view, so the blocks are free at once; else they are kept
+        from reuse for the arena's grace, because somebody may still be reading. Idempotent."""
+        self._closed = True
+        self._transport = tensor_pb2.TRANSPORT_KIND_INLINE
+        self._reason = "the stream is over"
+        if self._arena is None:
+            return
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            self._arena.free(probe[0])  # a late reader of the probe only fails to prove something
+        for block in self._blocks.values():
+            if clean:
+                self._arena.free(block)
+            else:
+                self._arena.quarantine(block)
+        self._blocks.clear()
+
+
+class TensorView:
+    """A tensor that was received. Release it after the last use; garbage collection does the same, but later."""
+
+    def __init__(self, array: Array, element_type: tensor_pb2.ElementType) -> None:
+        self._array: Array | None = array
+        self.element_type = element_type
+        """How the array's bits are meant: BFLOAT16 comes as uint16."""
+
+    @property
+    def array(self) -> Array:
+        """The values, read-only (torch does not know that: a write through a torch tensor of it is a segmentation fault).
+
+        Raises ConnectorError once released.
+        """
+        if self._array is None:
+            raise ConnectorError("the view was released: copy the array before, or release later")
+        return self._array
+
+    def release(self) -> None:
+        """Give the memory back to the sender, as soon as no other alias of the array is alive. Idempotent."""
+        self._array = None
+
+
+class Receiver:
+    """Takes the tensors of one direction of one stream."""
+
+    def __init__(self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True) -> None:
+        """byte_limit: most bytes of tensors that may be held here at once, views of the sender's memory and unfinished ones together."""
+        self._byte_limit = byte_limit
+        self._accept_shared_memory = accept_shared_memory
+        self._arena: bytes | None = None
+        self._assemblies: dict[str, inline.Assembly] = {}
+        self._held: dict[_Key, _Lease] = {}
+        self._held_bytes = 0
+        self._dropped: deque[weakref.ref[Raw]] = deque()  # filled in whatever thread the last alias dies; append is atomic
+        self._to_release: list[_Key] = []
+        self._closed = False
+
+    @property
+    def held(self) -> int:
+        """Views of the sender's memory that are alive."""
+        self._collect()
+        return len(self._held)
+
+    def answer(self, offers: Sequence[tensor_pb2.Offer]) -> tensor_pb2.Answer:
+        """Choose among the other end's offers: shared memory if it can be proven, else inline with the reason. Never raises."""
+        reason = ""
+        for offer in offers:
+            if offer.kind != tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY:
+                reason = reason or f"transport {offer.kind} is not known here"
+                continue
+            refusal = self._refusal(offer)
+            if refusal:
+                reason = reason or refusal
+                continue
+            try:
+                probe = self._read_probe(offer)
+            except ConnectorError as error:
+                reason = reason or f"the probe cannot be read: {error}"
+                continue
+            self._arena = offer.arena
+            return tensor_pb2.Answer(kind=tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY, probe=probe, reason=reason)
+        return tensor_pb2.Answer(kind=tensor_pb2.TRANSPORT_KIND_INLINE, reason=reason)
+
+    def _refusal(self, offer: tensor_pb2.Offer) -> str:
+        """Why an offer of shared memory cannot be good; empty when it is worth trying."""
+        if not self._accept_shared_memory:
+            return "shared memory is switched off at the reader"
+        try:
+            if offer.boot_id != boot_id():
+                return "sender and reader are on different hosts"
+            if offer.device != mount_device():
+                return "sender and reader have different shared-memory mounts"
+        except OSError:
+            return "the reader has no shared memory"
+        return ""
+
+    def _read_probe(self, offer: tensor_pb2.Offer) -> bytes:
+        probe = offer.probe
+        layout = parse_layout(probe)
+        if probe.WhichOneof("place") != "shared_memory" or layout.size != PROBE_BYTES or probe.shared_memory.length != PROBE_BYTES:
+            raise InvalidReference("it is not a block of 32 bytes")
+        if len(offer.arena) != ARENA_ID_BYTES or probe.shared_memory.arena != offer.arena:
+            raise InvalidReference("it is not in the arena that was offered")
+        slot = probe.shared_memory
+        segment = READERS.get(offer.arena, slot.segment)
+        segment.check(slot.offset, slot.length, slot.generation)
+        start = slot.offset + BLOCK_HEADER
+        return segment.map[start : start + PROBE_BYTES]
+
+    def unpack(self, tensor: tensor_pb2.Tensor, *, port: str = "") -> TensorView | None:
+        """The tensor, or None while parts of it are still to come. Parts of one tensor follow each other on one port; name the port when
+        several are in use. Raises InvalidReference; then nothing was read and nothing is held."""
+        if self._closed:
+            raise ConnectorError("the receiver is closed")
+        self._collect()
+        layout = parse_layout(tensor)
+        place = tensor.WhichOneof("place")
+        if place == "inline":
+            raw = self._unpack_inline(tensor, layout, port)
+        elif port in self._assemblies:
+            raise InvalidReference("a reference came before the tensor before it was whole")
+        elif place == "shared_memory":
+            raw = self._unpack_shared(tensor.shared_memory, layout)
+        else:
+            raise InvalidReference("the tensor has no place that this stream agreed on")
+        if raw is None:
+            return None
+        if tensor.HasField("crc32c") and crc32c(raw) != tensor.crc32c:
+            raise InvalidReference("the checksum does not fit the bytes")
+        return TensorView(view_bytes(raw, layout), layout.element_type)
+
+    def _unpack_inline(self, tensor: tensor_pb2.Tensor, layout: Layout, port: str) -> Raw | None:
+        assembly = self._assemblies.pop(port, None)  # a wrong part ends its tensor
+        part = tensor.inline
+        data = part.data  # read once: every access copies
+        inline.check_part(layout, part.total_bytes, data)
+        crc = tensor.crc32c if tensor.HasField("crc32c") else None
+        if assembly is None:
+            self._check_limit(layout.size)
+            if part.offset == 0 and len(data) == layout.size:
+                return np.frombuffer(data, np.uint8)
+            assembly = inline.Assembly(layout, crc)
+        whole = assembly.add(layout, crc, part.offset, data)
+        if whole is None:
+            self._assemblies[port] = assembly
+        return whole
+
+    def _unpack_shared(self, slot: tensor_pb2.SharedMemorySlot, layout: Layout) -> Raw:
+        arena = slot.arena
+        if self._arena is None or arena != self._arena:
+            raise InvalidReference("the reference is not into the arena that this stream agreed on")
+        if slot.length != layout.size:
+            raise InvalidReference(f"the shape says {layout.size} bytes and the reference says {slot.length}")
+        if layout.size == 0:
+            raise InvalidReference("a tensor of no bytes has no block")
+        key = (slot.segment, slot.offset, slot.generation)
+        if key in self._held:
+            raise InvalidReference("the reference was sent before and its view is still alive")
+        self._check_limit(layout.size)
+        segment = READERS.get(arena, slot.segment)
+        segment.check(slot.offset, slot.length, slot.generation)
+        # Unlike np.ndarray(buffer=...), frombuffer holds an export of the mapping, so that it cannot be unmapped under the array.
+        raw: Raw = np.frombuffer(segment.map, np.uint8, layout.size, slot.offset + BLOCK_HEADER)
+        # Every alias of the array (slices, torch tensors) keeps `raw` alive, so this runs when the last of them is gone.
+        lease = _Lease(raw, self._dropped.append)
+        lease.key, lease.size = key, layout.size
+        self._held[key] = lease
+        self._held_bytes += layout.size
+        return raw
+
+    def _check_limit(self, size: int) -> None:
+        unfinished = sum([assembly.size for assembly in self._assemblies.values()]) if self._assemblies else 0
+        if self._held_bytes + unfinished + size > self._byte_limit:
+            raise InvalidReference(f"more than {self._byte_limit} bytes of tensors are held at once on this stream")
+
+    def _collect(self) -> None:
+        while self._dropped:
+            lease = self._dropped.popleft()
+            assert isinstance(lease, _Lease)
+            del self._held[lease.key]
+            self._held_bytes -= lease.size
+            self._to_release.append(lease.key)
+
+    def take_release(self) -> tensor_pb2.Release | None:
+        """What to send back: the blocks whose views are gone since the last call; None when there are none."""
+        self._collect()
+        if not self._to_release:
+            return None
+        keys, self._to_release = self._to_release, []
+        return tensor_pb2.Release(slots=[tensor_pb2.Slot(segment=s, offset=o, generation=g) for s, o, g in keys])
+
+    def close(self) -> None:
+        """The stream is over: unfinished tensors are dropped. Views stay readable, but their memory may be reused. Idempotent."""
+        self._closed = True
+        self._assemblies.clear()
+        READERS.drop_gone()

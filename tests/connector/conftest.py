@@ -1,0 +1,99 @@
+"""Pairs of a sender and a receiver, one for each way in which tensors can travel."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnistage.connector.arena import Arena
+from omnistage.connector.reference import Array
+from omnistage.connector.transport import Receiver, Sender, TensorView
+from omnistage.v1 import tensor_pb2
+
+MIB = 1 << 20
+
+
+def names_of(arena: Arena) -> list[str]:
+    """What an arena has in shared memory now."""
+    return sorted(path.name for path in Path("/dev/shm").iterdir() if arena.uuid.hex() in path.name)
+
+
+@dataclass
+class Pair:
+    """Both ends of one direction of one stream, joined by real serialisation."""
+
+    sender: Sender
+    receiver: Receiver
+    arena: Arena | None
+
+    def messages(self, array: Array, element_type: tensor_pb2.ElementType | None = None) -> list[tensor_pb2.Tensor]:
+        """What the receiver would parse from the wire."""
+        sent = self.sender.pack(array, element_type=element_type)
+        return [tensor_pb2.Tensor.FromString(tensor.SerializeToString()) for tensor in sent]
+
+    def transfer(self, array: Array, element_type: tensor_pb2.ElementType | None = None) -> TensorView:
+        """Send a tensor over; all parts but the last give None."""
+        *parts, last = self.messages(array, element_type)
+        for part in parts:
+            assert self.receiver.unpack(part) is None
+        view = self.receiver.unpack(last)
+        assert view is not None
+        return view
+
+    def give_back(self) -> int:
+        """Carry releases to the sender; the number of blocks."""
+        release = self.receiver.take_release()
+        if release is None:
+            return 0
+        self.sender.release(tensor_pb2.Release.FromString(release.SerializeToString()))
+        return len(release.slots)
+
+
+@pytest.fixture
+def make_arena() -> Iterator[Callable[..., Arena]]:
+    """Arenas that are closed after the test; then none of their names may be left."""
+    arenas: list[Arena] = []
+
+    def make(*, max_bytes: int = 64 * MIB, segment_bytes: int = 4 * MIB, **settings: object) -> Arena:
+        arena = Arena.create(max_bytes=max_bytes, segment_bytes=segment_bytes, **settings)  # type: ignore[arg-type]
+        assert arena is not None, "the tests need 64 MiB of shared memory"
+        arenas.append(arena)
+        return arena
+
+    yield make
+    for arena in arenas:
+        arena.close()
+        assert names_of(arena) == []
+
+
+@pytest.fixture
+def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
+    """A joined pair over shared memory, with the settings of the sender and receiver that a test asks for."""
+
+    def make(*, arena: Arena | None = None, inline_limit: int = 0, checksum: bool = False, byte_limit: int = 1 << 30) -> Pair:
+        arena = arena or make_arena()
+        pair = Pair(Sender(arena, inline_limit=inline_limit, checksum=checksum), Receiver(byte_limit=byte_limit), arena)
+        pair.sender.accept(pair.receiver.answer(pair.sender.offers()))
+        assert pair.sender.transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY, pair.sender.reason
+        assert arena.leases == 0
+        return pair
+
+    return make
+
+
+@pytest.fixture(params=["inline", "shared", "shared_default"])
+def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair:
+    """The same pair for every transport: what a test asks of it must hold for all."""
+    if request.param == "inline":
+        inline_pair = Pair(Sender(None), Receiver(), None)
+        inline_pair.sender.accept(inline_pair.receiver.answer(inline_pair.sender.offers()))
+        return inline_pair
+    return make_pair() if request.param == "shared" else make_pair(inline_limit=65536)
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    """The same numbers in every run."""
+    return np.random.default_rng(20240229)

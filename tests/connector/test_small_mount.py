@@ -1,0 +1,115 @@
+"""A mount that is too small or full: tensors go inline, and no signal kills the process. Runs in a mount namespace of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PREAMBLE = """
+    import os
+    import numpy as np
+    from omnistage.connector.arena import Arena
+    from omnistage.connector.transport import Receiver, Sender
+    MIB = 1 << 20
+
+    def connect(arena):
+        sender, receiver = Sender(arena, inline_limit=0), Receiver()
+        sender.accept(receiver.answer(sender.offers()))
+        return sender, receiver
+
+    def send(sender, receiver, array):
+        views = [receiver.unpack(tensor) for tensor in sender.pack(array)]
+        assert np.array_equal(views[-1].array, array)
+        return views[-1]
+"""
+
+
+def run_on_small_mount(size: str, script: str) -> str:
+    """Run a script where /dev/shm is a fresh mount of this size; returns what it printed."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare, to mount a small /dev/shm of its own")
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine does not allow a mount namespace")
+    source = textwrap.dedent(PREAMBLE) + textwrap.dedent(script)
+    command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr}"
+    return done.stdout
+
+
+def test_a_mount_that_fills_up_while_running_ends_inline() -> None:
+    script = """
+        now = 0.0
+        arena = Arena.create(max_bytes=8 * MIB, segment_bytes=4 * MIB, clock=lambda: now)
+        sender, receiver = connect(arena)
+        assert sender.reason == "", sender.reason
+        with open("/dev/shm/ballast", "wb") as ballast:
+            os.posix_fallocate(ballast.fileno(), 0, 5 * MIB)
+        random = np.random.default_rng(0)
+        arrays = [random.integers(0, 256, 700_000, np.uint8) for _ in range(12)]
+        views = [send(sender, receiver, array) for array in arrays]
+        assert 0 < sender.outstanding < 5, sender.outstanding
+        assert sender.inline_fallbacks == 12 - sender.outstanding
+        for view, array in zip(views, arrays):
+            assert np.array_equal(view.array, array)
+        os.unlink("/dev/shm/ballast")
+        before = sender.outstanding
+        now = 0.5
+        views.append(send(sender, receiver, arrays[0]))
+        assert sender.outstanding == before
+        now = 2.0
+        views.append(send(sender, receiver, arrays[0]))
+        assert sender.outstanding == before + 1
+        arena.close()
+        print(os.listdir("/dev/shm"))
+    """
+    assert run_on_small_mount("8m", script).strip() == "[]"
+
+
+def test_a_mount_that_is_full_when_a_segment_is_made_ends_inline() -> None:
+    script = """
+        arena = Arena.create(max_bytes=8 * MIB, segment_bytes=4 * MIB)
+        with open("/dev/shm/ballast", "wb") as ballast:
+            free = os.statvfs("/dev/shm")
+            os.posix_fallocate(ballast.fileno(), 0, free.f_bavail * free.f_frsize)
+        sender, receiver = connect(arena)
+        assert "full" in sender.reason or "no block" in sender.reason, sender.reason
+        send(sender, receiver, np.arange(1000, dtype=np.int64))
+        assert sender.outstanding == arena.leases == 0
+        arena.close()
+        print(os.listdir("/dev/shm"))
+    """
+    assert run_on_small_mount("8m", script).strip() == "['ballast']"
+
+
+def test_a_large_tensor_that_does_not_fit_goes_inline() -> None:
+    script = """
+        arena = Arena.create(max_bytes=60 * MIB, segment_bytes=MIB)
+        with open("/dev/shm/ballast", "wb") as ballast:
+            os.posix_fallocate(ballast.fileno(), 0, 40 * MIB)
+        sender, receiver = connect(arena)
+        view = send(sender, receiver, np.arange(4 * MIB, dtype=np.int64))
+        assert sender.inline_fallbacks == 1
+        small = send(sender, receiver, np.arange(MIB // 8, dtype=np.int64))
+        assert sender.outstanding == 1
+        arena.close()
+    """
+    run_on_small_mount("64m", script)
+
+
+def test_a_mount_below_two_segments_is_inline_only_and_says_so_once() -> None:
+    script = """
+        import logging
+        logging.basicConfig(format="%(message)s")
+        arena = Arena.create()
+        assert arena is None
+        sender, receiver = connect(arena)
+        send(sender, receiver, np.arange(1000, dtype=np.int64))
+        import sys
+        sys.stderr.flush()
+    """
+    run_on_small_mount("64m", script)

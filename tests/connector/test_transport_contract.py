@@ -1,0 +1,198 @@
+"""What every transport promises; each test runs on all of them."""
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from omnistage.connector.errors import ConnectorError, InvalidReference
+from omnistage.connector.reference import Array
+from omnistage.connector.transport import Receiver, Sender
+from omnistage.v1 import tensor_pb2
+
+DTYPES = ["<f4", "<f2", "<i8", "<i4", "<i2", "|u1", "|b1"]
+MIB = 1 << 20
+
+# One pair serves all examples of a test on purpose: blocks must be given back and used again without a trace.
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+shapes = hnp.array_shapes(min_dims=0, max_dims=8, min_side=0, max_side=4)
+
+
+def same_bytes(received: Array, sent: Array) -> bool:
+    """Equal type, shape and bits; NaN equals NaN."""
+    return received.dtype == sent.dtype and received.shape == sent.shape and received.tobytes() == sent.tobytes()
+
+
+@many
+@given(array=st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, shapes)))
+def test_any_dtype_and_shape_comes_back_bit_for_bit(pair, array: Array) -> None:
+    view = pair.transfer(array)
+    assert same_bytes(view.array, array)
+    assert not view.array.flags.writeable
+    view.release()
+    pair.give_back()
+    assert pair.sender.outstanding == pair.receiver.held == 0
+
+
+@pytest.mark.parametrize("size", [1, 65535, 65536, MIB - 1, MIB, MIB + 1, 3 * MIB + 77])
+def test_sizes_around_every_limit(pair, random: np.random.Generator, size: int) -> None:
+    array = random.integers(0, 256, size, np.uint8)
+    view = pair.transfer(array)
+    assert same_bytes(view.array, array)
+
+
+def test_bfloat16_travels_as_its_bits(pair, random: np.random.Generator) -> None:
+    bits = random.integers(0, 65536, (7, 5000), np.uint16)
+    view = pair.transfer(bits, tensor_pb2.ELEMENT_TYPE_BFLOAT16)
+    assert view.element_type == tensor_pb2.ELEMENT_TYPE_BFLOAT16
+    assert same_bytes(view.array, bits)
+
+
+@pytest.mark.parametrize("cut", [np.s_[::2], np.s_[:, ::-1], np.s_[3:5, 7], np.s_[..., None]])
+def test_layout_in_memory_does_not_matter(pair, random: np.random.Generator, cut: Any) -> None:
+    array = random.standard_normal((301, 207), np.float32)[cut]
+    assert same_bytes(pair.transfer(array).array, np.ascontiguousarray(array).reshape(array.shape))
+    assert same_bytes(pair.transfer(array.T).array, array.T.copy(order="C"))
+    assert same_bytes(pair.transfer(array.astype(">f4")).array, array.copy(order="C"))
+
+
+def test_no_elements_and_no_dimensions(pair) -> None:
+    arrays: list[NDArray[Any]] = [np.zeros((0,), np.float32), np.zeros((3, 0, 5), np.int64), np.array(1.5, np.float32), np.array(True)]
+    for array in arrays:
+        view = pair.transfer(array)
+        assert same_bytes(view.array, array)
+
+
+def test_the_sender_may_change_its_array_after_pack(pair) -> None:
+    array = np.zeros(100_000, np.int32)
+    messages = pair.messages(array)
+    array[:] = 7
+    view = [pair.receiver.unpack(message) for message in messages][-1]
+    assert not view.array.any()
+
+
+def test_writing_into_a_view_is_refused(pair) -> None:
+    view = pair.transfer(np.zeros(100_000, np.int32))
+    with pytest.raises(ValueError, match="read-only"):
+        view.array[0] = 1
+
+
+def test_a_released_view_cannot_be_used(pair) -> None:
+    view = pair.transfer(np.zeros(100_000, np.int32))
+    view.release()
+    view.release()
+    with pytest.raises(ConnectorError, match="released"):
+        _ = view.array
+
+
+def test_memory_is_given_back_once_and_used_again(pair) -> None:
+    array = np.zeros(100_000, np.int32)
+    for _ in range(1000):
+        view = pair.transfer(array)
+        view.release()
+        pair.give_back()
+        assert pair.receiver.take_release() is None
+    assert pair.sender.outstanding == 0
+    if pair.arena is not None:
+        assert pair.arena.leases == pair.arena.bytes_used == 0
+        assert pair.arena.bytes_total == MIB
+
+
+def test_an_alias_keeps_its_values_after_the_release(pair, random: np.random.Generator) -> None:
+    array = random.standard_normal((300, 300), np.float32)
+    view = pair.transfer(array)
+    alias = view.array[5:9]
+    view.release()
+    pair.give_back()
+    others = [pair.transfer(np.full((300, 300), 9, np.float32)) for _ in range(3)]
+    assert same_bytes(alias, array[5:9])
+    del alias, others
+    pair.give_back()
+    assert pair.sender.outstanding == pair.receiver.held == 0
+
+
+def test_a_view_that_is_forgotten_is_given_back(pair) -> None:
+    pair.transfer(np.zeros(100_000, np.int32))
+    gc.collect()
+    pair.give_back()
+    assert pair.sender.outstanding == 0
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_close_takes_everything_back(pair, clean: bool) -> None:
+    views = [pair.transfer(np.full(50_000, number, np.int32)) for number in range(5)]
+    pair.receiver.close()
+    assert [int(view.array[-1]) for view in views] == [0, 1, 2, 3, 4]
+    pair.sender.close(clean=clean)
+    pair.sender.close(clean=clean)
+    assert pair.sender.outstanding == 0
+    with pytest.raises(ConnectorError, match="closed"):
+        pair.receiver.unpack(tensor_pb2.Tensor())
+
+
+def test_pack_after_close_holds_nothing(pair) -> None:
+    pair.sender.close(clean=True)
+    assert all(message.WhichOneof("place") == "inline" for message in pair.sender.pack(np.zeros(100_000, np.int32)))
+    assert pair.sender.outstanding == 0
+    assert pair.sender.offers() == []
+
+
+def test_repeated_and_made_up_releases_are_ignored_and_counted(pair) -> None:
+    view = pair.transfer(np.zeros(100_000, np.int32))
+    view.release()
+    release = pair.receiver.take_release() or tensor_pb2.Release()
+    pair.sender.release(release)
+    before = pair.sender.ignored_releases
+    pair.sender.release(release)
+    pair.sender.release(tensor_pb2.Release(slots=[tensor_pb2.Slot(segment=9, offset=1, generation=2)]))
+    assert pair.sender.ignored_releases == before + len(release.slots) + 1
+    assert pair.sender.outstanding == 0
+
+
+@pytest.mark.parametrize("array", [np.zeros(3, np.float64), np.zeros(3, np.complex64), np.zeros(3, np.uint16), np.array(["a"])])
+def test_what_the_contract_cannot_carry_is_refused(pair, array: Array) -> None:
+    with pytest.raises(ConnectorError, match="cannot be sent"):
+        pair.sender.pack(array)
+    with pytest.raises(ConnectorError, match="cannot be sent"):
+        pair.sender.pack(np.zeros(3, np.int32), element_type=tensor_pb2.ELEMENT_TYPE_BFLOAT16)
+    with pytest.raises(ConnectorError, match="at most 8"):
+        pair.sender.pack(np.zeros((1,) * 9, np.float32))
+
+
+def test_a_bool_that_is_neither_0_nor_1_is_refused(pair) -> None:
+    for message in pair.messages(np.full(100_000, 2, np.uint8)):
+        message.element_type = tensor_pb2.ELEMENT_TYPE_BOOL
+        with pytest.raises(InvalidReference, match="BOOL"):
+            pair.receiver.unpack(message)
+    pair.give_back()
+    assert pair.sender.outstanding == 0
+
+
+def test_more_bytes_than_the_limit_are_refused(pair) -> None:
+    small = Receiver(byte_limit=1000)
+    small.answer(pair.sender.offers())
+    with pytest.raises(InvalidReference, match="1000 bytes"):
+        small.unpack(pair.messages(np.zeros(300_000, np.int32))[0])
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, 3 * MIB])
+def test_a_checksum_is_compared(pair, random: np.random.Generator, size: int) -> None:
+    pair = type(pair)(Sender(pair.arena, inline_limit=0, checksum=True), Receiver(), pair.arena)
+    pair.sender.accept(pair.receiver.answer(pair.sender.offers()))
+    array = random.integers(0, 256, size, np.uint8)
+    assert same_bytes(pair.transfer(array).array, array)
+    messages = pair.messages(array)
+    for message in messages:
+        assert message.HasField("crc32c")
+        message.crc32c ^= 1
+    for message in messages[:-1]:
+        assert pair.receiver.unpack(message) is None
+    with pytest.raises(InvalidReference, match="checksum"):
+        pair.receiver.unpack(messages[-1])
+    pair.give_back()
+    assert pair.sender.outstanding == pair.receiver.held == 0
