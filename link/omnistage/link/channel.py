@@ -1,0 +1,91 @@
+"""gRPC options of every connection and a cache of channels.
+
+The keepalive values are one set: a peer that was stopped (SIGSTOP) is seen within about a second only if `ping_timeout_ms` is set too, and
+a server without the two tolerant options cuts such a client off with GOAWAY too_many_pings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+import grpc.aio
+
+Options = list[tuple[str, int]]
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Default request limit, on both ends of every hop."""
+
+_KEEPALIVE: Options = [
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 500),
+    ("grpc.http2.ping_timeout_ms", 500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+def _message_limits(max_message_bytes: int) -> Options:
+    return [("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", max_message_bytes)]
+
+
+def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
+    """Options of a channel to a stage or a router."""
+    return [
+        *_KEEPALIVE,
+        *_message_limits(max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
+    """Options of a stage's or a router's server. Without so_reuseport=0 a second server on a port would silently take half its calls."""
+    return [
+        *_KEEPALIVE,
+        *_message_limits(max_message_bytes),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+async def connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
+    """Return when the channel is connected. Raises ConnectionError when the peer refuses, TimeoutError when it does not answer.
+
+    A stopped peer accepts the TCP connection and never finishes the HTTP/2 one; a call on it would wait for as long as it may.
+    """
+    state = channel.get_state(try_to_connect=True)
+    async with asyncio.timeout(timeout_s):
+        while state is not grpc.ChannelConnectivity.READY:
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                raise ConnectionError("connection refused")
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+
+
+class Channels:
+    """One channel per address, kept for the life of the process. Addresses come from a configuration, so their number is bounded by it."""
+
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._options = client_options(max_message_bytes)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+        return channel
+
+    async def close(self) -> None:
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    async def __aenter__(self) -> Channels:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()

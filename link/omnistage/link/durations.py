@@ -1,0 +1,12 @@
+"""Seconds as the proto's Duration."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+
+
+def duration(seconds: float) -> duration_pb2.Duration:
+    """Never negative: clocks of two looks may disagree by a hair."""
+    result = duration_pb2.Duration()
+    result.FromNanoseconds(max(int(seconds * 1e9), 0))
+    return result

@@ -1,0 +1,144 @@
+"""Numbers on a port: positions of chunks that go out, and credit, which is how many of them may."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.connector.transport import Sender
+from omnistage.link.errors import StageError, protocol_error
+from omnistage.v1 import chunk_pb2
+
+Payload = (
+    chunk_pb2.TextChunk
+    | chunk_pb2.CodeChunk
+    | chunk_pb2.AudioChunk
+    | chunk_pb2.ImageChunk
+    | chunk_pb2.VideoChunk
+    | chunk_pb2.ProgressChunk
+    | NDArray[np.generic]
+)
+"""What a chunk carries. An array becomes a Tensor when the transport of the stream is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One piece of one output port, before it has a number. count: items in it (see Chunk.count). payload: None only with count 0."""
+
+    port: str
+    count: int
+    payload: Payload | None
+    last: bool = False
+
+
+class PortWriter:
+    """Gives the pieces of one port their `seq` and `first`, and their tensors a place."""
+
+    def __init__(self, port: str) -> None:
+        self.port = port
+        self.seq = 0
+        self.first = 0
+        self.ended = False
+
+    def chunks(self, output: Output, sender: Sender) -> list[chunk_pb2.Chunk]:
+        """One chunk, or several for a tensor that travels inline in parts: all but the last part have count 0.
+
+        Tensors are placed here, before anything is awaited, so that a cancelled session knows of all memory it owns.
+        """
+        if self.ended:
+            raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
+        if not isinstance(output.payload, np.ndarray):
+            return [self._chunk(output.count, output.last, output.payload)]
+        tensors = sender.pack(output.payload)
+        *parts, whole = tensors
+        chunks = []
+        for part in parts:
+            chunk = self._chunk(0, False, None)
+            chunk.tensor.CopyFrom(part)
+            chunks.append(chunk)
+        chunk = self._chunk(output.count, output.last, None)
+        chunk.tensor.CopyFrom(whole)
+        return [*chunks, chunk]
+
+    def _chunk(self, count: int, last: bool, payload: Payload | None) -> chunk_pb2.Chunk:
+        chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self.first, count=count, last=last)
+        match payload:
+            case chunk_pb2.TextChunk():
+                chunk.text.CopyFrom(payload)
+            case chunk_pb2.AudioChunk():
+                chunk.audio.CopyFrom(payload)
+            case chunk_pb2.CodeChunk():
+                chunk.codes.CopyFrom(payload)
+            case chunk_pb2.ImageChunk():
+                chunk.image.CopyFrom(payload)
+            case chunk_pb2.VideoChunk():
+                chunk.video.CopyFrom(payload)
+            case chunk_pb2.ProgressChunk():
+                chunk.progress.CopyFrom(payload)
+        self.seq += 1
+        self.first += count
+        self.ended = last
+        return chunk
+
+
+class PortReader:
+    """Checks that the chunks of one port come without gap or repeat and within the credit they were given."""
+
+    def __init__(self, port: str, granted: int = 0) -> None:
+        self.port = port
+        self.seq = 0
+        self.first = 0
+        self.ended = False
+        self.granted = granted
+
+    def accept(self, chunk: chunk_pb2.Chunk) -> None:
+        """Raise PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""
+        if self.ended:
+            raise protocol_error(f"chunk after the last one of port {self.port!r}", port=self.port)
+        if chunk.seq != self.seq or chunk.first != self.first:
+            raise protocol_error(
+                f"port {self.port!r}: got chunk {chunk.seq} at item {chunk.first}, expected chunk {self.seq} at item {self.first}",
+                port=self.port,
+            )
+        if self.seq >= self.granted:
+            raise StageError(
+                "CREDIT_EXCEEDED", f"port {self.port!r}: {self.granted} chunks were allowed, this is one more", metadata={"port": self.port}
+            )
+        if chunk.WhichOneof("payload") is None and chunk.count:
+            raise protocol_error(f"port {self.port!r}: {chunk.count} items without a payload", port=self.port)
+        self.seq += 1
+        self.first += chunk.count
+        self.ended = chunk.last
+
+
+class Allowance:
+    """Absolute credit of the ports of one stream, and a way to wait for it. Totals only grow; an older one changes nothing."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, int] = {}
+        self._grown = asyncio.Event()
+        self._closed: StageError | None = None
+
+    def grant(self, port: str, total: int) -> None:
+        if total > self._totals.get(port, 0):
+            self._totals[port] = total
+            self._grown.set()
+
+    def total(self, port: str) -> int:
+        return self._totals.get(port, 0)
+
+    def close(self, error: StageError) -> None:
+        """No more credit will come: who waits, or comes to wait, gets this error."""
+        self._closed = error
+        self._grown.set()
+
+    async def wait(self, port: str, seq: int) -> None:
+        """Return when chunk `seq` of the port may be sent."""
+        while seq >= self._totals.get(port, 0):
+            if self._closed is not None:
+                raise self._closed
+            self._grown.clear()
+            await self._grown.wait()

@@ -1,0 +1,45 @@
+"""One writer for one gRPC stream: a second write before the first returned would fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+Message = TypeVar("Message")
+
+
+class StreamWriter(Generic[Message]):
+    """Lets many tasks write to one stream, in the order in which they came.
+
+    A lock and not a queue with a task: a message that nobody competes with is written without a switch of tasks, which is half the cost
+    of relaying it, and whoever writes feels the stream's own flow control.
+    """
+
+    def __init__(self, write: Callable[[Message], Awaitable[None]]) -> None:
+        self._write = write
+        self._lock = asyncio.Lock()
+
+    async def write(self, message: Message) -> None:
+        async with self._lock:
+            await self._write(message)
+
+    async def then(self, finish: Callable[[], Awaitable[None]]) -> None:
+        """Call `finish` (a half-close) after everything before it was written."""
+        async with self._lock:
+            await finish()
+
+    @asynccontextmanager
+    async def still(self, timeout_s: float) -> AsyncIterator[None]:
+        """A block in which nothing is being written: the place to cancel tasks that write.
+
+        A write that is cancelled half-way goes on inside gRPC, which then refuses the next one as one too many. Raises TimeoutError when
+        a write before it does not return in time, because the other end does not read.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()

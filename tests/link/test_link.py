@@ -1,0 +1,295 @@
+"""A link against real stages, and against peers that break the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from helpers.run import PLENTY, params
+from helpers.servers import all_free, local_stage, toy_logic, watch_until
+from omnistage.link.channel import Channels, server_options
+from omnistage.link.errors import StageError
+from omnistage.link.link import Link, Target
+from omnistage.link.ports import Output
+from omnistage.models.toy import formulas
+from omnistage.stage.inputs import WINDOW
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+ROWS = np.stack([formulas.row(token) for token in range(8)])
+
+
+def opening(kind: str = "talker", credit: int = PLENTY, **fields: object) -> stage_pb2.Open:
+    outputs = {"thinker": ["text", "hidden"], "talker": ["codes"], "code2wav": ["audio"]}[kind]
+    credits = [stage_pb2.Credit(port=port, total=credit) for port in outputs]
+    values = {"session_id": "s", "model": f"toy-{kind}", "params": params(kind), "credits": credits, **fields}
+    return stage_pb2.Open(**values)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def link_to(*addresses: str, within_s: float = 30.0, **options: object) -> AsyncIterator[Link]:
+    request = options.pop("request", None) or opening()
+    async with Channels() as channels:
+        link = Link(channels, Target("talker", addresses), request, deadline=time.monotonic() + within_s, **options)  # type: ignore[arg-type]
+        try:
+            yield link
+        finally:
+            await link.close()
+
+
+async def hear(link: Link) -> list[stage_pb2.RunResponse]:
+    async with asyncio.timeout(30), aclosing(link.events()) as events:
+        return [event async for event in events]
+
+
+def codes_of(events: list[stage_pb2.RunResponse]) -> list[int]:
+    return [code for event in events if event.HasField("chunk") for code in event.chunk.codes.codes]
+
+
+# A peer that behaves -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_from_open_to_the_end():
+    async with local_stage(toy_logic("talker")) as talker, link_to(talker.address) as link:
+        opened = await link.open()
+        assert (link.address, list(opened.revisions)) == (talker.address, ["1"])
+        await link.send(Output("hidden", 3, ROWS[:3]))
+        await link.send(Output("hidden", 5, ROWS[3:], last=True))
+        events = await hear(link)
+        assert codes_of(events) == formulas.frames(ROWS).ravel().tolist()
+        assert events[-1].HasField("report")
+        await all_free([talker.address])
+
+
+async def test_send_waits_when_as_much_as_may_be_is_unsent_and_goes_on_with_credit():
+    """The stage takes WINDOW chunks on credit and at most one out of its queue: what is more stays here, up to the bound."""
+    async with local_stage(toy_logic("talker")) as talker, link_to(talker.address, request=opening(credit=0), max_unsent=10) as link:
+        await link.open()
+        hearing = asyncio.create_task(hear(link))
+        sent = 0
+
+        async def send() -> None:
+            nonlocal sent
+            for n in range(200):
+                await link.send(Output("hidden", 1, formulas.row(n)[None], last=n == 199))
+                sent += 1
+
+        sending = asyncio.create_task(send())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.shield(sending)
+        assert WINDOW <= sent + 1 <= WINDOW + 1 + 10
+        await link.grant("codes", PLENTY)
+        async with asyncio.timeout(10):
+            await sending
+        assert codes_of(await hearing) == formulas.frames(np.stack([formulas.row(n) for n in range(200)])).ravel().tolist()
+
+
+async def test_the_next_replica_is_asked_when_one_is_full_draining_or_not_there(free_port: int):
+    async with (
+        local_stage(toy_logic("talker"), max_sessions=1) as full,
+        local_stage(toy_logic("talker")) as draining,
+        local_stage(toy_logic("talker")) as good,
+        link_to(full.address) as holder,
+    ):
+        await holder.open()
+        await draining.service.drain(5)
+        async with link_to(f"127.0.0.1:{free_port}", full.address, draining.address, good.address) as link:
+            await link.open()
+            assert link.address == good.address
+            await link.send(Output("hidden", 8, ROWS, last=True))
+            assert codes_of(await hear(link))
+
+
+async def test_a_refusal_that_another_replica_would_repeat_ends_the_search():
+    async with (
+        local_stage(toy_logic("talker")) as first,
+        local_stage(toy_logic("talker")) as second,
+        link_to(first.address, second.address, request=opening(params=params("talker", voice="nobody"))) as link,
+    ):
+        with pytest.raises(StageError, match="BAD_REQUEST") as raised:
+            await link.open()
+        assert raised.value.metadata == {"field": "talker.voice"}
+
+
+async def test_no_replica_at_all():
+    async with link_to() as link:
+        with pytest.raises(StageError, match="STAGE_LOST"):
+            await link.open()
+
+
+async def test_all_replicas_full_says_so():
+    async with local_stage(toy_logic("talker"), max_sessions=1) as full, link_to(full.address) as holder:
+        await holder.open()
+        async with link_to(full.address) as link:
+            with pytest.raises(StageError, match="OVERLOADED") as raised:
+                await link.open()
+        assert raised.value.retry_delay_s
+
+
+async def test_closing_a_link_frees_the_stage():
+    async with local_stage(toy_logic("talker")) as talker, link_to(talker.address) as link:
+        await link.open()
+        await watch_until(talker.address, lambda report: report.sessions == 1)
+        await link.close()
+        await link.close()
+        await all_free([talker.address])
+
+
+async def test_interrupt_ends_well():
+    async with local_stage(toy_logic("thinker", {"interval_s": 0.01})) as thinker:
+        request = opening("thinker", params=params("thinker", max_tokens=10_000, ignore_eos=True))
+        async with link_to(thinker.address, request=request) as link:
+            await link.open()
+            hearing = asyncio.create_task(hear(link))
+            await link.interrupt(stage_pb2.Interrupt())
+            events = await hearing
+            assert {event.chunk.port for event in events if event.chunk.last} == {"text", "hidden"}
+
+
+async def test_the_stage_behind_is_told_when_its_deadline_is_and_what_trace_it_is_in():
+    seen: dict[str, object] = {}
+
+    async def peer(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        seen["remaining"] = context.time_remaining()
+        seen["metadata"] = dict(context.invocation_metadata() or ())
+        await context.write(stage_pb2.RunResponse(ended=StageError("OVERLOADED", "full").ended()).SerializeToString())
+        while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
+            pass
+
+    async with bare_peer(peer) as address, link_to(address, within_s=7, metadata=[("traceparent", "00-a-b-01")]) as link:
+        with pytest.raises(StageError, match="OVERLOADED"):
+            await link.open()
+    assert isinstance(seen["remaining"], float) and 0 < seen["remaining"] <= 7 * 1.05  # gRPC rounds it up on the wire
+    assert isinstance(seen["metadata"], dict) and seen["metadata"]["traceparent"] == "00-a-b-01"
+
+
+# A peer that does not ------------------------------------------------------------------------------------------------------------------
+
+Peer = Callable[["grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[None]]
+
+
+@asynccontextmanager
+async def bare_peer(behave: Peer) -> AsyncIterator[str]:
+    """A server whose `Run` does what it likes, in bytes."""
+
+    async def run(requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await context.read()
+        await behave(context)
+
+    server = grpc.aio.server(options=server_options())
+    handler = grpc.method_handlers_generic_handler("omnistage.v1.StageService", {"Run": grpc.stream_stream_rpc_method_handler(run)})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def says(*messages: stage_pb2.RunResponse | bytes) -> Peer:
+    async def behave(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        for message in messages:
+            await context.write(message if isinstance(message, bytes) else message.SerializeToString())
+
+    return behave
+
+
+OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
+CHUNK = stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="codes"))
+
+
+async def _silence(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
+        pass
+
+
+async def _abort(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    await context.abort(grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
+@pytest.mark.parametrize(
+    ("behave", "reason"),
+    [
+        (says(), "STAGE_LOST"),
+        (_abort, "STAGE_LOST"),
+        (says(CHUNK), "PROTOCOL"),
+        (says(b"\xff\xff\xff"), "PROTOCOL"),
+        (says(stage_pb2.RunResponse()), "PROTOCOL"),
+        (_silence, "STAGE_LOST"),
+    ],
+    ids=["nothing", "status without Ended", "a chunk before Opened", "bytes", "an empty message", "silence"],
+)
+async def test_open_with_a_peer_that_breaks_the_contract(behave: Peer, reason: str):
+    async with bare_peer(behave) as address, link_to(address, open_timeout_s=0.5) as link:
+        with pytest.raises(StageError, match=reason):
+            await link.open()
+
+
+@pytest.mark.parametrize(
+    ("behave", "reason"),
+    [
+        (says(OPENED), "STAGE_LOST"),
+        (says(OPENED, CHUNK), "STAGE_LOST"),
+        (says(OPENED, OPENED), "PROTOCOL"),
+        (says(OPENED, b"\xff\xff\xff"), "PROTOCOL"),
+        (says(OPENED, stage_pb2.RunResponse(ended=StageError("STALE_REFERENCE", "late").ended())), "STALE_REFERENCE"),
+        (says(OPENED, stage_pb2.RunResponse(ended=stage_pb2.Ended(code=13))), "INTERNAL"),
+    ],
+    ids=["nothing more", "a chunk and the end", "Opened twice", "bytes", "Ended without waiting for us", "a bug of the stage"],
+)
+async def test_a_session_with_a_peer_that_breaks_off(behave: Peer, reason: str):
+    async with bare_peer(behave) as address, link_to(address) as link:
+        await link.open()
+        with pytest.raises(StageError, match=reason):
+            await hear(link)
+
+
+async def test_ended_well_counts_even_when_the_peer_does_not_wait_for_the_half_close():
+    for _ in range(20):
+        async with bare_peer(says(OPENED, CHUNK, stage_pb2.RunResponse(ended=stage_pb2.Ended()))) as address, link_to(address) as link:
+            await link.open()
+            assert len(await hear(link)) == 1
+
+
+async def test_events_of_a_newer_stage_are_ignored():
+    unknown = b"\xf2\x06\x03new"  # field 110, length-delimited
+    keep = stage_pb2.RunResponse(keep=stage_pb2.Keep(port="hidden", first=3))
+    peer = says(OPENED, unknown, keep, CHUNK, stage_pb2.RunResponse(ended=stage_pb2.Ended()))
+    async with bare_peer(peer) as address, link_to(address) as link:
+        await link.open()
+        assert [event.WhichOneof("event") for event in await hear(link)] == ["chunk"]
+
+
+async def test_a_deadline_is_not_a_loss():
+    async with bare_peer(_silence) as address, link_to(address, within_s=0.3) as link:
+        with pytest.raises(StageError, match="DEADLINE"):
+            await link.open()
+
+    async def opened_and_silent(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await says(OPENED)(context)
+        await _silence(context)
+
+    async with bare_peer(opened_and_silent) as address, link_to(address, within_s=0.3) as link:
+        await link.open()
+        with pytest.raises(StageError, match="DEADLINE"):
+            await hear(link)
+
+
+async def test_a_peer_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch):
+    """A frozen process: its kernel finishes the TCP handshake, nobody the one of HTTP/2."""
+    monkeypatch.setattr("omnistage.link.link.CONNECT_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        async with local_stage(toy_logic("talker")) as talker, link_to(address, talker.address) as link:
+            async with asyncio.timeout(10):
+                await link.open()
+            assert link.address == talker.address
