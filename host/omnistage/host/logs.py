@@ -1,0 +1,29 @@
+"""Structured logs: JSON lines for machines, colours for a terminal; session and trace ids come from context variables."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logs(level: str, style: str) -> None:
+    """Send structlog and the standard library's loggers to stderr. style: auto, json or console."""
+    console = style == "console" or (style == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=[*shared, structlog.processors.format_exc_info], processor=renderer)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING), handlers=[handler], force=True)

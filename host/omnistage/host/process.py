@@ -1,0 +1,160 @@
+"""The life of a server process: bind, get ready, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import grpc.aio
+import structlog
+from grpc_channelz.v1 import channelz, channelz_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+
+from omnistage.host.settings import ServerSettings
+from omnistage.link.channel import server_options
+
+log = structlog.get_logger(__name__)
+
+STOP_GRACE_S = 0.5
+
+
+class StartError(RuntimeError):
+    """The server cannot start; the text says why and what to do."""
+
+
+class Service(Protocol):
+    """What a process serves."""
+
+    name: str
+    """Full name of its gRPC service, for health and reflection."""
+
+    def register(self, server: grpc.aio.Server) -> None: ...
+
+    def bound(self, address: str) -> None:
+        """The server listens there; called once, before `start`."""
+
+    async def start(self) -> None:
+        """Load, check and warm up. Health says SERVING only after it."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new sessions, let the running ones finish, at most for `grace_s`."""
+
+    async def close(self) -> None: ...
+
+
+async def serve(settings: ServerSettings, service: Service, registry: CollectorRegistry, ready: dict[str, str]) -> None:
+    """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError."""
+    server = grpc.aio.server(options=server_options(settings.max_message_bytes))
+    service.register(server)
+    checks = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    _reflect(server, service.name)
+    address = _bind(server, settings.address)
+    service.bound(address)
+    metrics_address = _metrics(settings.metrics_address, registry)
+    stopped = _stop_event(settings.lifeline_fd)
+    # The library's servicer begins with SERVING for the whole server.
+    await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
+    try:
+        starting = asyncio.ensure_future(service.start())
+        stopping = asyncio.ensure_future(stopped.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return
+        stopping.cancel()
+        starting.result()
+        await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
+        line = {"address": address, "metrics_address": metrics_address, "pid": os.getpid(), **ready}
+        log.info("server.ready", **line)
+        _tell(settings.ready_fd, line)
+        await stopped.wait()
+        log.info("server.draining", grace_s=settings.grace)
+        await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await service.drain(settings.grace)
+    finally:
+        await checks.enter_graceful_shutdown()
+        await server.stop(STOP_GRACE_S)
+        await service.close()
+        log.info("server.stopped", address=address)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> int:
+    """asyncio.run with the exit code of a server: 0, or 1 with the reason on stderr."""
+    try:
+        asyncio.run(_as_coroutine(main))
+    except StartError as error:
+        log.error("server.cannot_start", reason=str(error))
+        return 1
+    return 0
+
+
+async def _as_coroutine(main: Callable[[], Awaitable[None]]) -> None:
+    await main()
+
+
+def _bind(server: grpc.aio.Server, address: str) -> str:
+    host, _, wanted = address.rpartition(":")
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise StartError(f"cannot listen on {address}: the port is taken or the address is not of this host; choose another --address")
+    if wanted not in ("0", str(port)):
+        raise StartError(f"asked for {address}, got port {port}")
+    return f"{host}:{port}"
+
+
+def _metrics(address: str, registry: CollectorRegistry) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        server, _ = start_http_server(int(port), host.strip("[]"), registry)  # A daemon thread: it ends with the process.
+    except OSError as error:
+        raise StartError(f"cannot listen on {address} for metrics: {error.strerror}; choose another --metrics-address") from None
+    return f"{host}:{server.server_port}"
+
+
+async def _set_health(checks: health.HealthServicer, name: str, status: int) -> None:
+    for service in ("", name, "readiness"):
+        await checks.set(service, status)
+    await checks.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+
+
+def _reflect(server: grpc.aio.Server, name: str) -> None:
+    channelz_name = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
+    names: Sequence[str] = (name, HEALTH_NAME, channelz_name, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    channelz.add_channelz_servicer(server)
+
+
+def _stop_event(lifeline_fd: int) -> asyncio.Event:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    if lifeline_fd >= 0:
+        loop.add_reader(lifeline_fd, _lifeline_ended, loop, lifeline_fd, stopped)
+    return stopped
+
+
+def _lifeline_ended(loop: asyncio.AbstractEventLoop, fd: int, stopped: asyncio.Event) -> None:
+    if os.read(fd, 1) == b"":
+        loop.remove_reader(fd)
+        stopped.set()
+
+
+def _tell(ready_fd: int, line: dict[str, object]) -> None:
+    if ready_fd >= 0:
+        with os.fdopen(ready_fd, "w") as pipe:
+            pipe.write(json.dumps(line) + "\n")
