@@ -1,0 +1,168 @@
+"""The input side of a session: checks every chunk, holds a bounded queue, gives credit and memory back as the stage takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from omnistage.connector.errors import InvalidReference, StaleReference
+from omnistage.connector.transport import Receiver, TensorView
+from omnistage.link.errors import StageError, protocol_error
+from omnistage.link.ports import PortReader
+from omnistage.stage.logic import Input, InputPayload
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+WINDOW = 32
+"""Chunks of one port that may be on their way to a stage or wait in its queue."""
+
+MAX_AUDIO_BYTES = 256 << 10
+
+_PAYLOAD_FIELD = {
+    stage_pb2.PAYLOAD_TEXT: "text",
+    stage_pb2.PAYLOAD_CODES: "codes",
+    stage_pb2.PAYLOAD_AUDIO: "audio",
+    stage_pb2.PAYLOAD_IMAGE: "image",
+    stage_pb2.PAYLOAD_VIDEO: "video",
+    stage_pb2.PAYLOAD_TENSOR: "tensor",
+    stage_pb2.PAYLOAD_PROGRESS: "progress",
+}
+
+Reply = Callable[[stage_pb2.RunResponse], Awaitable[None]]
+
+
+class Inputs:
+    """Async iterator over the inputs of one session, in order of arrival, until every port has ended."""
+
+    def __init__(self, ports: Sequence[stage_pb2.Port], receiver: Receiver, reply: Reply, window: int = WINDOW) -> None:
+        self._specs = {port.name: port for port in ports}
+        self._readers = {port.name: PortReader(port.name, granted=window) for port in ports}
+        self._taken = dict.fromkeys(self._readers, 0)
+        self._window = window
+        self._receiver = receiver
+        self._reply = reply
+        self._queue: deque[tuple[chunk_pb2.Chunk, TensorView | None]] = deque()
+        self._arrived = asyncio.Event()
+        self._view: TensorView | None = None
+        self._half_closed = False
+        self._interrupted = False
+        self.items = dict.fromkeys(self._readers, 0)
+
+    def credits(self) -> list[stage_pb2.Credit]:
+        """The first credit of every port, for Opened."""
+        return [stage_pb2.Credit(port=port, total=reader.granted) for port, reader in self._readers.items()]
+
+    def put(self, chunk: chunk_pb2.Chunk) -> None:
+        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for one that is not right."""
+        reader = self._readers.get(chunk.port)
+        if reader is None:
+            raise protocol_error(f"no input port {chunk.port[:32]!r}; this stage takes {sorted(self._readers)}")
+        reader.accept(chunk)
+        expected = _PAYLOAD_FIELD[self._specs[chunk.port].payload]
+        field = chunk.WhichOneof("payload")
+        if field not in (None, expected):
+            raise protocol_error(f"port {chunk.port!r} carries {expected}, not {field}", port=chunk.port)
+        if field == "audio" and len(chunk.audio.data) > MAX_AUDIO_BYTES:
+            raise protocol_error(f"port {chunk.port!r}: more than {MAX_AUDIO_BYTES} bytes in one audio chunk", port=chunk.port)
+        self._queue.append((chunk, self._view_of(chunk) if field == "tensor" else None))
+        self._arrived.set()
+
+    def half_close(self) -> None:
+        """The caller sends nothing more. Whoever waits for input of a port that has not ended gets HALF_CLOSED."""
+        self._half_closed = True
+        self._arrived.set()
+
+    def interrupt(self) -> None:
+        """Stop production: the iteration ends as if every port had ended."""
+        self._interrupted = True
+        self._arrived.set()
+
+    def __aiter__(self) -> Inputs:
+        return self
+
+    async def __anext__(self) -> Input:
+        while True:
+            self._release_view()
+            while not self._queue:
+                if self._interrupted or all(reader.ended for reader in self._readers.values()):
+                    await self._give_memory_back()
+                    raise StopAsyncIteration
+                if self._half_closed:
+                    waiting = sorted(port for port, reader in self._readers.items() if not reader.ended)
+                    raise StageError("HALF_CLOSED", f"the caller half-closed before input {waiting} ended")
+                self._arrived.clear()  # Before the write below: what arrives during it must wake this wait.
+                await self._give_memory_back()
+                await self._arrived.wait()
+            chunk, view = self._queue.popleft()
+            await self._took(chunk)
+            if chunk.count == 0 and not chunk.last and view is None:
+                continue  # A part of a tensor that is not whole yet.
+            self._view = view
+            self.items[chunk.port] += chunk.count
+            return Input(chunk.port, chunk.first, chunk.count, chunk.last, _payload(chunk, view))
+
+    def close(self) -> None:
+        """Give every view back. Nothing of the session reads one any more."""
+        self._release_view()
+        for _, view in self._queue:
+            if view is not None:
+                view.release()
+        self._queue.clear()
+
+    async def flush(self) -> None:
+        """Tell the caller which memory is free again."""
+        await self._give_memory_back()
+
+    async def _took(self, chunk: chunk_pb2.Chunk) -> None:
+        """Grant more when half of the window was taken: one message for many chunks."""
+        port = chunk.port
+        reader = self._readers[port]
+        self._taken[port] += 1
+        if reader.ended or reader.granted - self._taken[port] > self._window // 2:
+            return
+        reader.granted = self._taken[port] + self._window
+        await self._give_memory_back()
+        await self._reply(stage_pb2.RunResponse(credit=stage_pb2.Credit(port=port, total=reader.granted)))
+
+    async def _give_memory_back(self) -> None:
+        release = self._receiver.take_release()
+        if release is not None:
+            await self._reply(stage_pb2.RunResponse(release=release))
+
+    def _release_view(self) -> None:
+        if self._view is not None:
+            self._view.release()
+            self._view = None
+
+    def _view_of(self, chunk: chunk_pb2.Chunk) -> TensorView | None:
+        spec = self._specs[chunk.port]
+        try:
+            view = self._receiver.unpack(chunk.tensor, port=chunk.port)
+        except InvalidReference as error:
+            raise protocol_error(f"port {chunk.port!r}: {error}", port=chunk.port) from None
+        except StaleReference as error:
+            raise StageError("STALE_REFERENCE", f"port {chunk.port!r}: {error}", metadata={"port": chunk.port}) from None
+        if view is None:
+            return None
+        shape = view.array.shape
+        if view.element_type != spec.element_type or len(shape) != 2 or shape[0] != chunk.count or shape[1] != spec.width:
+            view.release()
+            raise protocol_error(f"port {chunk.port!r}: a [{chunk.count}, {spec.width}] tensor was expected, got {shape}", port=chunk.port)
+        return view
+
+
+def _payload(chunk: chunk_pb2.Chunk, view: TensorView | None) -> InputPayload | None:
+    if view is not None:
+        return view.array
+    match chunk.WhichOneof("payload"):
+        case "text":
+            return chunk.text
+        case "codes":
+            return chunk.codes
+        case "audio":
+            return chunk.audio
+        case "image":
+            return chunk.image
+        case "video":
+            return chunk.video
+    return None

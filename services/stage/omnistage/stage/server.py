@@ -1,0 +1,79 @@
+"""A stage server: one model of one kind behind StageService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc.aio
+
+from omnistage.connector.arena import Arena
+from omnistage.connector.sweep import sweep
+from omnistage.host.logs import configure_logs
+from omnistage.host.process import serve
+from omnistage.link.channel import Channels
+from omnistage.stage.allowlist import AllowList
+from omnistage.stage.logic import StageLogic
+from omnistage.stage.metrics import StageMetrics
+from omnistage.stage.servicer import StageServicer
+from omnistage.stage.session import SessionEnvironment
+from omnistage.stage.settings import StageSettings
+from omnistage.v1 import stage_pb2, stage_pb2_grpc
+
+LoadLogic = Callable[[StageSettings], StageLogic]
+"""Load a model and wrap it for its kind. Runs in a thread, before the server says SERVING; raises StartError for what a user can mend."""
+
+
+class StageServer:
+    """The service of a stage process."""
+
+    name = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
+
+    def __init__(self, settings: StageSettings, logic: StageLogic, metrics: StageMetrics) -> None:
+        self._settings = settings
+        self._logic = logic
+        self._channels = Channels(settings.max_message_bytes)
+        description = stage_pb2.DescribeResponse()
+        description.CopyFrom(logic.description)
+        if settings.max_sessions:
+            description.max_sessions = settings.max_sessions
+        sweep()
+        self._arena = Arena.create(max_bytes=None if settings.arena_bytes < 0 else settings.arena_bytes)
+        self._environment = SessionEnvironment(
+            logic,
+            description,
+            self._channels,
+            AllowList(settings.allow),
+            self._arena,
+            inline_limit=settings.inline_limit,
+            session_limit_s=settings.session_limit,
+        )
+        self._servicer = StageServicer(self._environment, metrics)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        stage_pb2_grpc.add_StageServiceServicer_to_server(self._servicer, server)
+
+    def bound(self, address: str) -> None:
+        self._environment.address = address
+
+    async def start(self) -> None:
+        await self._logic.warm_up()
+        self._servicer.begin()
+
+    async def drain(self, grace_s: float) -> None:
+        await self._servicer.drain(grace_s)
+
+    async def close(self) -> None:
+        await self._logic.close()
+        await self._channels.close()
+        if self._arena is not None:
+            self._arena.close()
+
+
+async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic) -> None:
+    """Load the model, serve it until told to stop. Raises StartError."""
+    configure_logs(settings.log_level, settings.log_format)
+    logic = await asyncio.to_thread(load, settings)
+    model = logic.description.model
+    metrics = StageMetrics(kind, model)
+    await serve(settings, StageServer(settings, logic, metrics), metrics.registry, {"kind": kind, "model": model})

@@ -1,0 +1,184 @@
+"""StageService: Describe, Watch and Run over one StageLogic."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import structlog
+
+from omnistage.link.errors import StageError
+from omnistage.stage.metrics import StageMetrics
+from omnistage.stage.session import Session, SessionEnvironment
+from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
+
+log = structlog.get_logger(__name__)
+
+WATCH_PERIOD_S = 1.0
+WATCH_MIN_INTERVAL_S = 0.1
+OVERLOADED_RETRY_S = 1.0
+
+
+class StageServicer(stage_pb2_grpc.StageServiceServicer):
+    """Serves one model. Holds the count of sessions and the drain state; everything of one session is in Session."""
+
+    def __init__(self, environment: SessionEnvironment, metrics: StageMetrics) -> None:
+        self._environment = environment
+        self._metrics = metrics
+        self._sessions = 0
+        self._transports: Counter[str] = Counter()
+        self._streams = 0
+        self._ready = False
+        self._draining = False
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._complete_description()
+        self._watch_metrics(metrics)
+
+    def _watch_metrics(self, metrics: StageMetrics) -> None:
+        """Gauges are read when somebody looks at them."""
+        logic, arena = self._environment.logic, self._environment.arena
+        metrics.sessions.set_function(lambda: self._sessions)
+        metrics.queued.set_function(lambda: logic.load().queued)
+        metrics.kv_pages.set_function(lambda: logic.load().kv_pages_used)
+        if arena is not None:
+            metrics.arena_bytes.set_function(lambda: arena.bytes_used)
+            metrics.leases.set_function(lambda: arena.leases)
+
+    def _complete_description(self) -> None:
+        description = self._environment.description
+        description.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        description.pid = os.getpid()
+        if self._environment.arena is not None:
+            description.transports.append(tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY)
+        description.transports.append(tensor_pb2.TRANSPORT_KIND_INLINE)
+
+    # Unary and watching ------------------------------------------------------------------------------------------------------------
+
+    async def Describe(
+        self, request: stage_pb2.DescribeRequest, context: grpc.aio.ServicerContext[stage_pb2.DescribeRequest, stage_pb2.DescribeResponse]
+    ) -> stage_pb2.DescribeResponse:
+        return self._environment.description
+
+    async def Watch(
+        self, request: stage_pb2.WatchRequest, context: grpc.aio.ServicerContext[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
+    ) -> AsyncIterator[stage_pb2.WatchResponse]:
+        """A report at once, on every change of the sessions, and every second; never more than ten a second."""
+        while True:
+            changed = self._changed
+            yield self._report()
+            await asyncio.sleep(WATCH_MIN_INTERVAL_S)
+            try:
+                async with asyncio.timeout(WATCH_PERIOD_S - WATCH_MIN_INTERVAL_S):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    def _report(self) -> stage_pb2.WatchResponse:
+        load = self._environment.logic.load()
+        arena = self._environment.arena
+        report = stage_pb2.WatchResponse(
+            sessions=self._sessions,
+            queued=load.queued,
+            draining=self._draining or not self._ready,
+            kv_pages_used=load.kv_pages_used,
+            kv_pages_total=load.kv_pages_total,
+            transports={name: count for name, count in self._transports.items() if count},
+        )
+        if arena is not None:
+            report.arena_bytes_used, report.arena_bytes_total, report.leases = arena.bytes_used, arena.bytes_total, arena.leases
+        return report
+
+    # Running -----------------------------------------------------------------------------------------------------------------------
+
+    async def Run(  # type: ignore[override]  # A coroutine that writes, which grpc.aio takes as well as a generator.
+        self, request_iterator: object, context: grpc.aio.ServicerContext[stage_pb2.RunRequest, stage_pb2.RunResponse]
+    ) -> None:
+        structlog.contextvars.clear_contextvars()
+        begun = time.monotonic()
+        session = Session(self._environment, context)
+        reason = "CANCELLED"
+        self._stream(1)
+        try:
+            error = await self._run(session)
+            reason = "OK" if error is None else error.reason or "INTERNAL"
+            if error is not None:
+                log.info("session.ended", reason=reason, message=error.message)
+            await session.end(error)
+        finally:
+            session.close()
+            self._stream(-1)
+            self._metrics.ended(reason)
+            if session.first_output_s is not None:
+                self._metrics.first_output.observe(session.first_output_s)
+            self._metrics.duration.observe(time.monotonic() - begun)
+
+    async def _run(self, session: Session) -> StageError | None:
+        """Run a session; the error it ends with, if any. This is the one place where an unforeseen error becomes INTERNAL."""
+        try:
+            await session.receive_open()
+            self._admit()
+            work = session.prepare()
+        except StageError as error:
+            return error
+        self._count(1)
+        self._transports[session.transport] += 1
+        try:
+            await session.run(work)
+        except StageError as error:
+            return error
+        except Exception as error:
+            if session.is_cancelled:
+                raise asyncio.CancelledError from error
+            log.exception("session.bug")
+            return StageError("", f"internal error of the {self._environment.kind}: {type(error).__name__}")
+        finally:
+            self._transports[session.transport] -= 1
+            self._count(-1)
+        return None
+
+    def _admit(self) -> None:
+        if self._draining or not self._ready:
+            raise StageError("DRAINING", "this replica takes no sessions now; ask another")
+        limit = self._environment.description.max_sessions
+        if self._sessions >= limit:
+            raise StageError("OVERLOADED", f"all {limit} sessions are taken", retry_delay_s=OVERLOADED_RETRY_S)
+
+    def _count(self, change: int) -> None:
+        self._sessions += change
+        self._notify()
+
+    def _stream(self, change: int) -> None:
+        """A stream outlives its session by the handshake; a drain waits for it, or a slow reader would lose the end of its answer."""
+        self._streams += change
+        if self._streams:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # Ready and draining ------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The model is warm: take sessions."""
+        self._ready = True
+        self._notify()
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new sessions with DRAINING and wait for the running ones, at most `grace_s`."""
+        self._draining = True
+        self._notify()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("drain.cut", sessions=self._sessions)

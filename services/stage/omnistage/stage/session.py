@@ -1,0 +1,431 @@
+"""One session of a stage: one `Run` stream, from Open to the status.
+
+    caller --chunk--> Inputs --> logic --Output--+--> link --> next hop      (ports that the next hop takes)
+    caller <-----------------------------------  +   (every other port, and checkpoints, before what was made from them)
+    caller <------------- relayed unchanged ------------ link <-- next hop
+
+Three tasks: the reader takes what the caller sends, the producer runs the logic, the relay passes up what comes from the next hop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from omnistage.connector.arena import Arena
+from omnistage.connector.transport import Receiver, Sender
+from omnistage.link.channel import Channels
+from omnistage.link.durations import duration
+from omnistage.link.errors import StageError, bad_request, protocol_error
+from omnistage.link.link import HANDSHAKE_TIMEOUT_S, Link, Target
+from omnistage.link.ports import Allowance, Output, PortWriter
+from omnistage.link.writer import StreamWriter
+from omnistage.stage.allowlist import AllowList
+from omnistage.stage.inputs import Inputs
+from omnistage.stage.logic import StageLogic, Timing, Work
+from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+
+log = structlog.get_logger(__name__)
+
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+STILL_TIMEOUT_S = 1.0
+"""Time for a write to return before the session is freed all the same: a caller that reads nothing then gets the status without Ended."""
+MAX_HOPS = 8
+MAX_ADDRESSES = 8
+OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
+FORWARDED_METADATA = ("traceparent", "tracestate")
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+Context = grpc.aio.ServicerContext[stage_pb2.RunRequest, stage_pb2.RunResponse]
+
+
+class SessionEnvironment:
+    """What all sessions of a process share."""
+
+    def __init__(
+        self,
+        logic: StageLogic,
+        description: stage_pb2.DescribeResponse,
+        channels: Channels,
+        allow_list: AllowList,
+        arena: Arena | None,
+        *,
+        inline_limit: int,
+        session_limit_s: float,
+    ) -> None:
+        self.logic = logic
+        self.description = description
+        self.channels = channels
+        self.allow_list = allow_list
+        self.arena = arena
+        self.inline_limit = inline_limit
+        self.session_limit_s = session_limit_s
+        self.address = ""
+        self.kind = stage_pb2.StageKind.Name(description.kind).removeprefix("STAGE_KIND_").lower()
+
+
+class Session:
+    """One `Run`: `receive_open`, `prepare`, `run`, `end`, and `close` in any case."""
+
+    def __init__(self, environment: SessionEnvironment, context: Context) -> None:
+        self._environment = environment
+        self._context = context
+        self._writer: StreamWriter[stage_pb2.RunResponse] = StreamWriter(context.write)
+        remaining = context.time_remaining()
+        limit = environment.session_limit_s if remaining is None else min(remaining, environment.session_limit_s)
+        self._deadline = time.monotonic() + limit
+        self._allowance = Allowance()
+        self._ports = {port.name: PortWriter(port.name) for port in environment.description.produces}
+        self._sender = Sender(environment.arena, inline_limit=environment.inline_limit)
+        self._receiver = Receiver()
+        self._inputs = Inputs(environment.description.accepts, self._receiver, self._writer.write)
+        self._link: Link | None = None
+        self._takes: frozenset[str] = frozenset()
+        self._checkpoints: frozenset[str] = frozenset()
+        self._timing = Timing()
+        self._granted_behind: dict[str, int] = {}
+        self._relayed: dict[str, int] = {}
+        self._interrupted = False
+        self._half_closed = False
+        self._released = asyncio.Event()
+        self._opened_at = 0.0
+        self._first_output_at = 0.0
+        self._last_output_at = 0.0
+        self._reader: asyncio.Task[None] | None = None
+        self._clean = False
+        self._answer = tensor_pb2.Answer()
+        self._open_ports = set(self._ports)
+        self._items: dict[str, int] = dict.fromkeys(self._ports, 0)
+        self.request = stage_pb2.Open()
+
+    # Opening may be refused, and nothing was computed then; running; ending -------------------------------------------------------------
+
+    async def receive_open(self) -> None:
+        """Read and check the first message."""
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s") from None
+        if message is None or message.WhichOneof("event") != "open":
+            raise protocol_error("the first message of Run must be Open")
+        self.request = message.open
+        structlog.contextvars.bind_contextvars(session_id=self.request.session_id[:64])
+        self._check(self.request)
+        self._answer = self._receiver.answer(self.request.offers)
+
+    def prepare(self) -> Work:
+        """Check the params of the kind, which may cost some time: only for a session that has a place."""
+        return self._environment.logic.prepare(self.request)
+
+    async def run(self, work: Work) -> None:
+        """Open the rest of the route, answer Opened, and work. When it returns or raises, no work is left and no view is held."""
+        try:
+            await self._open()
+            await self._run(work)
+        finally:
+            self._inputs.close()
+            if self._link is not None:
+                await self._link.close()
+
+    async def end(self, error: StageError | None) -> None:
+        """Ended, the caller's half-close, then the same status."""
+        ended = stage_pb2.Ended() if error is None else error.ended()
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await self._writer.write(stage_pb2.RunResponse(ended=ended))
+                await self._await_half_close()
+            self._clean = True
+        except (TimeoutError, grpc.aio.InternalError) as error_of_stream:
+            log.warning("session.no_handshake", why=type(error_of_stream).__name__)
+        if error is not None:
+            self._context.set_code(error.code)
+            self._context.set_details(error.message)
+
+    def close(self) -> None:
+        """Free what the stream itself holds. Always called, also for a session that was cancelled; awaits nothing, because a second
+        cancellation would cut it short there."""
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader.add_done_callback(_look_at_error)
+        self._receiver.close()
+        self._sender.close(clean=self._clean)
+
+    @property
+    def first_output_s(self) -> float | None:
+        """Seconds from Opened to the first output; None if there was none."""
+        return self._first_output_at - self._opened_at if self._first_output_at else None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """The caller is gone: whatever failed then is no bug."""
+        return bool(self._context.done())
+
+    @property
+    def transport(self) -> str:
+        """How input tensors come in, for Watch."""
+        return tensor_pb2.TransportKind.Name(self._answer.kind).removeprefix("TRANSPORT_KIND_").lower()
+
+    # Opening ---------------------------------------------------------------------------------------------------------------------------
+
+    def _check(self, request: stage_pb2.Open) -> None:
+        description = self._environment.description
+        if _SESSION_ID.fullmatch(request.session_id) is None:
+            raise bad_request("open.session_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -")
+        if request.model != description.model:
+            raise StageError("UNKNOWN_MODEL", f"this stage runs {description.model!r}, not {request.model[:64]!r}")
+        if request.revision and request.revision != description.revision:
+            raise StageError("REVISION_MISMATCH", f"this replica has revision {description.revision!r}")
+        if request.HasField("resume"):
+            raise bad_request("open.resume", "this version cannot resume a session; start a new one")
+        produced = {port.name: port for port in description.produces}
+        for name in request.checkpoints:
+            if name not in produced or not produced[name].compact:
+                raise bad_request("open.checkpoints", f"{name[:32]!r} is not a compact output port of this stage")
+        if request.route:
+            self._check_route(request.route, produced)
+        self._checkpoints = frozenset(request.checkpoints)
+
+    def _check_route(self, route: Sequence[stage_pb2.Hop], produced: dict[str, stage_pb2.Port]) -> None:
+        if len(route) > MAX_HOPS:
+            raise bad_request("open.route", f"at most {MAX_HOPS} hops")
+        hop = route[0]
+        for name in hop.takes:
+            if name not in produced:
+                raise bad_request("open.route.takes", f"{name[:32]!r} is not an output port of this stage")
+        if not hop.takes:
+            raise bad_request("open.route.takes", "the next hop takes no port of this stage")
+        if not 1 <= len(hop.addresses) <= MAX_ADDRESSES:
+            raise bad_request("open.route.addresses", f"1 to {MAX_ADDRESSES} addresses")
+        for address in hop.addresses:
+            if not self._environment.allow_list.allows(address):
+                raise bad_request("open.route.addresses", f"{address[:64]!r} is not on this stage's allow-list (--allow)")
+        self._takes = frozenset(hop.takes)
+
+    async def _open(self) -> None:
+        opened = stage_pb2.Opened(
+            credits=self._inputs.credits(), revisions=[self._environment.description.revision], offers=self._sender.offers()
+        )
+        if self.request.route:
+            behind = await self._open_next()
+            opened.revisions.extend(behind.revisions)
+        opened.answer.CopyFrom(self._answer)
+        for credit in self.request.credits:
+            if credit.port in self._ports:
+                self._allowance.grant(credit.port, credit.total)
+        self._opened_at = self._last_output_at = time.monotonic()
+        await self._writer.write(stage_pb2.RunResponse(opened=opened))
+
+    async def _open_next(self) -> stage_pb2.Opened:
+        hop, *rest = self.request.route
+        behind = [credit for credit in self.request.credits if credit.port not in self._ports]
+        uncredited = {name for hop in self.request.route for name in hop.checkpoints}
+        self._granted_behind = {credit.port: credit.total for credit in behind if credit.port not in uncredited}
+        request = stage_pb2.Open(
+            session_id=self.request.session_id,
+            model=hop.model,
+            params=hop.params,
+            seed=self.request.seed,
+            credits=behind,
+            route=rest,
+            revision=hop.revision,
+            checkpoints=hop.checkpoints,
+        )
+        metadata = [(key, str(value)) for key, value in self._context.invocation_metadata() or () if key in FORWARDED_METADATA]
+        self._link = Link(
+            self._environment.channels,
+            Target(stage_pb2.StageKind.Name(hop.kind).removeprefix("STAGE_KIND_").lower(), hop.addresses),
+            request,
+            sender=Sender(self._environment.arena, inline_limit=self._environment.inline_limit),
+            deadline=self._deadline,
+            metadata=metadata,
+        )
+        return await self._link.open()
+
+    # Running ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _run(self, work: Work) -> None:
+        """Wait for the producer and the relay; the first error of them or of the reader ends the session."""
+        self._reader = asyncio.create_task(self._read())
+        jobs = [asyncio.create_task(self._produce(work))]
+        if self._link is not None:
+            jobs.append(asyncio.create_task(self._relay(self._link)))
+        waiting = {self._reader, *jobs}
+        try:
+            while not all(job.done() for job in jobs):
+                remaining = self._deadline - time.monotonic()
+                done, waiting = await asyncio.wait(waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    raise StageError("DEADLINE", "the deadline of the session has passed")
+                for task in done:
+                    task.result()
+        finally:
+            await self._stop(jobs)
+
+    async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
+        """Cancel the jobs, but none in the middle of a write: gRPC would go on with that one and refuse the next, which is Ended."""
+        try:
+            async with self._writer.still(STILL_TIMEOUT_S):
+                await _cancel(*jobs)
+        except TimeoutError:
+            await _cancel(*jobs)
+
+    async def _produce(self, work: Work) -> None:
+        async with aclosing(work(self._inputs, self._timing)) as outputs:
+            async for output in outputs:
+                if self._interrupted:
+                    break
+                await self._emit(output)
+        await self._end_ports()
+        await self._writer.write(stage_pb2.RunResponse(report=self._report()))
+        await self._inputs.flush()
+        # After a half-close no Release can come: the end of the stream gives the blocks back.
+        while self._sender.outstanding and not self._half_closed:
+            self._released.clear()
+            await self._released.wait()
+
+    async def _emit(self, output: Output) -> None:
+        """Up first: a checkpoint must not come later than what is made from it."""
+        self._last_output_at = time.monotonic()
+        if not self._first_output_at:
+            self._first_output_at = self._last_output_at
+        self._items[output.port] += output.count
+        if output.last:
+            self._open_ports.discard(output.port)
+        down = output.port in self._takes
+        mirrored = output.port in self._checkpoints
+        if mirrored or not down:
+            await self._send_up(output, credited=not mirrored)
+        if down and self._link is not None:
+            await self._link.send(output)
+
+    async def _send_up(self, output: Output, *, credited: bool) -> None:
+        port = self._ports[output.port]
+        if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and port.seq >= self._allowance.total(output.port):
+            return  # Progress is droppable: a newer one follows.
+        for chunk in port.chunks(output, self._sender):
+            if credited:
+                await self._allowance.wait(output.port, chunk.seq)
+            await self._writer.write(stage_pb2.RunResponse(chunk=chunk))
+
+    async def _end_ports(self) -> None:
+        """An interrupted session still ends every port. A logic that ends without ending its ports has a bug."""
+        for name in sorted(self._open_ports):
+            if not self._interrupted:
+                raise RuntimeError(f"the stage ended without the last chunk of port {name!r}")
+            payload = chunk_pb2.TextChunk(finish_reason=chunk_pb2.FINISH_REASON_INTERRUPTED) if name == "text" else None
+            await self._emit(Output(name, 0, payload, last=True))
+
+    async def _relay(self, link: Link) -> None:
+        async with aclosing(link.events()) as events:
+            async for event in events:
+                await self._writer.write(event)
+                if event.HasField("chunk"):
+                    self._relayed[event.chunk.port] = event.chunk.seq + 1
+                    if event.chunk.last:
+                        self._granted_behind.pop(event.chunk.port, None)
+                    if self._half_closed:
+                        self._check_credit_behind()
+
+    async def _read(self) -> None:
+        """Take what the caller sends until it half-closes. Never waits for anything but the caller and the next hop, which reads always."""
+        while True:
+            message = await self._receive()
+            if message is None:
+                self._inputs.half_close()
+                self._allowance.close(StageError("HALF_CLOSED", OUT_OF_CREDIT))
+                self._half_closed = True
+                self._released.set()
+                self._check_credit_behind()
+                return
+            match message.WhichOneof("event"):
+                case "chunk":
+                    self._inputs.put(message.chunk)
+                case "credit":
+                    await self._grant(message.credit)
+                case "release":
+                    self._sender.release(message.release)
+                    self._released.set()
+                case "answer":
+                    self._sender.accept(message.answer)
+                case "interrupt":
+                    self._interrupted = True
+                    self._inputs.interrupt()
+                    if self._link is not None:
+                        await self._link.interrupt(message.interrupt)
+                case "open":
+                    raise protocol_error("Open was sent twice")
+
+    async def _grant(self, credit: stage_pb2.Credit) -> None:
+        if credit.port in self._ports:
+            self._allowance.grant(credit.port, credit.total)
+        elif self._link is not None:
+            if credit.port in self._granted_behind:
+                self._granted_behind[credit.port] = max(credit.total, self._granted_behind[credit.port])
+            await self._link.grant(credit.port, credit.total)
+
+    def _check_credit_behind(self) -> None:
+        """The caller cannot send credit any more: a port of a hop behind that used all of its credit up and has not ended never will."""
+        for port, total in self._granted_behind.items():
+            if self._relayed.get(port, 0) >= total:
+                raise StageError("HALF_CLOSED", OUT_OF_CREDIT, metadata={"port": port})
+
+    def _report(self) -> stage_pb2.Report:
+        first = self._first_output_at or self._last_output_at
+        return stage_pb2.Report(
+            kind=self._environment.description.kind,
+            replica=self._environment.address,
+            queued=duration(self._timing.queued_s),
+            first_output=duration(first - self._opened_at),
+            total=duration(self._last_output_at - self._opened_at),
+            input_items=self._inputs.items,
+            output_items=self._items,
+            cached_tokens=self._timing.cached_tokens,
+        )
+
+    async def _receive(self) -> stage_pb2.RunRequest | None:
+        """The caller's next message, None after its half-close. Raises PROTOCOL for bytes that are no message."""
+        try:
+            message = await self._context.read()
+        except DecodeError:
+            raise protocol_error("these bytes are no RunRequest") from None
+        return None if message is grpc.aio.EOF else message  # type: ignore[comparison-overlap]
+
+    async def _discard(self) -> None:
+        """Read up to the half-close; what comes before it does not matter any more."""
+        while True:
+            try:
+                if await self._receive() is None:
+                    return
+            except StageError:
+                continue
+
+    async def _await_half_close(self) -> None:
+        """Wait for the caller's half-close: a stream that the server finishes first loses what the caller still writes, and its status."""
+        if self._reader is not None:
+            await asyncio.wait({self._reader})
+        if self._reader is None or self._reader.exception() is not None:
+            await self._discard()
+
+
+def _look_at_error(task: asyncio.Task[None]) -> None:
+    """An error that does not matter any more; asyncio complains of one that nobody looked at."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks and wait for their end; their errors were looked at already or do not matter any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        _look_at_error(task)

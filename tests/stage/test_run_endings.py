@@ -1,0 +1,237 @@
+"""How a session of `Run` ends: half-close, credit, deadline, interruption, a full house, and the handshake."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, suppress
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from helpers.run import Heard, code_chunks, params
+from helpers.servers import all_free, local_stage, stage_stub, toy_logic, watch_until
+from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, Stage, chunk, stage_of
+from omnistage.models.toy import formulas
+from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+
+# Half-close and credit -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_half_close_before_the_input_ended():
+    async with stage_of("talker") as stage:
+        caller = await stage.opened()
+        await caller.send(chunk=chunk())
+        await caller.call.done_writing()
+        ended = await caller.expect("HALF_CLOSED", PRECONDITION)
+        assert "hidden" in ended.message
+
+
+async def test_half_close_with_too_little_credit():
+    async with stage_of("talker", {"max_chunk": 1}) as stage:
+        caller = await stage.opened(credits={"codes": 3})
+        await caller.send(chunk=chunk(rows=8, last=True))
+        await caller.call.done_writing()
+        await caller.expect("HALF_CLOSED", PRECONDITION)
+        assert len(caller.heard.of("codes")) == 3
+
+
+async def test_half_close_with_enough_credit():
+    async with stage_of("talker", {"max_chunk": 1}) as stage:
+        caller = await stage.opened(credits={"codes": 17})
+        await caller.send(chunk=chunk(rows=8, last=True))
+        await caller.call.done_writing()
+        heard = await caller.finish()
+        heard.check_whole(["codes"])
+        np.testing.assert_array_equal(heard.codes(), formulas.frames(ROWS))
+
+
+async def test_half_close_at_once_of_a_stage_without_input():
+    async with stage_of("thinker", {"interval_s": 0.002}) as stage:
+        caller = stage.caller()
+        await caller.send(open=stage.open())
+        await caller.call.done_writing()
+        (await caller.finish()).check_whole(["text", "hidden"])
+
+
+async def test_nothing_is_sent_without_credit():
+    async with stage_of("talker", {"max_chunk": 1}) as stage:
+        caller = await stage.opened(credits={})
+        await caller.send(chunk=chunk(rows=8, last=True))
+        for total in (1, 2, 5, 17):
+            await caller.send(credit=stage_pb2.Credit(port="codes", total=total))
+            await caller.until(lambda heard, total=total: len(heard.of("codes")) == total)  # type: ignore[misc]
+        heard = await caller.finish()
+        heard.check_whole(["codes"])
+
+
+async def test_credit_is_absolute_and_never_falls():
+    async with stage_of("talker", {"max_chunk": 1}) as stage:
+        caller = await stage.opened(credits={"codes": 4})
+        for total in (4, 1, 0, 4):
+            await caller.send(credit=stage_pb2.Credit(port="codes", total=total))
+        await caller.send(chunk=chunk(rows=8, last=True))
+        await caller.call.done_writing()
+        await caller.expect("HALF_CLOSED", PRECONDITION)
+        assert len(caller.heard.of("codes")) == 4
+
+
+async def test_credit_and_release_after_the_last_chunk_are_accepted():
+    async with stage_of("talker") as stage:
+        caller = await stage.opened()
+        await caller.send(chunk=chunk(last=True))
+        await caller.until(lambda heard: any(c.last for c in heard.of("codes")))
+        await caller.send(credit=stage_pb2.Credit(port="codes", total=1 << 30))
+        await caller.send(credit=stage_pb2.Credit(port="of nobody", total=1))
+        await caller.send(release=tensor_pb2.Release(slots=[tensor_pb2.Slot(segment=9, offset=64, generation=3)]))
+        (await caller.finish()).check_whole(["codes"])
+
+
+# Time, interruption, a full house ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_server_has_a_deadline_of_its_own():
+    async with stage_of("talker", session_limit=0.3) as stage:
+        caller = stage.caller(timeout_s=None)
+        await caller.send(open=stage.open())
+        await caller.opened()
+        await caller.expect("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+async def test_the_callers_deadline_ends_the_session():
+    async with stage_of("talker") as stage:
+        caller = stage.caller(timeout_s=0.3)
+        await caller.send(open=stage.open())
+        await caller.opened()
+        heard = Heard()
+        try:
+            heard = await caller.finish()
+        except grpc.aio.AioRpcError as error:
+            heard.code = error.code()
+        assert heard.code == grpc.StatusCode.DEADLINE_EXCEEDED
+        await all_free([stage.address])
+
+
+async def test_a_deadline_is_no_lost_stage_behind():
+    """The hop behind ends at the same deadline; the stage must not call that a loss."""
+    async with stage_of("code2wav") as behind, stage_of("talker", session_limit=0.4) as stage:
+        hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[behind.address], takes=["codes"])
+        caller = await stage.opened(route=[hop])
+        await caller.expect("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED)
+        await all_free([behind.address])
+
+
+@pytest.mark.parametrize("kind", ["thinker", "talker", "code2wav"])
+async def test_interrupt_ends_every_port_and_the_session_well(kind: str):
+    async with stage_of(kind, {"interval_s": 0.005}) as stage:
+        limit = {"params": params("thinker", max_tokens=2000, ignore_eos=True)} if kind == "thinker" else {}
+        caller = await stage.opened(**limit)
+        if kind == "talker":
+            await caller.send(chunk=chunk())
+        if kind == "code2wav":
+            await caller.send(chunk=code_chunks(formulas.frames(ROWS), [16])[0])
+        await caller.until(lambda heard: bool(heard.chunks))
+        await caller.send(interrupt=stage_pb2.Interrupt(heard_samples=1))
+        heard = await caller.finish()
+        heard.check_whole([port.name for port in stage.description.produces])
+        if kind == "thinker":
+            assert heard.of("text")[-1].text.finish_reason == chunk_pb2.FINISH_REASON_INTERRUPTED
+            assert sum(c.count for c in heard.of("text")) < 2000
+
+
+async def test_interrupt_goes_through_a_chain():
+    async with AsyncExitStack() as servers:
+        options = {"interval_s": 0.005}
+        code2wav = await servers.enter_async_context(stage_of("code2wav"))
+        talker = await servers.enter_async_context(stage_of("talker"))
+        thinker = await servers.enter_async_context(stage_of("thinker", options))
+        caller = await thinker.opened(
+            params=params("thinker", max_tokens=20_000, ignore_eos=True),
+            credits={"text": 1 << 20, "audio": 1 << 20},
+            route=[
+                stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", addresses=[talker.address], takes=["hidden"]),
+                stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[code2wav.address], takes=["codes"]),
+            ],
+        )
+        await caller.until(lambda heard: len(heard.of("audio")) > 3)
+        await caller.send(interrupt=stage_pb2.Interrupt())
+        heard = await caller.finish()
+        heard.check_whole(["text", "audio"])
+        assert {report.kind for report in heard.reports} == {1, 2, 3}
+        await all_free([thinker.address, talker.address, code2wav.address])
+
+
+async def test_a_full_stage_says_so_at_once_and_takes_the_next_when_there_is_room():
+    async with stage_of("talker", max_sessions=2) as stage:
+        running = [await stage.opened(), await stage.opened()]
+        refused = stage.caller()
+        await refused.send(open=stage.open())
+        ended = await refused.expect("OVERLOADED", EXHAUSTED)
+        assert ended.retry_delay.ToTimedelta().total_seconds() > 0
+        for caller in running:
+            await caller.send(chunk=chunk(last=True))
+            (await caller.finish()).check_whole(["codes"])
+
+
+async def test_a_draining_stage_finishes_its_sessions_and_refuses_new_ones():
+    async with local_stage(toy_logic("talker")) as server, stage_stub(server.address) as stub:
+        stage = Stage(server.address, stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
+        running = await stage.opened()
+        draining = asyncio.create_task(server.service.drain(30))
+        assert (await watch_until(server.address, lambda report: report.draining)).sessions == 1
+        refused = stage.caller()
+        await refused.send(open=stage.open())
+        await refused.expect("DRAINING", grpc.StatusCode.UNAVAILABLE)
+        assert not draining.done()
+        await running.send(chunk=chunk(last=True))
+        (await running.finish()).check_whole(["codes"])
+        async with asyncio.timeout(10):
+            await draining
+
+
+# The handshake -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("good", [True, False], ids=["ends well", "ends with an error"])
+async def test_a_slow_reader_gets_every_message_and_the_right_status(good: bool):
+    """200 answers read slowly while the caller goes on writing credit: none ends INTERNAL, none loses a message."""
+    async with stage_of("talker", {"max_chunk": 1}) as stage:
+        await asyncio.gather(*[_read_slowly(stage, good) for _ in range(200)])
+
+
+async def _read_slowly(stage: Stage, good: bool) -> None:
+    caller = await stage.opened()
+    await caller.send(chunk=chunk(rows=8, last=good))
+    if not good:
+        await caller.send(chunk=chunk(seq=7))
+    total = 1 << 20
+
+    async def grant_and_wait() -> None:
+        nonlocal total
+        total += 1
+        await caller.send(credit=stage_pb2.Credit(port="codes", total=total))
+        await asyncio.sleep(random.uniform(0, 0.02))
+
+    heard = await caller.finish(grant_and_wait)
+    if good:
+        heard.check_whole(["codes"])
+        np.testing.assert_array_equal(heard.codes(), formulas.frames(ROWS))
+    else:
+        assert heard.ended is not None and heard.ended.reason == "PROTOCOL"
+        assert (heard.code, heard.details) == (INVALID, heard.ended.message)
+
+
+async def test_a_caller_that_never_reads_holds_nothing_for_longer_than_the_handshake(monkeypatch: pytest.MonkeyPatch):
+    """It grants plenty and takes nothing: a write waits in gRPC when the session's deadline comes, and Ended cannot be said any more."""
+    monkeypatch.setattr("omnistage.stage.session.HANDSHAKE_TIMEOUT_S", 0.3)
+    async with stage_of("code2wav", {"samples_per_frame": 100_000, "max_chunk": 1}, session_limit=1.0) as stage:
+        caller = await stage.opened()
+        codes = np.ones((100, formulas.CODEBOOKS), np.uint32)
+        await caller.send(chunk=code_chunks(codes, [100])[0])
+        await watch_until(stage.address, lambda report: report.sessions == 0)
+        with suppress(grpc.aio.AioRpcError):  # Without Ended the status comes as an exception, with it as a value.
+            await caller.finish()
+        assert await caller.call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert 0 < len(caller.heard.of("audio")) < 76
