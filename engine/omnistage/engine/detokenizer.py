@@ -1,0 +1,90 @@
+"""From tokens to text whose characters are final.
+
+A byte-level vocabulary may cut a character into several tokens, and a stop string may begin in any of them. Text is held back while
+its last bytes are an incomplete UTF-8 character, or its end may be the beginning of a stop string; nothing is ever taken back, and
+nothing from a stop string on is ever given out.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Collection, Sequence
+
+
+class Detokenizer:
+    """Text of one answer, token by token.
+
+    piece: the bytes of a token id, empty for a token that is no text. stop: strings that end the text; the earliest end of any wins,
+    and of those that end together the longest.
+    Invalid bytes become U+FFFD, one for each maximal part, as in Unicode's recommended practice (and in tokenizers' own decoder).
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
+        if any(not text for text in stop):
+            raise ValueError("a stop string is empty")
+        self._piece = piece
+        self._stop = tuple(sorted(stop, key=len, reverse=True))
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met; the text is complete then."""
+        return self._stopped
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; returns the text that became final, often empty."""
+        return self._advance(self._decoder.decode(self._piece(token_id)))
+
+    def finish(self) -> str:
+        """The answer ended: returns what was held back. Incomplete bytes become U+FFFD."""
+        text = self._advance(self._decoder.decode(b"", final=True))
+        held, self._held = self._held, ""
+        return text + held
+
+    def _advance(self, fresh: str) -> str:
+        if self._stopped:
+            return ""
+        if not self._stop:
+            return fresh
+        # The end of what is held is looked at character by character: a stop string is met where it ends, not where it begins.
+        for character in fresh:
+            self._held += character
+            met = next((text for text in self._stop if self._held.endswith(text)), None)
+            if met is not None:
+                final = self._held[: -len(met)]
+                self._held, self._stopped = "", True
+                return final
+        keep = max((size for text in self._stop for size in range(1, len(text)) if self._held.endswith(text[:size])), default=0)
+        final, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return final
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that stand for the 256 bytes in a byte-level vocabulary: printable Latin-1 for themselves, the others from U+0100 on
+    (GPT-2, `bytes_to_unicode`)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+class BytePieces:
+    """The bytes of each token of a byte-level vocabulary, made when first asked for.
+
+    token: the vocabulary's entry of an id, None for an unknown id. special: ids that are no text.
+    """
+
+    def __init__(self, token: Callable[[int], str | None], special: Collection[int]) -> None:
+        self._token, self._alphabet = token, _byte_alphabet()
+        self._known: dict[int, bytes] = dict.fromkeys(special, b"")
+
+    def __call__(self, token_id: int) -> bytes:
+        piece = self._known.get(token_id)
+        if piece is None:
+            token = self._token(token_id)
+            if token is None:
+                raise ValueError(f"token id {token_id} is not in the vocabulary")
+            piece = self._known[token_id] = bytes(self._alphabet[character] for character in token)
+        return piece

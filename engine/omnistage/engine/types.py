@@ -1,0 +1,32 @@
+"""The words that the engine and its callers share: sampling parameters and finish reasons. No torch here: the toy models use them too."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.Enum):
+    """Why a run of tokens or codes ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. The ranges are those of `omnistage.v1.Sampling`; whoever builds one has checked them.
+
+    temperature: 0 is greedy. top_k: 0 is off. The penalties are Transformers' and OpenAI's definitions.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)

@@ -1,0 +1,106 @@
+"""Transformers' decoder layers on our cache and our loop give the tokens of Transformers' own `generate`; so does the lean decoder."""
+
+from __future__ import annotations
+
+import random
+from typing import cast
+
+import pytest
+import torch
+from transformers import AttentionInterface, Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration
+
+from omnistage.engine import layers
+from omnistage.engine.adapter import Decoder, DecoderSpec
+from omnistage.engine.decoder import DecoderConfig, PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.request import TokenRequest
+from omnistage.engine.scheduler import Limits
+
+AttentionInterface.register(layers.NAME, layers.layer_attention)
+Thinker = Qwen2_5OmniThinkerForConditionalGeneration
+
+TEXT = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    "tie_word_embeddings": False,
+}
+SIZES = DecoderConfig(
+    layers=3, hidden_size=64, ffn_size=96, query_heads=4, kv_heads=2, vocab_size=300, context=512, norm_eps=1e-6, rope_theta=10000.0
+)
+SPEC = DecoderSpec(layers=3, query_heads=4, kv_heads=2, head_size=16, vocab_size=300, context=512, dtype=torch.float32)
+
+
+def thinker(attention: str) -> Thinker:
+    """A small random Thinker with biases that are not zero; equal weights for every call."""
+    config = Qwen2_5OmniThinkerConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
+        text_config=TEXT,
+        audio_config={"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "output_dim": 64},
+        vision_config={"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64},
+        audio_token_index=290,
+        image_token_index=291,
+        video_token_index=292,
+        audio_start_token_id=293,
+        vision_start_token_id=294,
+        vision_end_token_id=295,
+        attn_implementation=attention,
+    )
+    torch.manual_seed(3)
+    model = Thinker(config).eval()
+    for name, value in model.model.language_model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value, std=0.3)
+        elif "proj" in name:
+            torch.nn.init.normal_(value, std=0.15)
+    torch.nn.init.normal_(model.lm_head.weight, std=0.5)
+    return cast(Thinker, model)
+
+
+def through_layers() -> Decoder:
+    model = thinker(layers.NAME)
+    text = model.model.language_model
+    layers.pack_linears(text.layers)
+    return layers.LayersDecoder(
+        SPEC, embedding=text.embed_tokens, layers=tuple(text.layers), rotary=text.rotary_emb, axes=3, norm=text.norm, head=model.lm_head
+    )
+
+
+def lean() -> Decoder:
+    model = thinker("sdpa")
+    weights = model.model.language_model.state_dict() | {"lm_head.weight": model.lm_head.weight.detach()}
+    return PackedDecoder(SIZES, weights.get)
+
+
+async def answer(engine: Engine, prompt: list[int], count: int) -> list[int | None]:
+    stream = engine.submit(TokenRequest(tuple(prompt), 0, count))
+    ids: list[int | None] = []
+    while len(ids) < count:
+        ids += [event.token_id for event in await stream.take()]
+    await stream.aclose()
+    return ids
+
+
+@pytest.mark.parametrize("make", [through_layers, lean])
+async def test_greedy_tokens_are_those_of_transformers(make: type[Decoder], seed: int) -> None:
+    rng = random.Random(seed)
+    oracle = thinker("sdpa")
+    engine = Engine(make(), pages=60, limits=Limits(chunk_tokens=32, step_tokens=64), poison=True)
+    for length in (1, 2, 31, 32, 33, 64, 150):
+        prompt = [rng.randrange(280) for _ in range(length)]
+        ids = torch.tensor([prompt])
+        expected = oracle.generate(  # type: ignore[misc]  # A mixin whose self is annotated as another class.
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert await answer(engine, prompt, 40) == expected[0, length:].tolist()
+    await engine.close()
+
+
+def test_a_mask_is_refused() -> None:
+    rows = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="mask"):
+        layers.layer_attention(torch.nn.Identity(), rows, rows, rows, torch.zeros(3, 3), 1.0, paged_attention=lambda *_: rows)
