@@ -1,0 +1,247 @@
+"""The default Code2Wav: feature rows in, 24 kHz sound out, in chunks that grow.
+
+A chunk ends at the end of a phrase or where the schedule says, and the schedule is a function of the frame index: the samples do not
+depend on how the rows arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, WaveRequest
+from omnistage.models.smol import decoder, waveform
+from omnistage.models.smol.decoder import SpectrumNet, SpectrumStream
+from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH
+from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrain
+from omnistage.models.smol.weights import load_weights, read_config
+from omnistage.models.smol.worker import Worker
+
+Samples = NDArray[np.float32]
+
+CODE_REVISION = "1"
+"""To be raised whenever a change of the code changes the samples."""
+SAMPLES_PER_ROW = SAMPLE_RATE_HZ // FRAME_RATE_HZ
+FRAMES_PER_ROW = SAMPLES_PER_ROW // waveform.HOP
+LOOKAHEAD_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
+"""Rows after a row that its samples depend on: 15, or 0.375 s of speech. None beyond the end of the phrase."""
+MAX_PHRASE_ROWS = 4096
+_FADE = torch.sin(torch.arange(1, 121) / 121 * math.pi / 2) ** 2
+"""5 ms at both ends of a phrase: what is left of a sound there would click."""
+SCHEDULES = {
+    "latency": (4, 8, 16, 32),
+    "balanced": (8, 16, 32),
+    "quality": (16, 32, 64),
+    "offline": (128,),
+}
+"""Rows of the first chunk of a session, the second and so on; the last size is repeated. 8 rows are 0.2 s."""
+
+
+def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
+    """Rows of the chunk that begins at row `first` of a session, `left` rows before the end of its phrase.
+
+    A tail shorter than half a chunk joins the chunk before it.
+    """
+    reached = 0
+    size = schedule[-1]
+    for candidate in schedule:
+        reached += candidate
+        if first < reached:
+            size = candidate
+            break
+    return left if 2 * left < 3 * size else size
+
+
+class _Phrase:
+    """One phrase on its way from rows to samples. first_row: where it begins in the session. rows: how many it has."""
+
+    def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int) -> None:
+        self.rows = rows
+        self.received = 0
+        self.given = 0
+        self._waiting: deque[Samples] = deque()
+        self._pushed = 0
+        self._seed = seed
+        self._next_frame = first_row * FRAMES_PER_ROW
+        self._device = net.head.weight.device
+        self._spectra = SpectrumStream(net)
+        self._train = PulseTrain()
+        self._pulses = torch.zeros(0, decoder.BINS, dtype=torch.complex64)
+        self._overlap = OverlapAdd()
+        self._samples = torch.zeros(0)
+
+    def receive(self, rows: Samples) -> None:
+        self._waiting.append(rows)
+        self.received += len(rows)
+
+    def needs(self, rows: int) -> int:
+        """Rows of the phrase that must be here before the next `rows` can be turned into samples."""
+        return min(self.given + rows + LOOKAHEAD_ROWS, self.rows)
+
+    def take(self, rows: int) -> Samples:
+        """The next rows * SAMPLES_PER_ROW samples. What they need has been received."""
+        needed = self.needs(rows)
+        if needed > self._pushed:
+            self._push(self._next_rows(needed - self._pushed), last=needed == self.rows)
+        count = rows * SAMPLES_PER_ROW
+        out, self._samples = self._samples[:count].clamp(-1, 1), self._samples[count:]
+        if self.given == 0:
+            out[: len(_FADE)] *= _FADE
+        self.given += rows
+        if self.given == self.rows:
+            out[-len(_FADE) :] *= _FADE.flip(0)
+        return out.numpy()
+
+    def _next_rows(self, count: int) -> Samples:
+        rows = np.concatenate(self._waiting)
+        self._waiting = deque([rows[count:]])
+        self._pushed += count
+        return rows[:count]
+
+    def _push(self, rows: Samples, last: bool) -> None:
+        f0, energy = rows[:, F0].reshape(-1), rows[:, ENERGY].reshape(-1)
+        text = np.repeat(rows[:, :TEXT_WIDTH], FRAMES_PER_ROW, axis=0)
+        pitch = np.log(np.maximum(f0, 0) + 1) / np.float32(5)
+        frames = np.concatenate([text, pitch[:, None], energy[:, None] / np.float32(5)], axis=1)
+        maps = self._spectra.push(torch.from_numpy(frames).to(self._device), last).cpu()
+        pulses = torch.cat([self._pulses, self._train.push(f0, last)])
+        count = maps.shape[0]
+        spectra = waveform.mix(maps, pulses[:count], waveform.noise(self._seed, self._next_frame, count))
+        self._pulses = pulses[count:]
+        self._next_frame += count
+        self._samples = torch.cat([self._samples, self._overlap.push(spectra, last)])
+
+
+@dataclass(slots=True)
+class WaveSession:
+    """Rows in, chunks of samples out, for one session. Knows no thread: `step` is the unit of work, `ready` says whether there is one."""
+
+    net: SpectrumNet
+    seed: int
+    schedule: tuple[int, ...]
+    _phrases: deque[_Phrase] = field(default_factory=deque)
+    _received: int = 0
+    _given: int = 0
+
+    @property
+    def first(self) -> bool:
+        """No samples have been made yet."""
+        return self._given == 0
+
+    def feed(self, rows: NDArray[np.uint32] | NDArray[np.float32]) -> None:
+        """Take the next rows [n, FEATURE_WIDTH] float32 (copied). Raises BadRequest for rows that no Talker of this model makes."""
+        if rows.ndim != 2 or rows.shape[1] != FEATURE_WIDTH or rows.dtype != np.float32:
+            raise BadRequest("features", f"rows must be float32 [n, {FEATURE_WIDTH}], not {rows.dtype} {list(rows.shape)}")
+        own = np.array(rows, np.float32)
+        if not np.isfinite(own).all():
+            raise BadRequest("features", "holds NaN or infinity: send the rows of the Talker of this model unchanged")
+        while len(own):
+            if not self._phrases or self._phrases[-1].received == self._phrases[-1].rows:
+                self._begin_phrase(float(own[0, COUNT]))
+            phrase = self._phrases[-1]
+            taken, own = np.split(own, [phrase.rows - phrase.received])
+            places = np.arange(phrase.received, phrase.received + len(taken))
+            if (taken[:, INDEX] != places).any() or (taken[:, COUNT] != phrase.rows).any():
+                raise BadRequest("features", f"rows of a phrase of {phrase.rows} are missing or out of order near row {places[0]}")
+            phrase.receive(taken)
+            self._received += len(taken)
+
+    def end(self) -> None:
+        """No more rows come. A phrase that was broken off ends where its rows end."""
+        if self._phrases:
+            self._phrases[-1].rows = self._phrases[-1].received
+
+    def ready(self) -> bool:
+        """Whether all rows that the next chunk depends on are here."""
+        return bool(self._phrases) and self._phrases[0].received >= self._phrases[0].needs(self._next_chunk())
+
+    def step(self) -> Samples:
+        """The next chunk, float32 [samples, 1]."""
+        phrase, rows = self._phrases[0], self._next_chunk()
+        samples = phrase.take(rows)
+        self._given += rows
+        if phrase.given == phrase.rows:
+            self._phrases.popleft()
+        return samples[:, None]
+
+    def _next_chunk(self) -> int:
+        phrase = self._phrases[0]
+        return chunk_rows(self.schedule, self._given, phrase.rows - phrase.given)
+
+    def _begin_phrase(self, count: float) -> None:
+        if not (1 <= count <= MAX_PHRASE_ROWS and count.is_integer()):
+            raise BadRequest("features", f"a phrase of {count} rows; 1 to {MAX_PHRASE_ROWS} are possible")
+        self._phrases.append(_Phrase(self.net, self.seed, self._received, int(count)))
+
+
+class SmolCode2Wav:
+    """Code2WavModel over the converted folder `code2wav`."""
+
+    def __init__(self, net: SpectrumNet, info: ModelInfo, threads: int) -> None:
+        self._net = net
+        self._info = info
+        self._worker = Worker(info.name, threads)
+
+    @classmethod
+    def from_directory(cls, directory: Path, *, threads: int = 1, max_sessions: int = 64, device: str = "cpu") -> SmolCode2Wav:
+        """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
+        config = read_config(directory, "hibari-code2wav")
+        net = SpectrumNet()
+        load_weights(net, directory)
+        info = ModelInfo(
+            name="hibari-code2wav",
+            revision=f"{config['source_sha256'][:12]}-{CODE_REVISION}",
+            accepts=(PortSpec("features", Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH, window=True),),
+            produces=(PortSpec("audio", Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
+            max_sessions=max_sessions,
+        )
+        return cls(net.to(device), info, threads)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def load(self) -> Load:
+        return Load(queued=self._worker.queued)
+
+    def check(self, request: WaveRequest) -> None:
+        """Raise BadRequest for a profile, sample rate or voice this model does not have."""
+        if request.profile not in SCHEDULES:
+            raise BadRequest("code2wav.profile", f"{request.profile!r} is not one of {', '.join(SCHEDULES)}")
+        if request.sample_rate_hz not in (0, SAMPLE_RATE_HZ):
+            raise BadRequest("code2wav.sample_rate_hz", f"{request.sample_rate_hz} is not possible: ask for {SAMPLE_RATE_HZ} or 0")
+
+    async def decode(
+        self, request: WaveRequest, frames: AsyncIterator[NDArray[np.uint32] | NDArray[np.float32]]
+    ) -> AsyncGenerator[Samples, None]:
+        """See Code2WavModel.decode. No rows at all give no chunk. Raises BadRequest for what `check` refuses and for malformed rows."""
+        self.check(request)
+        session = WaveSession(self._net, request.seed, SCHEDULES[request.profile])
+        async for rows in frames:
+            session.feed(rows)
+            while session.ready():
+                yield await self._worker.run(session.step, urgent=session.first)
+        session.end()
+        while session.ready():
+            yield await self._worker.run(session.step, urgent=session.first)
+
+    async def warm_up(self) -> None:
+        """Decode one second of silence."""
+        rows = np.zeros((FRAME_RATE_HZ, FEATURE_WIDTH), np.float32)
+        rows[:, INDEX] = np.arange(FRAME_RATE_HZ)
+        rows[:, COUNT] = FRAME_RATE_HZ
+        session = WaveSession(self._net, 0, SCHEDULES["balanced"])
+        session.feed(rows)
+        while session.ready():
+            await self._worker.run(session.step)
+
+    async def close(self) -> None:
+        """End the thread. No session is running."""
+        await self._worker.close()

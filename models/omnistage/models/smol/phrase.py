@@ -1,0 +1,151 @@
+"""Cutting a text that is still being written into phrases that can be spoken.
+
+The cuts are a function of the characters alone, not of the pieces they arrive in: the cutter takes one character after the other.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from omnistage.models.smol.plain_text import PlainText
+
+FIRST_WORDS = 4
+"""The first phrase is cut after this many whole words even without punctuation: the listener is waiting."""
+PATIENCE = 2
+"""Words more that a cut without punctuation waits for, rather than leave "of", "the" or a number at the end of a phrase."""
+MIN_WORDS = 2
+MAX_WORDS = 24
+MAX_CHARACTERS = 200
+
+_CLOSERS = "\"'”’)]}»"
+_SENTENCE_ENDS = ".!?…"
+_CLAUSE_ENDS = ",;:—–"
+_ABBREVIATION_LIST = """
+mr mrs ms dr prof st mt ft gen gov sen rep capt lt col sgt rev hon jr sr vs etc no nos vol fig eq approx est dept inc ltd co corp cf al
+jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thurs fri sat sun ave blvd rd min max
+"""
+_MONTH_LIST = "january february march april may june july august september october november december"
+_FUNCTION_WORD_LIST = """
+a an the of to in on at by for from with as is are was were be and or but that which who not no my your his her its our their this these
+"""
+_FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
+_ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
+_MONTHS = frozenset(_MONTH_LIST.split())
+_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
+_WORD = re.compile(r"[^\W_]")
+_LIST_NUMBER = re.compile(r"\d{1,3}[.)]")
+
+
+class Pause(enum.Enum):
+    """What kind of rest follows a phrase."""
+
+    NONE = "none"
+    CLAUSE = "clause"
+    SENTENCE = "sentence"
+    PARAGRAPH = "paragraph"
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """Text to be spoken in one breath, without line breaks."""
+
+    text: str
+    pause: Pause
+
+
+class PhraseCutter:
+    """Phrases of one text. Markdown goes in, phrases of plain text come out."""
+
+    def __init__(self) -> None:
+        self._plain = PlainText()
+        self._text = ""
+        self._words = 0
+        self._in_word = False
+        self._end: int | None = None
+        self._first = True
+
+    def feed(self, text: str) -> Iterator[Phrase]:
+        """Take more of the text; yield the phrases that are complete now."""
+        for character in self._plain.feed(text):
+            yield from self._take(character)
+
+    def flush(self) -> Iterator[Phrase]:
+        """The text ends here: yield what is left."""
+        for character in self._plain.flush():
+            yield from self._take(character)
+        if self._end is not None:
+            yield from self._cut(self._end, Pause.SENTENCE)
+        last = self._text.rstrip().rstrip(_CLOSERS)[-1:]
+        yield from self._cut(len(self._text), Pause.CLAUSE if last in _CLAUSE_ENDS and last else Pause.SENTENCE)
+
+    def _take(self, character: str) -> Iterator[Phrase]:
+        if character == "\n":
+            yield from self._cut(len(self._text), Pause.PARAGRAPH)
+            return
+        if self._end is not None and not character.isspace() and character not in _CLOSERS:
+            end, self._end = self._end, None
+            if not character.islower():
+                yield from self._cut(end, Pause.SENTENCE)
+        self._text += character
+        if character.isspace():
+            self._in_word = False
+            yield from self._word_ended()
+        elif _WORD.match(character) and not self._in_word:
+            self._in_word = True
+            self._words += 1
+        if len(self._text) >= MAX_CHARACTERS:
+            yield from self._cut_long()
+
+    def _word_ended(self) -> Iterator[Phrase]:
+        """A space has come: is what stands before it the end of a phrase?"""
+        before = self._text.rstrip()
+        word = before.rsplit(None, 1)[-1] if before else ""
+        mark = word.rstrip(_CLOSERS)[-1:] or word[-1:]
+        if not word or self._words == 0:
+            return
+        if mark in _CLAUSE_ENDS and self._words >= MIN_WORDS:
+            yield from self._cut(len(self._text), Pause.CLAUSE)
+        elif mark in _SENTENCE_ENDS and self._words >= MIN_WORDS and not _goes_on(word):
+            self._end = len(self._text)  # the next letter decides: a small one goes on with the sentence
+        elif self._is_long_after(word):
+            yield from self._cut(len(self._text), Pause.NONE)
+
+    def _is_long_after(self, word: str) -> bool:
+        """Whether to cut here although there is no punctuation."""
+        more = self._words - (FIRST_WORDS if self._first else MAX_WORDS)
+        return more >= 0 and not _needs_next(word) and (more >= PATIENCE or word.lower() not in _FUNCTION_WORDS)
+
+    def _cut_long(self) -> Iterator[Phrase]:
+        """Too long without a good place to cut: at the last space, or just here in a text without spaces."""
+        space = self._text.rstrip().rfind(" ")
+        if space > 0:
+            yield from self._cut(space, Pause.NONE)
+        else:
+            yield from self._cut(len(self._text), Pause.NONE)
+
+    def _cut(self, end: int, pause: Pause) -> Iterator[Phrase]:
+        phrase, self._text = self._text[:end].strip(), self._text[end:].lstrip()
+        self._end = None
+        self._words = len([word for word in self._text.split() if _WORD.search(word)])
+        self._in_word = bool(self._text) and bool(_WORD.search(self._text.split()[-1])) and not self._text[-1].isspace()
+        if _WORD.search(phrase):
+            self._first = False
+            yield Phrase(phrase, pause)
+
+
+def _goes_on(word: str) -> bool:
+    """Whether a word that ends with a full stop is an abbreviation, an initial or the number of a list item."""
+    if not word.endswith("."):
+        return False
+    stem = word[:-1].lstrip("(\"'“‘[")
+    return stem.lower() in _ABBREVIATIONS or bool(_INITIALS.fullmatch(stem)) or bool(_LIST_NUMBER.fullmatch(word))
+
+
+def _needs_next(word: str) -> bool:
+    """Whether a word is read wrong without the next one: a number with its unit, a month with its day, a title with its name."""
+    stem = word.strip(_CLOSERS + "(").lower()
+    is_number = any(character.isdigit() for character in word) or not _WORD.search(word)
+    return is_number or stem in _MONTHS or word.endswith(".")

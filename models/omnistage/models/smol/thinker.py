@@ -1,0 +1,247 @@
+"""The default Thinker: SmolLM2-135M-Instruct on the autoregressive engine, in bfloat16 on one CPU thread. A demo brain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from omnistage.engine.decoder import DecoderConfig, PackedDecoder
+from omnistage.engine.detokenizer import BytePieces, Detokenizer
+from omnistage.engine.engine import Engine, TokenStream
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.request import TokenRequest
+from omnistage.engine.scheduler import Limits
+from omnistage.engine.types import FinishReason
+from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest, Turn
+
+DEFAULT_SYSTEM = (
+    "You are a helpful AI assistant. Give a short, clear and friendly answer of one to three complete sentences in plain English."
+)
+"""Used when a conversation has no system turn: the answer is to be heard, not read. Found by trying: a model of this size follows few
+words. With the marks around it these are the 32 tokens of a page, so the engine keeps it from one request to the next."""
+
+_ROLES = ("system", "user", "assistant")
+_MAX_STOP = 16
+_PIECE_TOKENS = 8
+_CODE_REVISION = "1"
+"""Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
+
+_LANGUAGE = "model."
+_UNUSED = ("audio_tower.", "visual.")
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class SmolThinker:
+    """Implements `ThinkerModel`. Build it with `from_directory`."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, info: ModelInfo, context: int) -> None:
+        self._engine, self._tokenizer, self._info, self._context = engine, tokenizer, info, context
+        # Text of a request never becomes a special token: a user cannot end their own turn.
+        tokenizer.encode_special_tokens = True
+        self._start, self._end = (_special(tokenizer, name) for name in ("<|im_start|>", "<|im_end|>"))
+        special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+        self._piece = BytePieces(tokenizer.id_to_token, special)
+
+    @classmethod
+    def from_directory(
+        cls,
+        directory: Path,
+        *,
+        dtype: str = "bfloat16",
+        threads: int = 1,
+        max_sessions: int = 64,
+        kv_bytes: int = 512 << 20,
+        poison: bool = False,
+    ) -> SmolThinker:
+        """Load from a folder that `convert_thinker` wrote.
+
+        dtype: bfloat16 or float32. threads: torch threads of this process. kv_bytes: size of the KV cache, at least one full context;
+        memory is used as it is touched. poison: see `Engine`. Raises ValueError for missing, unknown or ill-shaped weights.
+        """
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+        torch.set_num_threads(threads)
+        config = _read_config(directory)
+        weights = _WeightFile(directory / "model.safetensors", _DTYPES[dtype])
+        decoder = PackedDecoder(config, weights)
+        if unread := weights.unread():
+            raise ValueError(f"{directory} has weights that this model does not: {', '.join(unread[:8])}")
+        pages = kv_bytes // page_bytes(decoder.spec)
+        engine = Engine(decoder, pages=pages, limits=Limits(max_sequences=max_sessions, max_waiting=max_sessions), poison=poison)
+        info = ModelInfo(
+            name="smollm2-135m-instruct",
+            revision=_revision(directory, dtype),
+            accepts=(),
+            produces=(PortSpec(name="text", content=Content.TEXT, compact=True),),
+            max_sessions=max_sessions,
+        )
+        return cls(engine, Tokenizer.from_file(str(directory / "tokenizer.json")), info, config.context)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def load(self) -> Load:
+        stats = self._engine.stats()
+        return Load(queued=stats.waiting, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
+
+    async def warm_up(self) -> None:
+        """Answer one short question: compiles nothing, but touches every weight and keeps the pages of the default system prompt."""
+        request = TextRequest(turns=(Turn("user", "Hello!"),), seed=0, max_tokens=4)
+        async with aclosing(self.generate(request)) as pieces:
+            async for _ in pieces:
+                pass
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    def check(self, request: TextRequest) -> None:
+        if not request.turns and not request.verbatim:
+            raise BadRequest("thinker.messages", "give at least one message")
+        for turn in request.turns:
+            if turn.role not in _ROLES:
+                raise BadRequest("thinker.messages", f"the role {turn.role!r} is unknown, use one of {', '.join(_ROLES)}")
+        if request.max_tokens < 1:
+            raise BadRequest("thinker.max_tokens", "ask for at least 1 token")
+        if not 0 <= request.min_tokens <= request.max_tokens:
+            raise BadRequest("thinker.min_tokens", f"must be between 0 and max_tokens, {request.max_tokens}")
+        if len(request.stop) > _MAX_STOP or not all(request.stop):
+            raise BadRequest("thinker.stop", f"give at most {_MAX_STOP} strings, none of them empty")
+        vocabulary = self._tokenizer.get_vocab_size()
+        if not all(0 <= token_id < vocabulary for token_id in request.sampling.logit_bias):
+            raise BadRequest("thinker.sampling.logit_bias", f"token ids must be below {vocabulary}")
+        if not request.verbatim:
+            self._check_length(self.prompt(request.turns))
+
+    def _check_length(self, prompt: Sequence[int]) -> None:
+        if len(prompt) >= self._context:
+            size = f"it has {len(prompt)} tokens, the model takes {self._context - 1}"
+            raise BadRequest("thinker.messages", f"shorten the conversation: {size}")
+
+    def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        """Token ids of a conversation in the model's chat form (ChatML), open for the assistant's answer."""
+        if not turns or turns[0].role != "system":
+            turns = (Turn("system", DEFAULT_SYSTEM), *turns)
+        newline = self._encode("\n")
+        ids: list[int] = []
+        for turn in turns:
+            ids += [self._start, *self._encode(f"{turn.role}\n{turn.text}"), self._end, *newline]
+        return (*ids, self._start, *self._encode("assistant\n"))
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        """Yield pieces as they are ready. At most `scheduler.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
+        text is not among the ids; a stop string's tokens are, its text is not."""
+        self.check(request)
+        pieces = self._say(request.verbatim) if request.verbatim else self._think(request)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    async def _say(self, text: str) -> AsyncGenerator[TextPiece, None]:
+        ids = self._encode(text)
+        detokenizer = Detokenizer(self._piece)
+        for first in range(0, len(ids), _PIECE_TOKENS):
+            part = ids[first : first + _PIECE_TOKENS]
+            yield TextPiece("".join(map(detokenizer.push, part)), tuple(part))
+        yield TextPiece(detokenizer.finish(), (), finish_reason=FinishReason.STOP)
+
+    async def _think(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        prompt = self.prompt(request.turns)
+        stream = self._engine.submit(
+            TokenRequest(
+                prompt=prompt,
+                seed=request.seed,
+                max_tokens=min(request.max_tokens, self._context - len(prompt)),
+                sampling=request.sampling,
+                min_tokens=request.min_tokens,
+                end_ids=frozenset({self._end}),
+                ignore_end=request.ignore_eos,
+                logprobs=request.logprobs,
+            )
+        )
+        async with aclosing(stream):
+            async for piece in self._pieces(stream, Detokenizer(self._piece, request.stop)):
+                yield piece
+
+    async def _pieces(self, stream: TokenStream, detokenizer: Detokenizer) -> AsyncGenerator[TextPiece, None]:
+        finish_reason: FinishReason | None = None
+        while finish_reason is None:
+            text, ids, logprobs, queued_s = "", [], [], 0.0
+            for event in await stream.take():
+                queued_s += event.queued_s
+                finish_reason = event.finish_reason
+                if event.token_id is not None:
+                    ids.append(event.token_id)
+                    logprobs += [] if event.logprob is None else [event.logprob]
+                    text += detokenizer.push(event.token_id)
+                if finish_reason is not None:
+                    text += detokenizer.finish()
+                if detokenizer.stopped:
+                    finish_reason = FinishReason.STOP
+                    break
+            yield TextPiece(text, tuple(ids), tuple(logprobs), finish_reason=finish_reason, queued_s=queued_s)
+
+
+class _WeightFile:
+    """The language weights of a checkpoint by name, in one dtype."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        self._file = safe_open(path, framework="pt")
+        self._dtype = dtype
+        self._names = set(self._file.keys())  # type: ignore[no-untyped-call]
+        self._asked: set[str] = set()
+
+    def __call__(self, name: str) -> torch.Tensor | None:
+        full = name if name == "lm_head.weight" else _LANGUAGE + name
+        self._asked.add(full)
+        if full not in self._names:
+            return None
+        tensor: torch.Tensor = self._file.get_tensor(full)  # type: ignore[no-untyped-call]
+        return tensor.to(self._dtype)
+
+    def unread(self) -> list[str]:
+        """Weights that nobody asked for, those of the unused encoders aside."""
+        return sorted(name for name in self._names - self._asked if not name.startswith(_UNUSED))
+
+
+def _read_config(directory: Path) -> DecoderConfig:
+    text = json.loads((directory / "config.json").read_text(encoding="utf-8"))["text_config"]
+    return DecoderConfig(
+        layers=text["num_hidden_layers"],
+        hidden_size=text["hidden_size"],
+        ffn_size=text["intermediate_size"],
+        query_heads=text["num_attention_heads"],
+        kv_heads=text["num_key_value_heads"],
+        vocab_size=text["vocab_size"],
+        context=text["max_position_embeddings"],
+        norm_eps=text["rms_norm_eps"],
+        rope_theta=text["rope_parameters"]["rope_theta"],
+    )
+
+
+def _revision(directory: Path, dtype: str) -> str:
+    """Twelve hex digits of everything that a token can depend on: files, dtype, code, and the library and CPU that multiply."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        with (directory / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    digest.update(f"{dtype} {_CODE_REVISION} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
+    return digest.hexdigest()[:12]
+
+
+def _special(tokenizer: Tokenizer, name: str) -> int:
+    token_id: int | None = tokenizer.token_to_id(name)
+    if token_id is None:
+        raise ValueError(f"the tokenizer has no token {name!r}")
+    return token_id

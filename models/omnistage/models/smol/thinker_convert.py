@@ -1,0 +1,177 @@
+"""Makes the default Thinker from a GGUF file: SmolLM2-135M-Instruct (a Llama) in the form of a Qwen2.5-Omni Thinker.
+
+A Llama layer is a Qwen2 layer whose query, key and value biases are zero, and for plain text the three sections of multimodal rotary
+positions are equal, so the numbers are those of the Llama. The result loads with Transformers'
+`Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained`; audio and vision encoders are present in their smallest form and unused.
+Runs once; the result is cached.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+BOS, EOS = 1, 2
+"""`<|im_start|>` and `<|im_end|>`."""
+
+_UNUSED = {
+    "audio_token_index": 5,
+    "image_token_index": 6,
+    "video_token_index": 7,
+    "audio_start_token_id": 8,
+    "audio_end_token_id": 9,
+    "vision_start_token_id": 10,
+    "vision_end_token_id": 11,
+}
+"""Special tokens for source code that a chat never holds; they stand for the multimodal tokens that the configuration must name."""
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+_CONTROL_TOKEN = 3
+"""GGUF's token type of special tokens."""
+
+_WEIGHTS_SHARE = 0.6
+"""Share of the conversion's time that reading the weights takes, for progress."""
+
+
+def convert_thinker(gguf: Path, out: Path, progress: Callable[[float], None] | None = None) -> None:
+    """Write config.json, generation_config.json, model.safetensors (bfloat16), tokenizer.json and tokenizer_config.json into `out`.
+
+    gguf: SmolLM2-135M-Instruct, any quantisation. out: an existing, empty folder. progress: called with 0..1. Raises ValueError for a
+    file that is not a Llama or whose tensors are not those of one.
+    """
+    from gguf import GGUFReader
+
+    report = progress or (lambda share: None)
+    reader = GGUFReader(gguf)
+    facts = {name: field.contents() for name, field in reader.fields.items()}
+    if facts.get("general.architecture") != "llama":
+        raise ValueError(f"{gguf.name} holds a {facts.get('general.architecture')!r} model, expected 'llama'")
+    weights = _read_weights(reader, facts, lambda share: report(share * _WEIGHTS_SHARE))
+    _write_model(facts, weights, out)
+    report(0.9)
+    _write_tokenizer(facts, out)
+    report(1.0)
+
+
+def _read_weights(reader: GGUFReader, facts: dict[str, Any], report: Callable[[float], None]) -> dict[str, torch.Tensor]:
+    from gguf.quants import dequantize
+
+    heads = {"attn_q": facts["llama.attention.head_count"], "attn_k": facts["llama.attention.head_count_kv"]}
+    weights: dict[str, torch.Tensor] = {}
+    for index, tensor in enumerate(reader.tensors):
+        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        parts = tensor.name.split(".")
+        if parts[0] == "blk":
+            kind = parts[2]
+            if kind in heads:
+                values = _undo_interleaving(values, heads[kind])
+            name = f"layers.{parts[1]}.{_LAYER_NAMES[kind]}.weight"
+            if kind in ("attn_q", "attn_k", "attn_v"):
+                weights[name.replace(".weight", ".bias")] = torch.zeros(values.shape[0], dtype=torch.bfloat16)
+        else:
+            name = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}[tensor.name]
+        weights[name] = torch.from_numpy(values.copy()).to(torch.bfloat16)
+        report((index + 1) / len(reader.tensors))
+    return weights
+
+
+def _undo_interleaving(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """llama.cpp stores the two components that turn together next to each other; Transformers keeps them half a head apart.
+    rows: [heads * head_size, hidden]."""
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _write_model(facts: dict[str, Any], weights: dict[str, torch.Tensor], out: Path) -> None:
+    from transformers import GenerationConfig, Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration
+    from transformers.utils.logging import disable_progress_bar
+
+    hidden = facts["llama.embedding_length"]
+    turning = facts["llama.rope.dimension_count"] // 2
+    time_section = turning // 4
+    height_section = (turning - time_section) // 2
+    text = {
+        "vocab_size": weights["embed_tokens.weight"].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": facts["llama.feed_forward_length"],
+        "num_hidden_layers": facts["llama.block_count"],
+        "num_attention_heads": facts["llama.attention.head_count"],
+        "num_key_value_heads": facts["llama.attention.head_count_kv"],
+        "rms_norm_eps": facts["llama.attention.layer_norm_rms_epsilon"],
+        "max_position_embeddings": facts["llama.context_length"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": facts["llama.rope.freq_base"],
+            "mrope_section": [time_section, height_section, turning - time_section - height_section],
+        },
+        "tie_word_embeddings": True,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+    }
+    audio = {"d_model": 64, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "fullatt_block_indexes": [0]}
+    settings: dict[str, Any] = {
+        "text_config": text,
+        "audio_config": audio | {"output_dim": hidden},
+        "vision_config": vision | {"out_hidden_size": hidden},
+        "tie_word_embeddings": True,
+        "dtype": torch.bfloat16,
+        **_UNUSED,
+    }
+    config = Qwen2_5OmniThinkerConfig(**settings)
+    # The unused encoders get fixed numbers, so that two conversions give the same file.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen2_5OmniThinkerForConditionalGeneration(config).bfloat16()
+    model.model.language_model.load_state_dict(weights, strict=True)
+    model.tie_weights()
+    model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=EOS)  # type: ignore[no-untyped-call]
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # The caller has one of its own.
+    model.save_pretrained(out)
+
+
+def _write_tokenizer(facts: dict[str, Any], out: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens: list[str] = facts["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    # The two steps that the file calls "smollm": every digit alone, then GPT-2's words.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = facts["tokenizer.ggml.token_type"]
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[BOS],
+        "eos_token": tokens[EOS],
+        "pad_token": tokens[EOS],
+        "model_max_length": facts["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": facts["tokenizer.chat_template"],
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

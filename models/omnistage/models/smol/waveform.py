@@ -1,0 +1,129 @@
+"""Spectra to samples: pulses at the pitch, shaped by the net, plus shaped noise, then an inverse short-time Fourier transform.
+
+    S = exp(lh) e^(i pi tanh(theta)) STFT(pulses(f0)) + exp(ln) Z + exp(lr) e^(i phi)
+
+The formulas are those of `hibari/dsp.py` (hibari-tts 0.2.1, Apache-2.0). Differences: everything here works on a phrase as it comes, the
+noise Z is a function of (seed, frame), and outside a phrase the pulse train is silent instead of mirrored (phrases end in silence).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omnistage.models.smol.decoder import BINS
+
+SAMPLE_RATE_HZ = 24000
+HOP = 300
+"""Samples of one frame: 80 frames a second."""
+WINDOW = 1200
+_OVERLAP = WINDOW // HOP
+LOOKAHEAD = 2
+"""Frames after a frame that its samples depend on, by the overlap of the windows."""
+_LOWEST_HZ = 40.0
+_HIGHEST_HZ = 11000.0
+_HANN = torch.hann_window(WINDOW)
+_HANN_SQUARED = (_HANN * _HANN).view(_OVERLAP, HOP)
+
+
+def noise(seed: int, first: int, count: int) -> Tensor:
+    """Complex normal noise of `count` frames of a session from `first` on, complex64 [count, BINS]: a function of (seed, frame)."""
+    rows = np.empty((count, 2 * BINS), np.float32)
+    for index in range(count):
+        source = np.random.Philox(key=seed % 2**64, counter=[0, first + index, 0, 0])
+        np.random.Generator(source).standard_normal(dtype=np.float32, out=rows[index])
+    return torch.view_as_complex(torch.from_numpy(rows).view(count, BINS, 2))
+
+
+class PulseTrain:
+    """A train of band-limited pulses that follows f0, and its spectra.
+
+    Every harmonic h of f0 below 11 kHz has amplitude 1: sum over h of cos(h t) = sin((H + 1/2) t) / (2 sin(t / 2)) - 1/2. Below 40 Hz a
+    frame is unvoiced and silent.
+    """
+
+    def __init__(self) -> None:
+        self._f0: NDArray[np.float32] = np.empty(0, np.float32)
+        self._turns_hz = 0.0
+        self._samples = torch.zeros(WINDOW // 2)
+        place = ((np.arange(HOP) + 0.5) / HOP - 0.5) % 1.0
+        self._place = place.astype(np.float32)
+
+    def push(self, f0_hz: NDArray[np.float32], last: bool) -> Tensor:
+        """f0 of the next frames [n], n >= 1 in the first call -> spectra complex64 [m, BINS] of the frames that are complete now."""
+        if self._f0.size == 0:
+            self._f0 = f0_hz[:1]
+        known = np.concatenate([self._f0, f0_hz, f0_hz[-1:] if len(f0_hz) else self._f0[-1:]] if last else [self._f0, f0_hz])
+        parts = [self._samples, torch.from_numpy(self._pulses(known))]
+        if last:
+            parts.append(torch.zeros(WINDOW // 2 - HOP))
+        samples = torch.cat(parts)
+        self._f0 = known[-2:]
+        count = max((len(samples) - WINDOW) // HOP + 1, 0)
+        self._samples = samples[count * HOP :]
+        if not count:
+            return torch.zeros(0, BINS, dtype=torch.complex64)
+        # A unit cosine then peaks at 1, so that exp(lh) is the magnitude of a harmonic.
+        spectra: Tensor = torch.fft.rfft(samples.unfold(0, WINDOW, HOP)[:count] * (_HANN / (WINDOW / 4)))
+        return spectra
+
+    def _pulses(self, known: NDArray[np.float32]) -> NDArray[np.float32]:
+        """f0 of n + 2 frames -> the samples [n * HOP] of the n in the middle. Sample j of frame k lies at k + (j + 0.5) / HOP - 0.5."""
+        if len(known) < 3:
+            return np.empty(0, np.float32)
+        before, here, after = known[:-2, None], known[1:-1, None], known[2:, None]
+        half = HOP // 2
+        u = self._place
+        f0 = np.concatenate([before * (1 - u[:half]) + here * u[:half], here * (1 - u[half:]) + after * u[half:]], axis=1).reshape(-1)
+        voiced = f0 > _LOWEST_HZ
+        f0 = np.maximum(f0, np.float32(_LOWEST_HZ))
+        # One running sum in float64 over the whole phrase: the same bits wherever the phrase is cut.
+        turns = np.cumsum(np.concatenate([[self._turns_hz], f0.astype(np.float64)]))[1:]
+        self._turns_hz = float(turns[-1])
+        angle = (turns / SAMPLE_RATE_HZ % 1.0 * (2 * math.pi)).astype(np.float32)
+        harmonics = np.floor(np.float32(_HIGHEST_HZ) / f0) + np.float32(0.5)
+        divisor = 2 * np.sin(angle / 2)
+        flat = np.abs(divisor) <= 2e-3
+        pulses = np.where(flat, harmonics, np.sin(harmonics * angle) / np.where(flat, np.float32(1), divisor)) - np.float32(0.5)
+        return np.where(voiced, pulses, np.float32(0))
+
+
+class OverlapAdd:
+    """Inverse STFT, as torch.istft(center=True, length=frames * HOP) does it, for a phrase as it comes."""
+
+    def __init__(self) -> None:
+        self._sum = torch.zeros(_OVERLAP - 1, HOP)
+        self._norm = torch.zeros(_OVERLAP - 1, HOP)
+        self._skip = _OVERLAP // 2
+
+    def push(self, spectra: Tensor, last: bool) -> Tensor:
+        """The next spectra complex64 [m, BINS] -> samples float32 [k * HOP] that are complete now; LOOKAHEAD frames behind until `last`."""
+        count = spectra.shape[0]
+        total = torch.cat([self._sum, torch.zeros(count, HOP)])
+        norm = torch.cat([self._norm, torch.zeros(count, HOP)])
+        if count:
+            frames = (torch.fft.irfft(spectra, n=WINDOW) * _HANN).view(count, _OVERLAP, HOP)
+            for block in range(_OVERLAP):
+                total[block : block + count] += frames[:, block]
+                norm[block : block + count] += _HANN_SQUARED[block]
+        self._sum, self._norm = total[count:], norm[count:]
+        # The first window starts half a window before the first sample, the last one ends half a window after the last sample.
+        done = count + _OVERLAP // 2 if last else count
+        skip = min(self._skip, done)
+        self._skip -= skip
+        return (total[skip:done] / norm[skip:done].clamp(min=1e-11)).view(-1)
+
+
+def mix(maps: Tensor, pulses: Tensor, noise_: Tensor) -> Tensor:
+    """The net's five maps [n, 5 * BINS], spectra of pulses and noise [n, BINS] -> complex64 [n, BINS]: the formula at the top."""
+    harmonic, rotation, hiss, free, phase = torch.split(maps, BINS, dim=1)
+    voiced = torch.polar(_magnitude(harmonic), math.pi * rotation.tanh()) * pulses
+    return voiced + _magnitude(hiss) * noise_ + torch.polar(_magnitude(free), phase)
+
+
+def _magnitude(log_magnitude: Tensor) -> Tensor:
+    return log_magnitude.clamp(max=7).exp()

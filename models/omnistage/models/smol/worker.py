@@ -1,0 +1,115 @@
+"""One compute thread, shared fairly by the sessions of one event loop.
+
+A session asks for one small unit of work at a time and waits for it, so at most one unit a session is queued and first come, first served
+is fair. An urgent unit (the first of a session, which a listener waits for) overtakes at most OVERTAKES others: nobody starves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+OVERTAKES = 64
+
+
+@dataclass(order=True, slots=True)
+class _Unit:
+    rank: int
+    number: int
+    work: Callable[[], None] = field(compare=False)
+
+
+class Worker:
+    """Runs units of work on a thread of its own. `threads` is the number of threads torch may use for one unit."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._threads = threads
+        self._changed = threading.Condition()
+        self._queue: list[_Unit] = []
+        self._numbers = itertools.count()
+        self._open = True
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def queued(self) -> int:
+        """Units that wait for the thread."""
+        with self._changed:
+            return len(self._queue)
+
+    async def run(self, call: Callable[[], T], urgent: bool = False) -> T:
+        """Run `call` on the thread and return its result, or raise what it raised.
+
+        Cancelled: a unit that has not begun is dropped; for one that runs this waits, so that nothing it uses is freed under it.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # not handled here: it belongs to whoever awaits the unit
+                loop.call_soon_threadsafe(done.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(done.set_result, result)
+
+        unit = self._put(work, urgent)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            if not self._drop(unit):
+                await _settled(done)
+            raise
+
+    async def close(self) -> None:
+        """Finish what is queued and end the thread."""
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _put(self, work: Callable[[], None], urgent: bool) -> _Unit:
+        with self._changed:
+            if not self._open:
+                raise RuntimeError("the model is closed")
+            number = next(self._numbers)
+            unit = _Unit(number - OVERTAKES if urgent else number, number, work)
+            bisect.insort(self._queue, unit)
+            self._changed.notify()
+        return unit
+
+    def _drop(self, unit: _Unit) -> bool:
+        with self._changed:
+            if unit not in self._queue:
+                return False
+            self._queue.remove(unit)
+            return True
+
+    def _work(self) -> None:
+        torch.set_num_threads(self._threads)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or not self._open)
+                if not self._queue:
+                    return
+                unit = self._queue.pop(0)
+            unit.work()
+
+
+async def _settled(done: asyncio.Future[T]) -> None:
+    """Wait for the future whatever is cancelled meanwhile; its outcome is nobody's concern any more."""
+    while not done.done():
+        try:
+            await asyncio.wait([done])
+        except asyncio.CancelledError:
+            continue  # the caller raises the first cancellation when this returns
+    done.exception()

@@ -1,0 +1,233 @@
+"""The four toy models. They cut their output into chunks of random size on purpose, as real ones do, so that only content is comparable."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.engine.types import FinishReason
+from omnistage.models.interface import (
+    BadRequest,
+    Content,
+    DrawRequest,
+    Frames,
+    Load,
+    ModelInfo,
+    Picture,
+    PortSpec,
+    SpeechRequest,
+    TextPiece,
+    TextRequest,
+    WaveRequest,
+)
+from omnistage.models.toy import formulas
+
+MAX_SESSIONS = 1024
+REVISION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class ToyOptions:
+    """interval_s: pause before each token. max_chunk: most tokens, frames or blocks in one piece; 1 takes the chance out of the cut.
+    stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens when the model ends by itself.
+    chunk_samples: most samples in one piece of sound; 0 is all that is there. interval_s of a Code2Wav is the pause before each piece."""
+
+    interval_s: float = 0.0
+    max_chunk: int = 4
+    stamp: bool = False
+    width: int = formulas.WIDTH
+    samples_per_frame: int = formulas.SAMPLES_PER_FRAME
+    length: int = formulas.NATURAL_LENGTH
+    chunk_samples: int = 0
+    max_sessions: int = MAX_SESSIONS
+
+    @classmethod
+    def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
+        known = {field.name for field in fields(cls)}
+        unknown = set(options) - known
+        if unknown:
+            raise ValueError(f"unknown options {sorted(unknown)} of the toy models; known are {sorted(known)}")
+        return cls(**options)
+
+    @property
+    def row_width(self) -> int:
+        return self.width + (formulas.LIMBS if self.stamp else 0)
+
+    @property
+    def codebooks(self) -> int:
+        return formulas.CODEBOOKS + (formulas.LIMBS if self.stamp else 0)
+
+
+class _Toy:
+    """What all toys have in common: they hold nothing."""
+
+    info: ModelInfo
+
+    def __init__(self, options: ToyOptions) -> None:
+        self.options = options
+
+    def load(self) -> Load:
+        return Load()
+
+    async def warm_up(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def _cut(self) -> int:
+        return random.randint(1, self.options.max_chunk)
+
+
+class ToyThinker(_Toy):
+    """Counts in sevens."""
+
+    def __init__(self, options: ToyOptions) -> None:
+        super().__init__(options)
+        hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
+        text = PortSpec("text", Content.TEXT, compact=True)
+        self.info = ModelInfo("toy-thinker", REVISION, (), (text, hidden), options.max_sessions)
+
+    def check(self, request: TextRequest) -> None:
+        if not request.turns and not request.verbatim:
+            raise BadRequest("thinker.messages", "at least one turn is needed")
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
+        spoken = request.verbatim.split()
+        prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
+        natural = len(spoken) if spoken else self.options.length
+        total = request.max_tokens if request.ignore_eos and not spoken else min(natural, request.max_tokens)
+        finish = FinishReason.STOP if total == natural else FinishReason.LENGTH
+        n = 0
+        while n < total:
+            if self.options.interval_s:
+                await asyncio.sleep(self.options.interval_s)
+            count = min(self._cut(), total - n)
+            tokens = tuple(formulas.token(request.seed, prompt, n + i) for i in range(count))
+            words = "".join(f"{spoken[n + i]} " if spoken else formulas.word(tokens[i]) for i in range(count))
+            n += count
+            yield TextPiece(words, tokens, hidden=self._rows(tokens), finish_reason=finish if n == total else None)
+        if total == 0:
+            yield TextPiece("", (), hidden=self._rows(()), finish_reason=finish)
+
+    def _rows(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        rows = np.empty((len(tokens), self.options.row_width), np.float32)
+        for i, token in enumerate(tokens):
+            rows[i, : self.options.width] = formulas.row(token, self.options.width)
+        if self.options.stamp:
+            rows[:, self.options.width :] = formulas.stamp()
+        return rows
+
+
+class ToyTalker(_Toy):
+    """Two frames of four codes for each row."""
+
+    def __init__(self, options: ToyOptions) -> None:
+        super().__init__(options)
+        hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
+        codes = PortSpec("codes", Content.CODES, rate_hz=self._rate(), width=options.codebooks, compact=True)
+        self.info = ModelInfo("toy-talker", REVISION, (hidden,), (codes,), options.max_sessions, voices=("toy",))
+
+    def _rate(self) -> float:
+        return formulas.SAMPLE_RATE_HZ / self.options.samples_per_frame
+
+    def check(self, request: SpeechRequest) -> None:
+        if request.voice not in ("", "toy"):
+            raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'toy'")
+
+    async def speak(self, request: SpeechRequest, inputs: AsyncIterator[TextPiece | NDArray[np.float32]]) -> AsyncGenerator[Frames, None]:
+        made = 0
+        async for rows in inputs:
+            if isinstance(rows, TextPiece):
+                raise TypeError("the toy Talker takes hidden rows")
+            codes = formulas.frames(rows)
+            if self.options.stamp:
+                stamps = rows[:, self.options.width :].astype(np.uint32)
+                codes = np.concatenate([codes, stamps.repeat(formulas.FRAMES_PER_ROW, axis=0)], axis=1)
+            if request.max_frames and made + len(codes) >= request.max_frames:
+                yield Frames(codes[: request.max_frames - made], FinishReason.LENGTH)
+                return
+            made += len(codes)
+            while len(codes):
+                cut = min(self._cut(), len(codes))
+                yield Frames(codes[:cut])
+                codes = codes[cut:]
+        yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
+
+
+class ToyCode2Wav(_Toy):
+    """A saw tooth for each frame."""
+
+    def __init__(self, options: ToyOptions) -> None:
+        super().__init__(options)
+        rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
+        codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=options.codebooks, window=True)
+        audio = PortSpec("audio", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1)
+        self.info = ModelInfo("toy-code2wav", REVISION, (codes,), (audio,), options.max_sessions)
+
+    def check(self, request: WaveRequest) -> None:
+        if request.sample_rate_hz not in (0, formulas.SAMPLE_RATE_HZ):
+            raise BadRequest("code2wav.sample_rate_hz", f"only {formulas.SAMPLE_RATE_HZ} is possible")
+
+    async def decode(
+        self, request: WaveRequest, frames: AsyncIterator[NDArray[np.uint32] | NDArray[np.float32]]
+    ) -> AsyncGenerator[NDArray[np.float32], None]:
+        async for codes in frames:
+            if len(codes) == 0:
+                continue
+            sound = formulas.samples(np.asarray(codes, np.uint32), self.options.samples_per_frame)
+            if self.options.stamp:
+                sound[: 2 * formulas.LIMBS, 0] = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()]) / 32768
+            most = self.options.chunk_samples or len(sound)
+            for begin in range(0, len(sound), most):
+                if self.options.interval_s:
+                    await asyncio.sleep(self.options.interval_s)
+                yield sound[begin : begin + most]
+
+
+class ToyDiffusion(_Toy):
+    """A grey picture: pixel (x, y) of result n = (seed + n + x + y) mod 256, PNG. Previews have 16 shades."""
+
+    def __init__(self, options: ToyOptions) -> None:
+        super().__init__(options)
+        image = PortSpec("image", Content.IMAGE)
+        progress = PortSpec("progress", Content.PROGRESS)
+        self.info = ModelInfo("toy-diffusion", REVISION, (), (image, progress), options.max_sessions)
+
+    def check(self, request: DrawRequest) -> None:
+        for name, value in (("width", request.width), ("height", request.height)):
+            if value > 1024:
+                raise BadRequest(f"diffusion.{name}", "at most 1024 pixels")
+
+    async def draw(self, request: DrawRequest) -> AsyncGenerator[Picture, None]:
+        width, height, steps = request.width or 64, request.height or 64, request.steps or 4
+        for step in range(1, steps + 1):
+            await asyncio.sleep(self.options.interval_s)
+            yield Picture(b"", "", step, steps)
+            if step * request.previews // steps > (step - 1) * request.previews // steps:
+                yield Picture(png(self._pixels(request.seed, width, height) // 16 * 16), "image/png", step, steps, preview=True)
+        for n in range(request.results):
+            yield Picture(png(self._pixels(request.seed + n, width, height)), "image/png", steps, steps)
+
+    def _pixels(self, seed: int, width: int, height: int) -> NDArray[np.uint8]:
+        return ((seed + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """A grey 8-bit PNG of [height, width] pixels (PNG specification, third edition: IHDR, IDAT with filter 0, IEND)."""
+    height, width = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels], axis=1).tobytes()
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )

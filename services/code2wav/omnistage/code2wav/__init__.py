@@ -1,0 +1,1 @@
+"""The Code2Wav service: sound from speech frames."""

@@ -1,0 +1,1 @@
+"""The Diffusion service: pictures from a prompt."""

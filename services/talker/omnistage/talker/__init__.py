@@ -1,0 +1,1 @@
+"""The Talker service: speech frames from text or hidden rows."""

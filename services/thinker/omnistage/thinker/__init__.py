@@ -1,0 +1,1 @@
+"""The Thinker service: text, and hidden rows, from a conversation."""

@@ -1,0 +1,123 @@
+"""From ThinkerParams to a model's pieces of text, and from those to chunks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from omnistage.engine.types import FinishReason, Sampling
+from omnistage.models.interface import BadRequest, TextPiece, TextRequest, ThinkerModel, Turn
+from omnistage.stage.describe import describe
+from omnistage.stage.logic import Input, LogicLoad, Output, Timing, Work
+from omnistage.stage.params import bad_request, check_kind, check_sampling, refusals
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+MAX_TOKENS = 32768
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_MESSAGES = 1024
+ROLES = frozenset({"system", "user", "assistant"})
+
+FINISH = {
+    FinishReason.STOP: chunk_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: chunk_pb2.FINISH_REASON_LENGTH,
+    FinishReason.INTERRUPTED: chunk_pb2.FINISH_REASON_INTERRUPTED,
+}
+
+
+class ThinkerStage:
+    """A ThinkerModel as a stage."""
+
+    def __init__(self, model: ThinkerModel) -> None:
+        self._model = model
+        self.description = describe(stage_pb2.STAGE_KIND_THINKER, model.info)
+        self._has_hidden = any(port.name == "hidden" for port in model.info.produces)
+
+    def load(self) -> LogicLoad:
+        load = self._model.load()
+        return LogicLoad(load.queued, load.kv_pages_used, load.kv_pages_total)
+
+    def prepare(self, request: stage_pb2.Open) -> Work:
+        check_kind(request.params, "thinker")
+        text_request = parse(request.params.thinker, request.seed)
+        with refusals(BadRequest):
+            self._model.check(text_request)
+        return lambda inputs, timing: self._run(text_request, inputs, timing)
+
+    async def warm_up(self) -> None:
+        await self._model.warm_up()
+
+    async def close(self) -> None:
+        await self._model.close()
+
+    async def _run(self, request: TextRequest, inputs: AsyncIterator[Input], timing: Timing) -> AsyncGenerator[Output, None]:
+        with refusals(BadRequest):
+            async with aclosing(self._model.generate(request)) as pieces:
+                async for piece in pieces:
+                    timing.queued_s += piece.queued_s
+                    last = piece.finish_reason is not None
+                    count = len(piece.token_ids)
+                    # Rows first: they have the longer way to the listener.
+                    if self._has_hidden:
+                        yield Output("hidden", count, piece.hidden if count else None, last)
+                    yield Output("text", count, _text(piece), last)
+
+
+def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
+    """Checked parameters. Raises BAD_REQUEST with the field that is bad."""
+    check_sampling(params.sampling, "thinker.sampling")
+    if not 1 <= params.max_tokens <= MAX_TOKENS:
+        raise bad_request("thinker.max_tokens", f"must be from 1 to {MAX_TOKENS}")
+    if params.min_tokens > params.max_tokens:
+        raise bad_request("thinker.min_tokens", "must not be above max_tokens")
+    if len(params.stop) > MAX_STOPS or any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
+        raise bad_request("thinker.stop", f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters")
+    if params.HasField("constraint"):
+        raise bad_request("thinker.constraint", "this model cannot constrain its text; leave it out")
+    return TextRequest(
+        turns=_turns(params),
+        seed=seed,
+        sampling=sampling(params.sampling),
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop=tuple(params.stop),
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+        verbatim=params.verbatim,
+    )
+
+
+def sampling(params: stage_pb2.Sampling) -> Sampling:
+    """Checked sampling parameters in the engine's form."""
+    return Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p if params.HasField("top_p") else 1.0,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty if params.HasField("repetition_penalty") else 1.0,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+    )
+
+
+def _turns(params: stage_pb2.ThinkerParams) -> tuple[Turn, ...]:
+    if not params.messages and not params.verbatim:
+        raise bad_request("thinker.messages", "at least one message is needed")
+    if len(params.messages) > MAX_MESSAGES:
+        raise bad_request("thinker.messages", f"at most {MAX_MESSAGES} messages")
+    turns = []
+    for message in params.messages:
+        if message.role not in ROLES:
+            raise bad_request("thinker.messages.role", f"must be one of {sorted(ROLES)}")
+        if not all(part.WhichOneof("content") == "text" for part in message.parts):
+            raise bad_request("thinker.messages.parts", "this model takes text only")
+        turns.append(Turn(message.role, "".join(part.text for part in message.parts)))
+    if turns and not params.verbatim and not any(turn.text.strip() for turn in turns if turn.role == "user"):
+        raise bad_request("thinker.messages", "a user message with text is needed")
+    return tuple(turns)
+
+
+def _text(piece: TextPiece) -> chunk_pb2.TextChunk:
+    finish = FINISH[piece.finish_reason] if piece.finish_reason else chunk_pb2.FINISH_REASON_UNSPECIFIED
+    return chunk_pb2.TextChunk(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, finish_reason=finish)

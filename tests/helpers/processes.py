@@ -1,0 +1,58 @@
+"""Which processes a test started, however deep, and waiting for their end without polling."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import time
+from pathlib import Path
+
+MARK = "OMNISTAGE_TEST_MARK"
+
+
+class Family:
+    """All processes that have the mark in their environment: children inherit it. Give `environment` to the first of them."""
+
+    def __init__(self) -> None:
+        self.mark = secrets.token_hex(8)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, MARK: self.mark}
+
+    def pids(self) -> list[int]:
+        """Those that are alive, without this process; one that ended but was not waited for is not alive."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and int(folder.name) != os.getpid() and f"{MARK}={self.mark}".encode() in _environment(folder):
+                found.append(int(folder.name))
+        return found
+
+    def wait_ended(self, timeout_s: float = 30.0) -> list[int]:
+        """Wait until none is left; returns those that are left after the time limit."""
+        deadline = time.monotonic() + timeout_s
+        while pids := self.pids():
+            for pid in pids:
+                if not wait_end(pid, deadline - time.monotonic()):
+                    return self.pids()
+        return []
+
+
+def wait_end(pid: int, timeout_s: float) -> bool:
+    """Wait for the end of any process; False if it is still alive after the time limit."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], max(timeout_s, 0.0))[0])
+    finally:
+        os.close(fd)
+
+
+def _environment(folder: Path) -> bytes:
+    try:
+        return (folder / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""

@@ -1,0 +1,325 @@
+"""Stage servers and routers for tests: as real processes, or in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from omnistage.code2wav.stage import Code2WavStage
+from omnistage.diffusion.stage import DiffusionStage
+from omnistage.host.process import Service
+from omnistage.link.channel import client_options, server_options
+from omnistage.models.registry import LoadOptions, load_code2wav, load_diffusion, load_talker, load_thinker
+from omnistage.router.metrics import RouterMetrics
+from omnistage.router.pipeline import Pipeline, load_pipeline
+from omnistage.router.server import RouterServer
+from omnistage.router.settings import RouterSettings
+from omnistage.stage.logic import StageLogic
+from omnistage.stage.metrics import StageMetrics
+from omnistage.stage.server import StageServer
+from omnistage.stage.settings import StageSettings
+from omnistage.talker.stage import TalkerStage
+from omnistage.thinker.stage import ThinkerStage
+from omnistage.v1 import omni_pb2_grpc, stage_pb2, stage_pb2_grpc
+
+KINDS = ("thinker", "talker", "code2wav", "diffusion")
+CHAIN = ("thinker", "talker", "code2wav")
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+SETTLE_TIMEOUT_S = 20.0
+
+# Real processes ------------------------------------------------------------------------------------------------------------------------
+
+
+class NotReady(RuntimeError):
+    """The process ended, or said nothing in time, before it was ready. `exit_code` is None if it had to be killed."""
+
+    def __init__(self, message: str, exit_code: int | None, log: str) -> None:
+        super().__init__(f"{message}\n{log}")
+        self.exit_code = exit_code
+        self.log = log
+
+
+class ServerProcess:
+    """One server process, from its start to its end. Use it as a context manager; a failing test shows the end of its log."""
+
+    def __init__(self, module: str, *flags: str, log_folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Starts it; `wait_ready` waits until it is SERVING."""
+        self.module = module
+        self._ready, ready = os.pipe()
+        lifeline, self._lifeline = os.pipe()
+        self.log_path = log_folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log"
+        command = [sys.executable, "-m", module, *flags, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, pass_fds=(ready, lifeline), stdout=log, stderr=log, env={**os.environ, **(environment or {})}
+            )
+        os.close(ready)
+        os.close(lifeline)
+        self._told = False
+        self.address = ""
+        self.metrics_address = ""
+        self.kind = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait_ready(self) -> None:
+        """Return when it is SERVING. Raises NotReady."""
+        readable, _, _ = select.select([self._ready], [], [], READY_TIMEOUT_S)
+        with os.fdopen(self._ready) as pipe:
+            self._ready = -1
+            line = pipe.readline() if readable else ""
+        if not line:
+            exit_code = self.stop()
+            raise NotReady(f"{self.module} did not get ready", exit_code, self.log())
+        ready = json.loads(line)
+        self.address, self.metrics_address, self.kind = ready["address"], ready["metrics_address"], ready["kind"]
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def cut_lifeline(self) -> None:
+        """Close our end of the lifeline, as happens when the parent dies."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def terminate(self) -> None:
+        """Ask it, once, to drain and end; returns at once."""
+        if self.process.poll() is None and not self._told:
+            self._told = True
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Its exit code. Raises subprocess.TimeoutExpired."""
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def stop(self) -> int:
+        """End it, by force if it does not end by itself in time, and return its exit code."""
+        self.terminate()
+        try:
+            return self.wait()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+        finally:
+            self.cut_lifeline()
+            if self._ready >= 0:
+                os.close(self._ready)
+                self._ready = -1
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        if error is not None:
+            error.add_note(f"--- log of {self.module} ({self.pid}):\n{self.log()[-4000:]}")
+
+
+@dataclass
+class Stack:
+    """Processes that belong together. stages: by kind. router: None where there is none."""
+
+    stages: dict[str, ServerProcess] = field(default_factory=dict)
+    router: ServerProcess | None = None
+
+    @property
+    def address(self) -> str:
+        """Where clients call."""
+        assert self.router is not None
+        return self.router.address
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Of the stages, by kind."""
+        return {kind: server.address for kind, server in self.stages.items()}
+
+    def processes(self) -> list[ServerProcess]:
+        return [*self.stages.values(), *([self.router] if self.router else [])]
+
+
+def stage_flags(options: Mapping[str, object] | None = None, model: str = "toy") -> list[str]:
+    """Flags of a stage process that may dial its neighbours on this host."""
+    return ["--model", model, "--options", json.dumps(dict(options or {})), "--allow", "127.0.0.1:*", "--grace", "5"]
+
+
+@contextmanager
+def stack(
+    log_folder: Path,
+    *,
+    kinds: Sequence[str] = CHAIN,
+    pipeline: str = "toy",
+    model: str = "toy",
+    options: Mapping[str, object] | None = None,
+    stage_args: Sequence[str] = (),
+    router_args: Sequence[str] | None = (),
+) -> Iterator[Stack]:
+    """Stage processes, started in parallel, and a router in front of them. router_args: None for no router. Raises NotReady."""
+    running = Stack()
+    try:
+        for kind in kinds:
+            running.stages[kind] = ServerProcess(f"omnistage.{kind}", *stage_flags(options, model), *stage_args, log_folder=log_folder)
+        for server in running.stages.values():
+            server.wait_ready()
+        if router_args is not None:
+            stages = ",".join(f"{kind}={address}" for kind, address in running.addresses.items())
+            running.router = ServerProcess(
+                "omnistage.router", "--pipeline", pipeline, "--stages", stages, "--grace", "5", *router_args, log_folder=log_folder
+            )
+            running.router.wait_ready()
+        yield running
+    except BaseException as error:
+        for server in running.processes():
+            error.add_note(f"--- log of {server.module} ({server.pid}):\n{server.log()[-4000:]}")
+        raise
+    finally:
+        for server in reversed(running.processes()):
+            server.terminate()
+        for server in running.processes():
+            server.stop()
+
+
+# In the test's own event loop ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Local:
+    """A server in this process."""
+
+    address: str
+    service: Service
+    registry: CollectorRegistry
+
+
+def toy_logic(kind: str, options: Mapping[str, object] | None = None) -> StageLogic:
+    """The toy model of a kind, wrapped for its stage."""
+    return family_logic("toy", kind, options)
+
+
+def family_logic(family: str, kind: str, options: Mapping[str, object] | None = None) -> StageLogic:
+    """A model of a family, wrapped for its stage."""
+    load = LoadOptions(family=dict(options or {}))
+    logics: Mapping[str, Callable[[], StageLogic]] = {
+        "thinker": lambda: ThinkerStage(load_thinker(family, load)),
+        "talker": lambda: TalkerStage(load_talker(family, load)),
+        "code2wav": lambda: Code2WavStage(load_code2wav(family, load)),
+        "diffusion": lambda: DiffusionStage(load_diffusion(family, load)),
+    }
+    return logics[kind]()
+
+
+@asynccontextmanager
+async def local_stage(
+    logic: StageLogic, *, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), **settings: Any
+) -> AsyncIterator[Local]:
+    """A stage server in this event loop. interceptors: see its calls first.
+
+    settings: fields of StageSettings; without arena and with every local address allowed, unless they say so.
+    """
+    chosen = {"model": "toy", "arena_bytes": 0, "allow": ("127.0.0.1:*",), **settings}
+    kind = stage_pb2.StageKind.Name(logic.description.kind).removeprefix("STAGE_KIND_").lower()
+    metrics = StageMetrics(kind, logic.description.model)
+    service = StageServer(StageSettings(**chosen), logic, metrics)
+    async with _serving(service, metrics.registry, StageSettings(**chosen).max_message_bytes, interceptors) as local:
+        yield local
+
+
+@asynccontextmanager
+async def local_router(stages: Mapping[str, str], pipeline: Pipeline | None = None, **settings: Any) -> AsyncIterator[Local]:
+    """A router in this event loop. stages: kind to address. settings: fields of RouterSettings."""
+    chosen = RouterSettings(stages=tuple(stages.items()), **settings)
+    answering = pipeline or load_pipeline("toy")
+    metrics = RouterMetrics()
+    service = RouterServer(chosen, {answering.name: answering}, metrics)
+    async with _serving(service, metrics.registry, chosen.max_message_bytes) as local:
+        yield local
+
+
+@asynccontextmanager
+async def _serving(
+    service: Service, registry: CollectorRegistry, max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> AsyncIterator[Local]:
+    server = grpc.aio.server(interceptors=interceptors, options=server_options(max_message_bytes))
+    service.register(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    service.bound(address)
+    await server.start()
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await service.start()
+        yield Local(address, service, registry)
+    finally:
+        await server.stop(0)
+        await service.close()
+
+
+@asynccontextmanager
+async def local_chain(options: Mapping[str, object] | None = None, **settings: Any) -> AsyncIterator[dict[str, Local]]:
+    """Thinker, Talker and Code2Wav in this event loop, by kind."""
+    async with (
+        local_stage(toy_logic("thinker", options), **settings) as thinker,
+        local_stage(toy_logic("talker", options), **settings) as talker,
+        local_stage(toy_logic("code2wav", options), **settings) as code2wav,
+    ):
+        yield {"thinker": thinker, "talker": talker, "code2wav": code2wav}
+
+
+# A port that one test gave back is soon the next test's; gRPC's shared connections would remember how the old server went away.
+CLIENT_OPTIONS = [*client_options(), ("grpc.use_local_subchannel_pool", 1)]
+
+# Calling them --------------------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def stage_stub(address: str) -> AsyncIterator[stage_pb2_grpc.StageServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+        yield stage_pb2_grpc.StageServiceStub(channel)
+
+
+@asynccontextmanager
+async def omni_stub(address: str) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+        yield omni_pb2_grpc.OmniServiceStub(channel)
+
+
+async def watch_until(address: str, condition: Callable[[stage_pb2.WatchResponse], bool]) -> stage_pb2.WatchResponse:
+    """The first load report of a stage that meets the condition. Raises AssertionError with the last report after a bounded time."""
+    last: stage_pb2.WatchResponse | None = None
+    async with stage_stub(address) as stub:
+        watch = stub.Watch(stage_pb2.WatchRequest(), timeout=SETTLE_TIMEOUT_S)
+        with suppress(grpc.aio.AioRpcError):
+            async for last in watch:
+                if condition(last):
+                    watch.cancel()
+                    return last
+    raise AssertionError(f"{address} did not get there; last report: {last}")
+
+
+def is_free(report: stage_pb2.WatchResponse) -> bool:
+    """Nothing of any session is left."""
+    return not (report.sessions or report.queued or report.leases or report.kv_pages_used)
+
+
+async def all_free(addresses: Sequence[str]) -> None:
+    """Return when no stage holds anything of a session."""
+    async with asyncio.TaskGroup() as group:
+        for address in addresses:
+            group.create_task(watch_until(address, is_free))

@@ -1,0 +1,61 @@
+"""Driving the voice in process: text to rows, rows to samples."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.interface import Frames, SpeechRequest, TextPiece, WaveRequest
+from omnistage.models.smol.code2wav import SmolCode2Wav
+from omnistage.models.smol.prosody import FEATURE_WIDTH
+from omnistage.models.smol.talker import SmolTalker
+
+Array = NDArray[np.float32]
+
+
+async def pieces(texts: Iterable[str]) -> AsyncIterator[TextPiece]:
+    """Text deltas as a Thinker sends them."""
+    for text in texts:
+        yield TextPiece(text, ())
+
+
+async def arrays(parts: Iterable[Array]) -> AsyncIterator[Array]:
+    """Rows as they arrive; the memory of each is overwritten when the next is asked for, as shared memory is."""
+    for part in parts:
+        view = part.copy()
+        yield view
+        view.fill(np.nan)
+
+
+async def frames_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None) -> list[Frames]:
+    """Everything the Talker yields for the deltas."""
+    return [frames async for frames in talker.speak(request or SpeechRequest(seed=0), pieces(texts))]
+
+
+async def rows_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None) -> Array:
+    """All rows [n, FEATURE_WIDTH] for the deltas."""
+    return np.concatenate([frames.rows for frames in await frames_of(talker, *texts, request=request)]).astype(np.float32)
+
+
+async def chunks_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None) -> list[Array]:
+    """The chunks of sound for rows that arrive in these parts."""
+    return [chunk async for chunk in code2wav.decode(request or WaveRequest(seed=0), arrays(parts))]
+
+
+async def samples_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None) -> Array:
+    """All samples [n, 1]."""
+    return np.concatenate([np.empty((0, 1), np.float32), *await chunks_of(code2wav, *parts, request=request)])
+
+
+async def spoken(talker: SmolTalker, code2wav: SmolCode2Wav, text: str) -> Array:
+    """The samples of a text, the two stages running at the same time."""
+
+    async def rows() -> AsyncIterator[Array]:
+        async for frames in talker.speak(SpeechRequest(seed=0), pieces([text])):
+            assert frames.rows.shape[1] == FEATURE_WIDTH
+            yield frames.rows.astype(np.float32)
+
+    chunks = [chunk async for chunk in code2wav.decode(WaveRequest(seed=0), rows())]
+    return np.concatenate([np.empty((0, 1), np.float32), *chunks])

@@ -1,0 +1,65 @@
+"""One stage server and the check that it still works, for the tests of the rules of `Run`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from helpers.run import Caller, code_chunks, open_of, row_chunks, run_once, tensor_of
+from helpers.servers import all_free, local_stage, stage_stub, toy_logic
+from omnistage.models.toy import formulas
+from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+
+ROWS = np.stack([formulas.row(token) for token in range(8)])
+
+
+class Stage:
+    """A stage server, its description, and the check that it still works."""
+
+    def __init__(self, address: str, stub: stage_pb2_grpc.StageServiceAsyncStub, description: stage_pb2.DescribeResponse) -> None:
+        self.address = address
+        self.stub = stub
+        self.description = description
+
+    def open(self, **fields: object) -> stage_pb2.Open:
+        return open_of(self.description, **fields)  # type: ignore[arg-type]
+
+    def caller(self, timeout_s: float | None = 30.0) -> Caller:
+        return Caller(self.stub, timeout_s)
+
+    async def opened(self, **fields: object) -> Caller:
+        caller = self.caller()
+        await caller.send(open=self.open(**fields))
+        await caller.opened()
+        return caller
+
+    async def still_works(self) -> None:
+        inputs: Sequence[chunk_pb2.Chunk] = ()
+        if self.description.kind == stage_pb2.STAGE_KIND_TALKER:
+            inputs = row_chunks("hidden", ROWS, [3, 5])
+        if self.description.kind == stage_pb2.STAGE_KIND_CODE2WAV:
+            inputs = code_chunks(formulas.frames(ROWS), [16])
+        heard = await run_once(self.stub, self.open(), inputs)
+        heard.check_whole([port.name for port in self.description.produces])
+        await all_free([self.address])
+
+
+@asynccontextmanager
+async def stage_of(kind: str, options: Mapping[str, object] | None = None, **settings: Any) -> AsyncIterator[Stage]:
+    """A stage of this kind; when the block ends well, the stage must still take a good session and hold nothing."""
+    async with local_stage(toy_logic(kind, options), **settings) as server, stage_stub(server.address) as stub:
+        yield (stage := Stage(server.address, stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)))
+        await stage.still_works()
+
+
+def chunk(seq: int = 0, first: int = 0, rows: int = 1, *, port: str = "hidden", last: bool = False) -> chunk_pb2.Chunk:
+    return chunk_pb2.Chunk(port=port, seq=seq, first=first, count=rows, last=last, tensor=tensor_of(ROWS[:rows]))

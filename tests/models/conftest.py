@@ -1,0 +1,33 @@
+"""The default model, fetched and converted once for all tests, and its voice, loaded once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnistage.models.smol.code2wav import SmolCode2Wav
+from omnistage.models.smol.store import model_directory
+from omnistage.models.smol.talker import SmolTalker
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The folder with `thinker`, `talker` and `code2wav`."""
+    return model_directory()
+
+
+@pytest.fixture(scope="session")
+def talker(default_model: Path) -> Iterator[SmolTalker]:
+    model = SmolTalker.from_directory(default_model / "talker")
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="session")
+def code2wav(default_model: Path) -> Iterator[SmolCode2Wav]:
+    model = SmolCode2Wav.from_directory(default_model / "code2wav")
+    yield model
+    asyncio.run(model.close())

@@ -1,0 +1,156 @@
+"""Text to phrases: cuts that do not depend on how the text arrives, and no cut where a reader would not pause."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnistage.models.smol.phrase import MAX_CHARACTERS, Pause, Phrase, PhraseCutter
+from omnistage.models.smol.plain_text import PlainText
+
+MARKDOWN = "ab A1.!?;:,' \n\n#*_-`~[]()<>|\\/=+\"é😀漢"
+
+
+def phrases(*pieces: str) -> list[Phrase]:
+    cutter = PhraseCutter()
+    return [phrase for piece in pieces for phrase in cutter.feed(piece)] + list(cutter.flush())
+
+
+def texts(text: str) -> list[str]:
+    return [phrase.text for phrase in phrases(text)]
+
+
+def plain(text: str) -> str:
+    converter = PlainText()
+    return converter.feed(text) + converter.flush()
+
+
+def cut_at_random(text: str, draw: random.Random) -> list[str]:
+    places = sorted(draw.randrange(len(text) + 1) for _ in range(draw.randrange(12)))
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@given(st.text(alphabet=MARKDOWN, max_size=120), st.randoms(use_true_random=False))
+def test_phrases_do_not_depend_on_the_pieces(text: str, draw: random.Random) -> None:
+    whole = phrases(text)
+    assert phrases(*cut_at_random(text, draw)) == whole
+    assert phrases(*text) == whole
+
+
+@given(st.text(alphabet="ab A1.!?;:,' ", max_size=600))
+def test_no_character_is_lost_or_said_twice(text: str) -> None:
+    spoken = "".join("".join(texts(text)).split())
+    letters = [character for character in text if character.isalnum()]
+    assert [character for character in spoken if character.isalnum()] == letters
+
+
+@given(st.text(max_size=1000))
+def test_a_phrase_is_bounded(text: str) -> None:
+    for phrase in phrases(text):
+        assert 0 < len(phrase.text) <= MAX_CHARACTERS
+        assert "\n" not in phrase.text
+
+
+def test_first_phrase_is_cut_after_four_words() -> None:
+    cutter = PhraseCutter()
+    assert list(cutter.feed("Paris has many museums")) == []
+    assert list(cutter.feed(" ")) == [Phrase("Paris has many museums", Pause.NONE)]
+    assert list(cutter.feed("and cafes that are open late at night ")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Great Wall of China is long", ["The Great Wall of China", "is long"]),
+        ("We met on March 3 in the morning.", ["We met on March 3 in", "the morning."]),
+        ("This thing is at 10 km from here.", ["This thing is at 10 km", "from here."]),
+        ("Yes, well, it is.", ["Yes, well,", "it is."]),
+    ],
+)
+def test_first_phrase_waits_for_a_word_that_belongs_to_it(text: str, expected: list[str]) -> None:
+    assert texts(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Yes, 3.14 and",
+        "It has 1,000 pages",
+        "Now Dr. Smith came",
+        "Say e.g. this",
+        "At 10:30 a.m. sharp",
+        "Ask J. K. Rowling",
+        "See https://a.b/c,d;e.f?g=1 now",
+        "Version 2.0.1 is out",
+        "It costs $5.50 now",
+        "1. Wash it",
+    ],
+)
+def test_numbers_abbreviations_and_addresses_stay_whole(text: str) -> None:
+    found = texts("One two three four! " + text)
+    assert found[1:] == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "pauses"),
+    [
+        ("One two three. Four five, six seven; eight nine", ["sentence", "clause", "clause", "sentence"]),
+        ("# Title\n\nFirst line\n- item", ["paragraph", "paragraph", "sentence"]),
+        ('He said "No way!" She left.', ["sentence", "sentence"]),
+        ('He said "No way!" and left.', ["sentence"]),
+    ],
+)
+def test_pauses(text: str, pauses: list[str]) -> None:
+    assert [phrase.pause.value for phrase in phrases(text)] == pauses
+
+
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        ("## Title\ntext", "Title\ntext"),
+        ("- one\n* two\n+ three", "one\ntwo\nthree"),
+        ("1. one\n2. two", "1. one\n2. two"),
+        ("**bold** and *italic* and __both__ and ~~gone~~", "bold and italic and both and gone"),
+        ("call `f(x)` now", "call f(x) now"),
+        ("[text](http://x.y/z_1) here", "text here"),
+        ("![a cat](cat.png)", "a cat"),
+        ("[![badge](b.png)](http://x)", "badge"),
+        ("<https://x.y> or <b>this</b>", "https://x.y or  this "),
+        ("> quoted\n> again", "quoted again"),
+        ("before\n```python\nprint(1)\n```\nafter", "before\nafter"),
+        ("before\n~~~~\n```\n~~~~\nAfter", "before\nAfter"),
+        ("| a | b |\n|---|:-:|\n| 1 | 2 |", "a,  b, \n\n1,  2, "),
+        ("one\n\n---\n\ntwo", "one\ntwo"),
+        ("a wrapped\nline", "a wrapped line"),
+        ("2 * 3 and 2*3", "2 times 3 and 2 times 3"),
+        ("\\*not\\* bold", "*not* bold"),
+        ("snake_case stays", "snake_case stays"),
+        ("wow! yes!", "wow! yes!"),
+        ("a < b > c", "a < b > c"),
+        ("claim[1] and[^2]", "claim and"),
+        ("- [ ] buy milk", " buy milk"),
+        ("Hello **world", "Hello world"),
+        ("open [link", "open link"),
+        ("```\nnever closed", ""),
+        ("-5 degrees", "-5 degrees"),
+    ],
+)
+def test_markdown_is_not_read_aloud(markdown: str, expected: str) -> None:
+    assert plain(markdown) == expected
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "😀🎉", "***", "---", "...", "#", "| | |", "```"])
+def test_nothing_to_say_gives_no_phrase(text: str) -> None:
+    assert phrases(text) == []
+
+
+@pytest.mark.parametrize("unit", ["[", "<a", "*", "`", "word ", "x", "1 ", "a. ", "|", "\\", "![", "- ", "#", "\n"])
+def test_long_text_of_one_kind_is_cut_or_skipped(unit: str) -> None:
+    text = unit * (20_000 // len(unit))
+    found = phrases(text)
+    assert all(len(phrase.text) <= MAX_CHARACTERS for phrase in found)
+    if unit in ("word ", "x"):
+        assert len(found) >= 20_000 // MAX_CHARACTERS

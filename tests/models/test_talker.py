@@ -1,0 +1,146 @@
+"""The Talker: rows that depend on the text alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from helpers.speech import frames_of, pieces, rows_of
+from omnistage.engine.types import FinishReason
+from omnistage.models.interface import BadRequest, SpeechRequest, TextPiece
+from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX
+from omnistage.models.smol.talker import SmolTalker
+from omnistage.models.smol.weights import BadCheckpoint
+
+TEXT = "Here are **two** tips:\n- Drink 3 cups of water, or tea.\n- Sleep well!\n\nDr. Lee said so in 1999, and zorblings agree."
+
+
+async def test_rows_do_not_depend_on_the_deltas(talker: SmolTalker, seed: int) -> None:
+    draw = random.Random(seed)
+    whole = await rows_of(talker, TEXT)
+    assert whole.shape[0] > 4 * FRAME_RATE_HZ
+    assert np.array_equal(await rows_of(talker, *TEXT), whole)
+    for _ in range(10):
+        places = sorted(draw.sample(range(1, len(TEXT)), draw.randrange(1, 20)))
+        deltas = [TEXT[a:b] for a, b in zip([0, *places], [*places, len(TEXT)], strict=True)]
+        assert np.array_equal(await rows_of(talker, *deltas), whole)
+
+
+async def test_rows_say_where_they_lie_in_their_phrase(talker: SmolTalker) -> None:
+    frames = await frames_of(talker, TEXT)
+    assert [one.finish_reason for one in frames] == [None] * (len(frames) - 1) + [FinishReason.STOP]
+    assert len(frames[-1].rows) == 0
+    for one in frames[:-1]:
+        assert one.rows.dtype == np.float32
+        assert one.rows.shape[1] == FEATURE_WIDTH
+        assert np.isfinite(one.rows).all()
+        assert (one.rows[:, INDEX] == np.arange(len(one.rows))).all()
+        assert (one.rows[:, COUNT] == len(one.rows)).all()
+
+
+async def test_first_rows_come_before_the_text_is_complete(talker: SmolTalker) -> None:
+    more = asyncio.Event()
+
+    async def text() -> AsyncIterator[TextPiece]:
+        async for piece in pieces(["Paris has many museums "]):
+            yield piece
+        await more.wait()
+
+    speech = talker.speak(SpeechRequest(seed=0), text())
+    assert len((await anext(speech)).rows) > 0
+    more.set()
+    assert (await anext(speech)).finish_reason is FinishReason.STOP
+
+
+async def test_speed_changes_the_length(talker: SmolTalker) -> None:
+    lengths = [len(await rows_of(talker, TEXT, request=SpeechRequest(seed=0, speed=speed))) for speed in (0.5, 1.0, 2.0)]
+    assert lengths[0] > 1.6 * lengths[1] > 1.6 * 1.4 * lengths[2]
+
+
+async def test_longer_rests_after_sentences_than_after_commas(talker: SmolTalker) -> None:
+    comma, stop, plain = [(await frames_of(talker, f"We went there{mark} Then we left"))[0].rows for mark in (",", ".", "")]
+    assert len(stop) > len(comma) > 0
+    assert len(plain) > 0
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+async def test_max_frames_ends_with_length(talker: SmolTalker, limit: int) -> None:
+    frames = await frames_of(talker, TEXT, request=SpeechRequest(seed=0, max_frames=limit))
+    assert sum(len(one.rows) for one in frames) == limit
+    assert frames[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("text", ["", "😀🎉🎉", "你好，世界。", "```\ncode\n```", "...", "\n\n"])
+async def test_nothing_to_say_ends_properly(talker: SmolTalker, text: str) -> None:
+    frames = await frames_of(talker, text)
+    assert [len(one.rows) for one in frames] == [0]
+    assert frames[0].rows.shape == (0, FEATURE_WIDTH)
+    assert frames[0].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("unit", ["word ", "x", "7", "Well, yes. "])
+async def test_20000_characters_come_in_bounded_phrases(talker: SmolTalker, unit: str) -> None:
+    text = unit * (20_000 // len(unit))
+    phrases = 0
+    async for frames in talker.speak(SpeechRequest(seed=0), pieces([text])):
+        assert len(frames.rows) < 120 * FRAME_RATE_HZ
+        phrases += 1
+        if phrases == 8:
+            break
+    assert phrases == 8
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (SpeechRequest(seed=0, voice="nobody"), "talker.voice"),
+        (SpeechRequest(seed=0, speed=0.4), "talker.speed"),
+        (SpeechRequest(seed=0, speed=2.1), "talker.speed"),
+        (SpeechRequest(seed=0, speed=float("nan")), "talker.speed"),
+        (SpeechRequest(seed=0, max_frames=-1), "talker.max_frames"),
+    ],
+)
+async def test_what_it_cannot_do_is_refused(talker: SmolTalker, request_: SpeechRequest, field: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        talker.check(request_)
+    assert refused.value.field == field
+    with pytest.raises(BadRequest):
+        await frames_of(talker, "Hello.", request=request_)
+
+
+async def test_hidden_rows_are_refused(talker: SmolTalker) -> None:
+    async def rows() -> AsyncIterator[NDArray[np.float32]]:
+        yield np.zeros((1, 8), np.float32)
+
+    with pytest.raises(BadRequest, match="text"):
+        await anext(talker.speak(SpeechRequest(seed=0), rows()))
+
+
+async def test_cancel_at_any_moment_leaves_nothing_queued(talker: SmolTalker, seed: int) -> None:
+    draw = random.Random(seed)
+
+    async def listen() -> None:
+        async for _ in talker.speak(SpeechRequest(seed=0), pieces([TEXT] * 5)):
+            await asyncio.sleep(0)
+
+    for _ in range(60):
+        tasks = [asyncio.create_task(listen()) for _ in range(3)]
+        await asyncio.sleep(draw.random() * 0.03)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert talker.load().queued == 0
+    assert len(await rows_of(talker, TEXT)) > 0
+
+
+def test_folder_of_another_model_is_refused(default_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match="not a 'hibari-talker'"):
+        SmolTalker.from_directory(default_model / "code2wav")
+    with pytest.raises(BadCheckpoint, match=r"config\.json is missing"):
+        SmolTalker.from_directory(tmp_path)

@@ -1,0 +1,135 @@
+"""The voice against the original it was converted from, and against an ear."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import hibari
+import numpy as np
+import pytest
+import torch
+from hibari import dsp
+
+from benchmarks.asr import heard, recogniser, word_error_rate, words
+from helpers.speech import spoken
+from omnistage.models.smol import waveform
+from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SmolCode2Wav
+from omnistage.models.smol.decoder import BINS, SpectrumNet, SpectrumStream
+from omnistage.models.smol.prosody import ENERGY, F0, TEXT_WIDTH, FeatureNet, Silence
+from omnistage.models.smol.talker import SmolTalker
+from omnistage.models.smol.weights import load_weights, read_config
+
+SENTENCES = (
+    "The capital of France is Paris.",
+    "In 1984, about 2,500 people lived in the small town near the river.",
+    "It costs $5.50 to enter the museum, and children under 12 go free.",
+    "The train leaves at 10:30 a.m. and arrives at 4:15 p.m. on Monday.",
+    "Water boils at 100 degrees Celsius, which is 212 degrees Fahrenheit.",
+    "Dr. Smith said that 75% of the patients felt better after two weeks.",
+    "First, wash the vegetables. Then cut them into small pieces. Finally, cook them for 20 minutes.",
+    "Please bring 3 apples, 12 eggs, and a loaf of bread.",
+    "Yes. I can help you with that. What would you like to know?",
+    "To learn the guitar, **practice** every day, start with simple songs, and be patient with yourself.",
+)
+ALL_SILENCE = Silence(before=1000, after=1000)
+
+
+@pytest.fixture(scope="module")
+def original() -> hibari.Hibari:
+    return hibari.Hibari()
+
+
+@pytest.fixture(scope="module")
+def features(default_model: Path) -> FeatureNet:
+    config = read_config(default_model / "talker", "hibari-talker")
+    net = FeatureNet(config["embeddings"], config["heads"])
+    load_weights(net, default_model / "talker")
+    return net
+
+
+@pytest.fixture(scope="module")
+def spectra(default_model: Path) -> SpectrumNet:
+    net = SpectrumNet()
+    load_weights(net, default_model / "code2wav")
+    return net
+
+
+def run_original(voice: hibari.Hibari, ids: list[int], speed: float) -> list[np.ndarray]:
+    """The five maps [BINS, frames] and f0 [frames] of the quantised graph."""
+    feed = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
+    return [output[0] for output in voice.sess.run(None, feed)]
+
+
+def test_nets_follow_the_original(original: hibari.Hibari, features: FeatureNet, spectra: SpectrumNet) -> None:
+    """The original rounds activations to 8 bits; that, and nothing else, is the difference. It may move a duration by one row."""
+    compared = 0
+    for sentence, speed in itertools.product(SENTENCES[:4], (1.0, 0.7, 1.6)):
+        ids = original.ids(original.phonemize(sentence)[0])
+        *maps, f0 = run_original(original, ids, speed)
+        rows = features(torch.tensor(ids), speed, ALL_SILENCE)
+        assert abs(2 * len(rows) - len(f0)) <= 2
+        if 2 * len(rows) != len(f0):
+            continue
+        compared += 1
+        own_f0, energy = rows[:, F0].reshape(-1), rows[:, ENERGY].reshape(-1)
+        assert np.median(np.abs(own_f0.numpy() - f0)) < 1
+        pitch = (own_f0.relu() + 1).log() / 5
+        frames = torch.cat([rows[:, :TEXT_WIDTH].repeat_interleave(2, 0), pitch[:, None], energy[:, None] / 5], dim=1)
+        own = torch.split(SpectrumStream(spectra).push(frames, last=True), BINS, dim=1)
+        for mine, theirs in zip(own, maps, strict=True):
+            assert np.corrcoef(mine.numpy().ravel(), theirs.T.ravel())[0, 1] > 0.999
+    assert compared >= 8
+
+
+def test_signal_processing_equals_the_original(original: hibari.Hibari) -> None:
+    ids = original.ids(original.phonemize(SENTENCES[1])[0])
+    *maps, f0 = run_original(original, ids, 1.0)
+    noise = waveform.noise(0, 0, len(f0))
+    fixed = SimpleNamespace(standard_normal=lambda shape, dtype: torch.view_as_real(noise.T.contiguous()).reshape(shape).numpy())
+    theirs = dsp.synth(*(one.copy() for one in maps), f0, fixed)
+    pulses = waveform.PulseTrain().push(f0, last=True)
+    mixed = waveform.mix(torch.from_numpy(np.concatenate(maps).T.copy()), pulses, noise)
+    mine = waveform.OverlapAdd().push(mixed, last=True).numpy()
+    assert mine.shape == theirs.shape
+    assert np.abs(mine - theirs).max() < 1e-5
+
+
+async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2Wav) -> None:
+    model = recogniser()
+    pairs = []
+    for sentence in SENTENCES:
+        samples = await spoken(talker, code2wav, sentence)
+        assert len(samples) % SAMPLES_PER_ROW == 0
+        pairs.append((sentence, heard(model, samples, waveform.SAMPLE_RATE_HZ)))
+    rate = word_error_rate(pairs)
+    assert rate <= 0.05, pairs
+
+
+async def test_rests_are_short(talker: SmolTalker, code2wav: SmolCode2Wav) -> None:
+    """No sound begins later than 100 ms after the start, and no rest inside is longer than 0.6 s."""
+    samples = (await spoken(talker, code2wav, SENTENCES[6]))[:, 0]
+    loud = np.flatnonzero(np.abs(samples) > 10 ** (-40 / 20)) / waveform.SAMPLE_RATE_HZ
+    assert loud[0] < 0.1
+    assert np.diff(loud).max() < 0.6
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1,200 people", "one thousand two hundred people"),
+        ("It's $5.50!", "its five dollars fifty cents"),
+        ("at 10.30 am.", "At 10:30 a.m."),
+        ("March 3rd, 1991", "March 3 nineteen ninety-one"),
+        ("75% of 42 km", "Seventy-five percent of forty-two kilometers"),
+        ("Dr. Smith", "doctor Smith"),
+    ],
+)
+def test_one_normaliser_for_both_sides(one: str, other: str) -> None:
+    assert words(one) == words(other)
+
+
+def test_word_error_rate_counts_edits() -> None:
+    assert word_error_rate([("a b c d", "a x c")]) == 0.5
+    assert word_error_rate([("three cats", "3 cats.")]) == 0

@@ -1,0 +1,97 @@
+"""The compute thread: order, fairness, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+
+from omnistage.models.smol.worker import OVERTAKES, Worker
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    one = Worker("test", threads=1)
+    yield one
+    await one.close()
+
+
+class Gate:
+    """A unit of work that runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.go = threading.Event()
+        self.left = False
+
+    def __call__(self) -> str:
+        self.entered.set()
+        assert self.go.wait(60)
+        self.left = True
+        return "done"
+
+    async def running(self) -> None:
+        await asyncio.to_thread(self.entered.wait, 60)
+
+
+async def test_returns_the_result_and_raises_the_error(worker: Worker) -> None:
+    assert await worker.run(lambda: threading.current_thread().name) == "test"
+    with pytest.raises(ZeroDivisionError):
+        await worker.run(lambda: 1 // 0)
+    assert await worker.run(lambda: 7) == 7
+
+
+async def test_urgent_units_overtake_a_bounded_number(worker: Worker) -> None:
+    gate, order = Gate(), list[str]()
+    holding = asyncio.create_task(worker.run(gate))
+    await gate.running()
+    async with asyncio.TaskGroup() as group:
+        for index in range(OVERTAKES + 2):
+            group.create_task(worker.run(partial(order.append, f"late {index}")))
+        await asyncio.sleep(0)
+        group.create_task(worker.run(lambda: order.append("urgent"), urgent=True))
+        await asyncio.sleep(0)
+        assert worker.queued == OVERTAKES + 3
+        gate.go.set()
+    assert await holding == "done"
+    assert order.index("urgent") == len(order) - OVERTAKES
+    assert [entry for entry in order if entry != "urgent"] == [f"late {index}" for index in range(OVERTAKES + 2)]
+
+
+async def test_cancelled_unit_in_the_queue_never_runs(worker: Worker) -> None:
+    gate, ran = Gate(), list[int]()
+    holding = asyncio.create_task(worker.run(gate))
+    await gate.running()
+    waiting = asyncio.create_task(worker.run(lambda: ran.append(1)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert worker.queued == 0
+    gate.go.set()
+    await holding
+    assert await worker.run(lambda: ran) == []
+
+
+async def test_cancelling_waits_for_the_unit_that_runs(worker: Worker) -> None:
+    gate = Gate()
+    task = asyncio.create_task(worker.run(gate))
+    await gate.running()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+    gate.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gate.left
+
+
+async def test_closed_worker_refuses_work() -> None:
+    worker = Worker("test", threads=1)
+    await worker.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await worker.run(lambda: None)
