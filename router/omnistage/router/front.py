@@ -1,0 +1,154 @@
+"""OmniService: what clients call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+
+from omnistage.link.channel import Channels
+from omnistage.link.errors import StageError
+from omnistage.router.admission import Admission
+from omnistage.router.metrics import RouterMetrics
+from omnistage.router.pipeline import KINDS, Pipeline
+from omnistage.router.placement import Placement
+from omnistage.router.request import ValidRequest, validate
+from omnistage.router.session import Answer, Limits, trace_metadata
+from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+
+log = structlog.get_logger(__name__)
+
+GenerateContext = grpc.aio.ServicerContext[omni_pb2.GenerateRequest, omni_pb2.GenerateResponse]
+UnaryContext = grpc.aio.ServicerContext[object, object]
+
+NOT_READY_RETRY_S = 1.0
+STATUS_DETAILS = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A pipeline that is ready, what its stages said of themselves, and where they are."""
+
+    pipeline: Pipeline
+    descriptions: dict[str, stage_pb2.DescribeResponse]
+    placement: Placement
+
+
+class Front(omni_pb2_grpc.OmniServiceServicer):
+    """Serves the pipelines of `served`, in the order of the configuration; the first is the default."""
+
+    def __init__(
+        self, channels: Channels, admission: Admission, metrics: RouterMetrics, *, stall_limit_s: float, session_limit_s: float
+    ) -> None:
+        self._channels = channels
+        self._admission = admission
+        self._metrics = metrics
+        self._stall_limit_s = stall_limit_s
+        self._session_limit_s = session_limit_s
+        self.served: dict[str, Served] = {}
+        metrics.inflight.set_function(lambda: admission.running)
+
+    async def Generate(  # type: ignore[override]  # A coroutine that writes, which grpc.aio takes as well as a generator.
+        self, request: omni_pb2.GenerateRequest, context: GenerateContext
+    ) -> None:
+        structlog.contextvars.clear_contextvars()
+        begun = time.monotonic()
+        model, reason = "", "CANCELLED"
+        failure = None
+        try:
+            if not self.served:
+                raise StageError("DRAINING", "this router still waits for its stages; try again", retry_delay_s=NOT_READY_RETRY_S)
+            valid = validate(request, self._pipelines())
+            model = valid.pipeline.name
+            with self._admission.place():
+                await self._answer(valid, context)
+            reason = "OK"
+        except StageError as error:
+            failure = error
+        except Exception as error:
+            if context.done():  # The client is gone: whatever failed then is no bug.
+                raise
+            log.exception("request.bug")
+            failure = StageError("", f"internal error of the router: {type(error).__name__}")
+        finally:
+            if failure is not None:
+                reason = failure.reason or "INTERNAL"
+            self._metrics.ended.labels(model=model, reason=reason).inc()
+            self._metrics.duration.labels(model=model).observe(time.monotonic() - begun)
+        if failure is not None:
+            log.info("request.failed", reason=reason, message=failure.message)
+            await abort(context, failure)
+
+    async def Converse(  # type: ignore[override]
+        self, request_iterator: object, context: grpc.aio.ServicerContext[omni_pb2.ConverseRequest, omni_pb2.ConverseResponse]
+    ) -> None:
+        """Not served by this version; Generate is."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this router does not serve Converse; ask with Generate")
+
+    async def _answer(self, valid: ValidRequest, context: GenerateContext) -> None:
+        served = self.served[valid.pipeline.name]
+        remaining = context.time_remaining()
+        limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
+        metadata = [(key, str(value)) for key, value in context.invocation_metadata() or ()]
+        answer = Answer(
+            valid,
+            served.descriptions,
+            served.placement,
+            self._channels,
+            context.write,
+            Limits(time.monotonic() + limit, self._stall_limit_s),
+            trace_metadata(metadata),
+        )
+        structlog.contextvars.bind_contextvars(session_id=answer.session_id)
+        try:
+            await answer.run()
+        finally:
+            for port, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
+                if port in answer.first:
+                    histogram.labels(model=valid.pipeline.name).observe(answer.first[port])
+
+    async def ListModels(self, request: omni_pb2.ListModelsRequest, context: UnaryContext) -> omni_pb2.ListModelsResponse:
+        return omni_pb2.ListModelsResponse(models=[_model(served) for served in self.served.values()])
+
+    async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:
+        response = omni_pb2.ListReplicasResponse()
+        for served in self.served.values():
+            for replica in served.placement.all():
+                described = replica.description or stage_pb2.DescribeResponse()
+                response.replicas.add(
+                    pipeline=served.pipeline.name,
+                    kind=KINDS[replica.kind],
+                    model=described.model,
+                    address=replica.address,
+                    pid=described.pid,
+                    state=replica.state,
+                    load=replica.load,
+                )
+        return response
+
+    def _pipelines(self) -> Mapping[str, Pipeline]:
+        return {name: served.pipeline for name, served in self.served.items()}
+
+
+async def abort(context: grpc.aio.ServicerContext[omni_pb2.GenerateRequest, omni_pb2.GenerateResponse], error: StageError) -> NoReturn:
+    """End a call with an error and its google.rpc.Status."""
+    details = error.status().SerializeToString()
+    await context.abort(error.code, error.message, trailing_metadata=((STATUS_DETAILS, details),))
+    raise AssertionError("abort returns never")
+
+
+def _model(served: Served) -> omni_pb2.Model:
+    pipeline = served.pipeline
+    return omni_pb2.Model(
+        name=pipeline.name,
+        stages=[KINDS[stage.kind] for stage in pipeline.stages],
+        inputs=pipeline.inputs,
+        outputs=pipeline.outputs,
+        voices=sorted({voice for description in served.descriptions.values() for voice in description.voices}),
+        description=pipeline.description.strip(),
+    )

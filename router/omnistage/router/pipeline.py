@@ -1,0 +1,133 @@
+"""Pipelines: which stages answer a model name, read from YAML and checked against what the stages say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from google.protobuf import json_format
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from omnistage.v1 import stage_pb2
+
+Kind = Literal["thinker", "talker", "code2wav", "diffusion"]
+
+KINDS: Mapping[str, stage_pb2.StageKind] = {
+    "thinker": stage_pb2.STAGE_KIND_THINKER,
+    "talker": stage_pb2.STAGE_KIND_TALKER,
+    "code2wav": stage_pb2.STAGE_KIND_CODE2WAV,
+    "diffusion": stage_pb2.STAGE_KIND_DIFFUSION,
+}
+
+_INSTALLED = Path(__file__).parent / "pipelines"
+_CHECKOUT = Path(__file__).resolve().parents[3] / "deploy" / "pipelines"
+
+
+class PipelineError(ValueError):
+    """A pipeline file that cannot be used; the text says what to change."""
+
+
+class StageSpec(BaseModel):
+    """One stage. model, options: the family that `omnistage serve` starts, and how. takes: ports of the stage before. addresses: replicas,
+    if they are fixed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Kind
+    model: str
+    takes: tuple[str, ...] = ()
+    options: dict[str, int | float | str | bool] = Field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+
+
+class Pipeline(BaseModel):
+    """One pipeline file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    description: str
+    inputs: tuple[Literal["text", "image", "audio", "video"], ...]
+    outputs: tuple[str, ...] = Field(min_length=1)
+    stages: tuple[StageSpec, ...] = Field(min_length=1, max_length=9)
+    defaults: dict[Kind, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _chain(self) -> Pipeline:
+        if len({stage.kind for stage in self.stages}) != len(self.stages):
+            raise ValueError("a kind may occur once in a pipeline")
+        for number, stage in enumerate(self.stages):
+            if bool(stage.takes) != bool(number):
+                raise ValueError(f"stage {stage.kind}: every stage but the first takes ports of the one before it")
+        self.default_params()
+        return self
+
+    def default_params(self) -> dict[str, stage_pb2.StageParams]:
+        """Params of every stage as the file has them."""
+        params: dict[str, stage_pb2.StageParams] = {}
+        for stage in self.stages:
+            values = self.defaults.get(stage.kind, {})
+            try:
+                params[stage.kind] = json_format.ParseDict({stage.kind: values}, stage_pb2.StageParams())
+            except json_format.ParseError as error:
+                raise ValueError(f"defaults of {stage.kind}: {error}") from None
+        return params
+
+
+def load_pipeline(name_or_file: str) -> Pipeline:
+    """Read a shipped pipeline by name, or a file by path. Raises PipelineError."""
+    path = Path(name_or_file)
+    if path.suffix not in (".yaml", ".yml"):
+        found = [folder / f"{name_or_file}.yaml" for folder in (_INSTALLED, _CHECKOUT) if (folder / f"{name_or_file}.yaml").is_file()]
+        if not found:
+            raise PipelineError(f"no pipeline {name_or_file!r}; there are {', '.join(shipped_pipelines())}, or give a .yaml file")
+        path = found[0]
+    try:
+        return Pipeline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise PipelineError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
+        raise PipelineError(f"{path}: {error}") from None
+
+
+def shipped_pipelines() -> list[str]:
+    """Names of the pipelines that come with this package."""
+    return sorted({path.stem for folder in (_INSTALLED, _CHECKOUT) for path in folder.glob("*.yaml")})
+
+
+def check_pipeline(pipeline: Pipeline, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
+    """Type-check every edge and output against what the stages say. Raises PipelineError naming the edge."""
+    seen: dict[str, str] = {}
+    for stage in pipeline.stages:
+        if descriptions[stage.kind].kind != KINDS[stage.kind]:
+            raise PipelineError(f"{pipeline.name}: the server given as {stage.kind} is of another kind")
+        for port in descriptions[stage.kind].produces:
+            if port.name in seen:
+                raise PipelineError(f"{pipeline.name}: port {port.name!r} is produced by {seen[port.name]} and by {stage.kind}")
+            seen[port.name] = stage.kind
+    for before, after in zip(pipeline.stages, pipeline.stages[1:], strict=False):
+        _check_edge(pipeline.name, before.kind, after, descriptions[before.kind].produces, descriptions[after.kind].accepts)
+    if descriptions[pipeline.stages[0].kind].accepts:
+        raise PipelineError(f"{pipeline.name}: the first stage must not need input ports")
+    for output in pipeline.outputs:
+        if output not in seen:
+            raise PipelineError(f"{pipeline.name}: no stage produces the output {output!r}")
+
+
+def _check_edge(name: str, before: str, after: StageSpec, produces: Sequence[stage_pb2.Port], accepts: Sequence[stage_pb2.Port]) -> None:
+    produced = {port.name: port for port in produces}
+    accepted = {port.name: port for port in accepts}
+    if set(after.takes) != set(accepted):
+        raise PipelineError(f"{name}: {after.kind} needs the ports {sorted(accepted)}, the file gives it {sorted(after.takes)}")
+    for port in after.takes:
+        if port not in produced:
+            raise PipelineError(f"{name}: {before} has no output {port!r} for {after.kind}; it has {sorted(produced)}")
+        out, into = produced[port], accepted[port]
+        for field in ("payload", "rate_millihertz", "width", "element_type"):
+            if getattr(out, field) != getattr(into, field):
+                raise PipelineError(
+                    f"{name}: edge {before}.{port} > {after.kind}.{port}: "
+                    f"{field} is {getattr(out, field)} and must be {getattr(into, field)}"
+                )

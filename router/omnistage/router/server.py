@@ -1,0 +1,95 @@
+"""The router as a service of a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import grpc.aio
+import structlog
+
+from omnistage.host.logs import configure_logs
+from omnistage.host.process import StartError, serve
+from omnistage.link.channel import Channels
+from omnistage.router.admission import Admission
+from omnistage.router.front import Front, Served
+from omnistage.router.metrics import RouterMetrics
+from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
+from omnistage.router.placement import Placement
+from omnistage.router.settings import RouterSettings
+from omnistage.v1 import omni_pb2, omni_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+
+class RouterServer:
+    """Watches the replicas; ready when every pipeline fits its stages."""
+
+    name = omni_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
+
+    def __init__(self, settings: RouterSettings, pipelines: Mapping[str, Pipeline], metrics: RouterMetrics) -> None:
+        self._channels = Channels(settings.max_message_bytes)
+        self._pipelines = pipelines
+        self._placements = {name: Placement(self._channels, _addresses(pipeline, settings)) for name, pipeline in pipelines.items()}
+        self._admission = Admission(settings.max_sessions)
+        self._front = Front(
+            self._channels, self._admission, metrics, stall_limit_s=settings.stall_limit, session_limit_s=settings.session_limit
+        )
+        self._watching: list[asyncio.Task[None]] = []
+
+    def register(self, server: grpc.aio.Server) -> None:
+        omni_pb2_grpc.add_OmniServiceServicer_to_server(self._front, server)
+
+    def bound(self, address: str) -> None:
+        log.info("router.bound", address=address)
+
+    async def start(self) -> None:
+        """Wait until a replica of every stage answers, then check every edge."""
+        self._watching = [asyncio.create_task(placement.watch()) for placement in self._placements.values()]
+        served = {}
+        for name, pipeline in self._pipelines.items():
+            descriptions = await self._placements[name].descriptions()
+            try:
+                check_pipeline(pipeline, descriptions)
+            except PipelineError as error:
+                raise StartError(str(error)) from None
+            self._placements[name].pin(descriptions)
+            served[name] = Served(pipeline, descriptions, self._placements[name])
+        self._front.served.update(served)
+
+    async def drain(self, grace_s: float) -> None:
+        self._admission.drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._admission.idle()
+        except TimeoutError:
+            log.warning("drain.cut", answers=self._admission.running)
+
+    async def close(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        await self._channels.close()
+
+
+def _addresses(pipeline: Pipeline, settings: RouterSettings) -> dict[str, list[str]]:
+    """Replicas of every stage: from the command line, else from the file. Raises StartError for a stage without one."""
+    addresses: dict[str, list[str]] = {}
+    for stage in pipeline.stages:
+        given = [address for name, address in settings.stages if name in (stage.kind, f"{pipeline.name}/{stage.kind}")]
+        addresses[stage.kind] = given or list(stage.addresses)
+        if not addresses[stage.kind]:
+            raise StartError(f"no address for the {stage.kind} of {pipeline.name}; give --stages {stage.kind}=HOST:PORT")
+    return addresses
+
+
+async def serve_router(settings: RouterSettings) -> None:
+    """Serve the pipelines until told to stop. Raises StartError."""
+    configure_logs(settings.log_level, settings.log_format)
+    try:
+        loaded = [load_pipeline(name) for name in settings.pipeline]
+    except PipelineError as error:
+        raise StartError(str(error)) from None
+    pipelines = {pipeline.name: pipeline for pipeline in loaded}
+    metrics = RouterMetrics()
+    await serve(settings, RouterServer(settings, pipelines, metrics), metrics.registry, {"kind": "router", "model": ",".join(pipelines)})

@@ -1,0 +1,175 @@
+"""One answer: a link to the first stage with the rest of the pipeline as its route, and a stream of events to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+
+from omnistage.link.channel import Channels
+from omnistage.link.durations import duration
+from omnistage.link.errors import StageError
+from omnistage.link.link import Link, Metadata, Target
+from omnistage.router.pipeline import KINDS, StageSpec
+from omnistage.router.placement import Placement
+from omnistage.router.request import ValidRequest
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+
+log = structlog.get_logger(__name__)
+
+WINDOW = 32
+"""Chunks of one port that may be on their way to a client; the router grants more when half of them were written."""
+
+Write = Callable[[omni_pb2.GenerateResponse], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """deadline: in time.monotonic() seconds. stall_s: time a client may leave a written event unread once its buffers are full."""
+
+    deadline: float
+    stall_s: float
+
+
+class Answer:
+    """Runs one request to its end."""
+
+    def __init__(
+        self,
+        request: ValidRequest,
+        descriptions: dict[str, stage_pb2.DescribeResponse],
+        placement: Placement,
+        channels: Channels,
+        write: Write,
+        limits: Limits,
+        metadata: Metadata,
+    ) -> None:
+        self._request = request
+        self._descriptions = descriptions
+        self._placement = placement
+        self._channels = channels
+        self._write_event = write
+        self._limits = limits
+        self._metadata = metadata
+        self._begun = time.monotonic()
+        self._granted: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+        self._reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
+        self.first: dict[str, float] = {}
+        """Seconds from the request to the first item of each port that the client gets."""
+        self._finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
+        self.session_id = secrets.token_hex(16)
+
+    async def run(self) -> None:
+        """Started, chunks, Usage. Raises StageError; whatever happens, the stages are told to stop."""
+        link = self._link()
+        try:
+            await link.open()
+            started = omni_pb2.Started(session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed)
+            await self._write(omni_pb2.GenerateResponse(started=started))
+            async with aclosing(link.events()) as events:
+                async for event in events:
+                    if event.HasField("chunk"):
+                        await self._take(link, event.chunk)
+                    else:
+                        self._reports[event.report.kind] = event.report
+            await self._write(omni_pb2.GenerateResponse(usage=self._usage()))
+        finally:
+            await link.close()
+
+    async def _take(self, link: Link, chunk: chunk_pb2.Chunk) -> None:
+        """Pass a chunk on if the client wants its port, then make room for more of it."""
+        port = chunk.port
+        if port in self._request.outputs:
+            if chunk.count and port not in self.first:
+                self.first[port] = time.monotonic() - self._begun
+            if chunk.HasField("text") and chunk.text.finish_reason:
+                self._finish_reason = chunk.text.finish_reason
+            await self._write(omni_pb2.GenerateResponse(chunk=chunk))
+        if port not in self._granted:
+            return  # A checkpoint: outside of credit.
+        self._written[port] += 1
+        if self._granted[port] - self._written[port] <= WINDOW // 2 and not chunk.last:
+            self._granted[port] = self._written[port] + WINDOW
+            await link.grant(port, self._granted[port])
+
+    async def _write(self, event: omni_pb2.GenerateResponse) -> None:
+        """A write returns when the client's buffers have room; one that does not is a client that does not read."""
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                await self._write_event(event)
+        except TimeoutError:
+            raise StageError("CLIENT_STALLED", f"the client read nothing for {self._limits.stall_s:g} s") from None
+
+    # Opening ---------------------------------------------------------------------------------------------------------------------
+
+    def _link(self) -> Link:
+        stages = self._needed_stages()
+        first, *rest = stages
+        checkpoints = self._checkpoints(stages)
+        for stage in stages:
+            for port in self._descriptions[stage.kind].produces:
+                if port.name not in checkpoints[stage.kind] and not any(port.name in after.takes for after in stages):
+                    self._granted[port.name] = WINDOW
+                    self._written[port.name] = 0
+        request = stage_pb2.Open(
+            session_id=self.session_id,
+            model=self._descriptions[first.kind].model,
+            params=self._request.params[first.kind],
+            seed=self._request.seed,
+            credits=[stage_pb2.Credit(port=port, total=total) for port, total in self._granted.items()],
+            route=[self._hop(stage, checkpoints[stage.kind]) for stage in rest],
+            checkpoints=checkpoints[first.kind],
+        )
+        return Link(
+            self._channels,
+            Target(first.kind, self._placement.place(first.kind)),
+            request,
+            deadline=self._limits.deadline,
+            metadata=self._metadata,
+        )
+
+    def _needed_stages(self) -> Sequence[StageSpec]:
+        """The pipeline up to the last stage that makes something the client wants."""
+        stages = self._request.pipeline.stages
+        wanted = [
+            number
+            for number, stage in enumerate(stages)
+            if any(port.name in self._request.outputs for port in self._descriptions[stage.kind].produces)
+        ]
+        return stages[: wanted[-1] + 1]
+
+    def _checkpoints(self, stages: Sequence[StageSpec]) -> dict[str, list[str]]:
+        """Ports that the next stage takes and the client wants too: they come up as checkpoints."""
+        takes = [*(stage.takes for stage in stages[1:]), ()]
+        return {stage.kind: [port for port in taken if port in self._request.outputs] for stage, taken in zip(stages, takes, strict=True)}
+
+    def _hop(self, stage: StageSpec, checkpoints: Sequence[str]) -> stage_pb2.Hop:
+        return stage_pb2.Hop(
+            kind=KINDS[stage.kind],
+            model=self._descriptions[stage.kind].model,
+            addresses=self._placement.place(stage.kind),
+            params=self._request.params[stage.kind],
+            takes=stage.takes,
+            checkpoints=checkpoints,
+        )
+
+    def _usage(self) -> omni_pb2.Usage:
+        usage = omni_pb2.Usage(total=duration(time.monotonic() - self._begun), finish_reason=self._finish_reason)
+        usage.stages.extend(self._reports[kind] for kind in sorted(self._reports))
+        if "text" in self.first:
+            usage.first_text.CopyFrom(duration(self.first["text"]))
+        if "audio" in self.first:
+            usage.first_audio.CopyFrom(duration(self.first["audio"]))
+        return usage
+
+
+def trace_metadata(given: Metadata) -> Metadata:
+    """The client's W3C trace context, or a new one (W3C Trace Context, section 3.2: version-traceid-parentid-flags)."""
+    trace = [(key, value) for key, value in given if key in ("traceparent", "tracestate")]
+    return trace or [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]

@@ -1,0 +1,39 @@
+"""Settings of the router."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from omnistage.host.settings import ServerSettings
+
+
+class RouterSettings(ServerSettings):
+    """What the router can be told."""
+
+    pipeline: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("smol",), description="pipeline names or YAML files, comma-separated; the first is the default"
+    )
+    stages: Annotated[tuple[tuple[str, str], ...], NoDecode] = Field(
+        (), description="KIND=HOST:PORT or PIPELINE/KIND=HOST:PORT, comma-separated; repeat a kind for replicas"
+    )
+    max_sessions: int = Field(64, ge=1, le=4096, description="answers at once; one more is refused at once")
+    stall_limit: float = Field(10.0, gt=0, description="seconds that a client may leave its answer unread")
+    session_limit: float = Field(600.0, gt=0, description="seconds that an answer without a deadline may take")
+
+    @field_validator("pipeline", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
+        if not all(stage and equals and address for stage, equals, address in pairs):
+            raise ValueError("must be KIND=HOST:PORT[,KIND=HOST:PORT...]")
+        return tuple((stage, address) for stage, _, address in pairs)

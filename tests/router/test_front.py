@@ -1,0 +1,421 @@
+"""What clients may ask of a router, and what they are told when they may not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from helpers.ask import ask, read, read_all, refused, request
+from helpers.run import messages
+from helpers.servers import CHAIN, Local, all_free, is_free, local_chain, local_router, local_stage, omni_stub, toy_logic, watch_until
+from omnistage.models.toy import formulas
+from omnistage.router.pipeline import load_pipeline
+from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NAN, INF = math.nan, math.inf
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+class House:
+    """A router and the stages behind it."""
+
+    def __init__(self, stages: dict[str, Local], router: Local, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
+        self.stages = stages
+        self.router = router
+        self.stub = stub
+
+    @property
+    def addresses(self) -> list[str]:
+        return [stage.address for stage in self.stages.values()]
+
+
+@pytest.fixture
+async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
+    """A toy chain; when the test ends, the next request must work and nothing may be left."""
+    settings = getattr(request, "param", {})
+    options = {"interval_s": 0.002}
+    async with local_chain(options) as stages:
+        addresses = {kind: stage.address for kind, stage in stages.items()}
+        async with local_router(addresses, **settings) as router, omni_stub(router.address) as stub:
+            yield (standing := House(stages, router, stub))
+            (await ask(stub, _good())).check_toy(5, "good")
+            await all_free(standing.addresses)
+
+
+def addresses_of(stages: dict[str, Local]) -> dict[str, str]:
+    return {kind: stage.address for kind, stage in stages.items()}
+
+
+def _good() -> omni_pb2.GenerateRequest:
+    return request("good", 5)
+
+
+# Answers -------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_text_and_sound_and_the_account(house: House, seed: int):
+    answer = await ask(house.stub, request("What now?", seed))
+    answer.check_toy(seed, "What now?")
+    assert answer.started is not None and answer.usage is not None
+    assert (answer.started.model, answer.started.seed) == ("toy", seed) and answer.started.session_id
+    usage = answer.usage
+    assert [report.kind for report in usage.stages] == [1, 2, 3]
+    assert usage.finish_reason == chunk_pb2.FINISH_REASON_STOP
+    seconds = {name: getattr(usage, name).ToTimedelta().total_seconds() for name in ("first_text", "first_audio", "total")}
+    assert 0 < seconds["first_text"] <= seconds["total"] and 0 < seconds["first_audio"] <= seconds["total"]
+    assert dict(usage.stages[2].output_items) == {"audio": len(answer.samples())}
+
+
+async def test_two_at_once_hear_their_own_answers(house: House):
+    prompts = [f"prompt {n}" for n in range(20)]
+    answers = await asyncio.gather(*[ask(house.stub, request(prompt, n)) for n, prompt in enumerate(prompts)])
+    for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        answer.check_toy(n, prompt)
+    assert len({answer.started.session_id for answer in answers if answer.started}) == 20
+
+
+async def test_without_a_seed_each_answer_draws_its_own_and_says_which(house: House):
+    answers = [await ask(house.stub, request("hm", None)) for _ in range(2)]
+    seeds = [answer.started.seed for answer in answers if answer.started]
+    assert seeds[0] != seeds[1]
+    for answer, seed in zip(answers, seeds, strict=True):
+        answer.check_toy(seed, "hm")
+
+
+async def test_text_alone_uses_the_thinker_alone(house: House):
+    before = {kind: _sessions_ended(stage) for kind, stage in house.stages.items()}
+    answer = await ask(house.stub, request("hm", 3, outputs=["text"]))
+    answer.check_toy(3, "hm")
+    assert set(answer.chunks) == {"text"} and answer.usage is not None
+    assert [report.kind for report in answer.usage.stages] == [stage_pb2.STAGE_KIND_THINKER]
+    await all_free(house.addresses)
+    after = {kind: _sessions_ended(stage) for kind, stage in house.stages.items()}
+    assert {kind: after[kind] - before[kind] for kind in after} == {"thinker": 1, "talker": 0, "code2wav": 0}
+
+
+def _sessions_ended(stage: Local) -> float:
+    families = {family.name: family for family in stage.registry.collect()}
+    return sum(sample.value for sample in families["omnistage_stage_sessions"].samples if sample.name.endswith("_total"))
+
+
+async def test_sound_alone_leaves_the_text_out(house: House):
+    answer = await ask(house.stub, request("hm", 3, outputs=["audio"]))
+    assert set(answer.chunks) == {"audio"}
+    assert answer.samples().tolist() == (formulas.audio(3, "hm", formulas.NATURAL_LENGTH)[:, 0] * 32768).tolist()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["x" * 20_000, "\N{GRINNING FACE}" * 40, "\N{ZERO WIDTH JOINER}", "a\x00b", "\N{RIGHT-TO-LEFT OVERRIDE}"],
+    ids=["20000", "emoji", "joiner", "nul", "bidi"],
+)
+async def test_odd_texts_get_an_answer(house: House, prompt: str):
+    (await ask(house.stub, request(prompt, 7))).check_toy(7, prompt)
+
+
+async def test_pipeline_defaults_hold_unless_the_client_says_otherwise(house: House):
+    """The toy pipeline's default of max_tokens is 256, far above the natural length; a client's own value wins."""
+    answer = await ask(house.stub, request("hm", 3, thinker={"max_tokens": 5}))
+    answer.check_toy(3, "hm", 5)
+    assert answer.usage is not None and answer.usage.finish_reason == chunk_pb2.FINISH_REASON_LENGTH
+
+
+async def test_verbatim_text_is_said_as_it_is(house: House):
+    asked = omni_pb2.GenerateRequest(seed=1, thinker=stage_pb2.ThinkerParams(verbatim="one two three"))
+    assert (await ask(house.stub, asked)).text() == "one two three "
+
+
+async def test_times_to_the_first_text_and_sound_are_measured(house: House):
+    await ask(house.stub, request("hm", 3))
+    await ask(house.stub, request("hm", 3, outputs=["text"]))
+    counts = {
+        sample.name: sample.value
+        for family in house.router.registry.collect()
+        for sample in family.samples
+        if sample.name.endswith("_count")
+    }
+    assert counts == {
+        "omnistage_ttft_seconds_count": 2,
+        "omnistage_first_audio_seconds_count": 1,
+        "omnistage_router_request_seconds_count": 2,
+    }
+
+
+async def test_list_models(house: House):
+    (model,) = (await house.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).models
+    assert (model.name, list(model.stages), list(model.inputs)) == ("toy", [1, 2, 3], ["text"])
+    assert (list(model.outputs), list(model.voices)) == (["text", "audio"], ["toy"]) and model.description
+
+
+async def test_list_replicas(house: House):
+    replicas = (await house.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
+    assert [(replica.pipeline, replica.kind, replica.model) for replica in replicas] == [
+        ("toy", 1, "toy-thinker"),
+        ("toy", 2, "toy-talker"),
+        ("toy", 3, "toy-code2wav"),
+    ]
+    assert [replica.address for replica in replicas] == house.addresses
+    assert all(replica.state == omni_pb2.REPLICA_STATE_SERVING and replica.pid for replica in replicas)
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _thinker(**fields: object) -> omni_pb2.GenerateRequest:
+    return request(thinker=fields)
+
+
+def _sampling(**fields: object) -> omni_pb2.GenerateRequest:
+    return request(thinker={"sampling": stage_pb2.Sampling(**fields)})  # type: ignore[arg-type]
+
+
+def _other(kind: str, **fields: object) -> omni_pb2.GenerateRequest:
+    types = {"talker": stage_pb2.TalkerParams, "code2wav": stage_pb2.Code2WavParams}
+    return request(**{kind: types[kind](**fields)})
+
+
+BAD_REQUESTS = [
+    (omni_pb2.GenerateRequest(), "thinker.messages"),
+    (request(""), "thinker.messages"),
+    (request(" \n\t "), "thinker.messages"),
+    (_thinker(messages=[]), "thinker.messages"),
+    (_thinker(messages=[stage_pb2.Message(role="robot", parts=[stage_pb2.Part(text="x")])]), "thinker.messages.role"),
+    (_thinker(messages=[stage_pb2.Message(role="system", parts=[stage_pb2.Part(text="x")])]), "thinker.messages"),
+    (_thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(port="x")])]), "thinker.messages.parts"),
+    (_thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=stage_pb2.Media())])]), "thinker.messages.parts"),
+    (_thinker(messages=messages("x") * 1025), "thinker.messages"),
+    (request("x" * ((1 << 20) + 1)), "thinker.messages"),
+    (_thinker(max_tokens=32769), "thinker.max_tokens"),
+    (_thinker(max_tokens=(1 << 32) - 1), "thinker.max_tokens"),
+    (_thinker(max_tokens=5, min_tokens=6), "thinker.min_tokens"),
+    (_thinker(stop=["a"] * 17), "thinker.stop"),
+    (_thinker(stop=[""]), "thinker.stop"),
+    (_thinker(stop=["a" * 257]), "thinker.stop"),
+    (_thinker(constraint=stage_pb2.Constraint(regex="a")), "thinker.constraint"),
+    *[(_sampling(temperature=value), "thinker.sampling.temperature") for value in (NAN, INF, -INF, -0.1, 2.1)],
+    *[(_sampling(top_p=value), "thinker.sampling.top_p") for value in (NAN, INF, 0, -1, 1.1)],
+    *[(_sampling(min_p=value), "thinker.sampling.min_p") for value in (NAN, INF, -0.1, 1, 1.1)],
+    *[(_sampling(repetition_penalty=value), "thinker.sampling.repetition_penalty") for value in (NAN, INF, 0, -1, 101)],
+    *[(_sampling(presence_penalty=value), "thinker.sampling.presence_penalty") for value in (NAN, INF, -2.1, 2.1)],
+    *[(_sampling(frequency_penalty=value), "thinker.sampling.frequency_penalty") for value in (NAN, INF, -2.1, 2.1)],
+    *[(_sampling(logit_bias={3: value}), "thinker.sampling.logit_bias") for value in (NAN, INF, 101, -101)],
+    (_sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "thinker.sampling.logit_bias"),
+    (_other("talker", voice="nobody"), "talker.voice"),
+    *[(_other("talker", speed=value), "talker.speed") for value in (NAN, INF, 0, 0.4, 2.1, -1)],
+    (_other("talker", max_frames=(1 << 20) + 1), "talker.max_frames"),
+    (_other("talker", sampling=stage_pb2.Sampling(temperature=NAN)), "talker.sampling.temperature"),
+    (_other("code2wav", profile="best"), "code2wav.profile"),
+    (_other("code2wav", sample_rate_hz=11), "code2wav.sample_rate_hz"),
+    (_other("code2wav", encoding=77), "code2wav.encoding"),
+    (request(diffusion=stage_pb2.DiffusionParams(prompt="x")), "diffusion"),
+    (request(outputs=["video"]), "outputs"),
+    (request(outputs=["text", "hidden"]), "outputs"),
+    (request(outputs=[""]), "outputs"),
+    (request(request_id="a b"), "request_id"),
+    (request(request_id="a" * 65), "request_id"),
+    (request(conversation_id="\N{SNOWMAN}"), "conversation_id"),
+    (request(resume=stage_pb2.Resume()), "resume"),
+]
+
+
+@pytest.mark.parametrize(("asked", "field"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
+async def test_a_bad_field_is_named(steady: House, asked: omni_pb2.GenerateRequest, field: str):
+    refusal = await refused(steady.stub, asked)
+    assert (refusal.code, refusal.reason, refusal.fields) == (INVALID, "BAD_REQUEST", [field])
+    assert refusal.message and refusal.retry_delay_s is None
+    (await ask(steady.stub, _good())).check_toy(5, "good")
+
+
+@pytest.fixture
+async def steady() -> AsyncIterator[House]:
+    """A toy chain without pauses: for many short tests."""
+    async with local_chain() as stages, local_router(addresses_of(stages)) as router, omni_stub(router.address) as stub:
+        yield (standing := House(stages, router, stub))
+        await all_free(standing.addresses)
+
+
+async def test_an_unknown_model(house: House):
+    refusal = await refused(house.stub, request(model="gpt"))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL")
+    assert "toy" in refusal.message
+
+
+@pytest.mark.parametrize("house", [{"max_message_bytes": 1 << 20}], indirect=True)
+async def test_a_request_above_the_size_limit(house: House):
+    """gRPC refuses it before our code sees it, so there are no details."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await ask(house.stub, request("x" * (2 << 20)))
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert re.search(r"larger than max \(\d+ vs\. 1048576\)", raised.value.details() or "")
+
+
+@pytest.mark.parametrize("house", [{"max_sessions": 2}], indirect=True)
+async def test_a_full_house_says_so_at_once_and_when_to_come_again(house: House):
+    long = request("long", 1, thinker={"max_tokens": 20_000, "ignore_eos": True})
+    running = [house.stub.Generate(long, timeout=60) for _ in range(2)]
+    for call in running:
+        assert (await read(call)).HasField("started")
+    for _ in range(3):
+        refusal = await refused(house.stub, _good(), timeout_s=10)
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert refusal.retry_delay_s is not None and refusal.retry_delay_s > 0
+    for call in running:
+        call.cancel()
+    await all_free(house.addresses)
+
+
+async def test_a_full_stage_is_told_like_a_full_house():
+    async with (
+        local_chain(max_sessions=1) as stages,
+        local_router(addresses_of(stages)) as router,
+        omni_stub(router.address) as stub,
+    ):
+        running = stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
+        assert (await read(running)).HasField("started")
+        refusal = await refused(stub, _good())
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert refusal.retry_delay_s
+        running.cancel()
+        await all_free(list(addresses_of(stages).values()))
+        (await ask(stub, _good())).check_toy(5, "good")
+
+
+async def test_a_draining_router_finishes_and_refuses(house: House):
+    running = house.stub.Generate(request("run", 2, thinker={"max_tokens": 200, "ignore_eos": True}), timeout=60)
+    assert (await read(running)).HasField("started")
+    async with local_router(addresses_of(house.stages)) as other, omni_stub(other.address) as stub:
+        call = stub.Generate(request("run", 2, thinker={"max_tokens": 200, "ignore_eos": True}), timeout=60)
+        assert (await read(call)).HasField("started")
+        draining = asyncio.create_task(other.service.drain(30))
+        await asyncio.sleep(0)
+        refusal = await refused(stub, _good())
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert not draining.done()
+        events = [event async for event in read_all(call)]
+        assert events[-1].HasField("usage")
+        async with asyncio.timeout(10):
+            await draining
+    running.cancel()
+
+
+# What is passed on ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_clients_deadline_ends_the_work_everywhere(house: House):
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await ask(house.stub, request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout_s=0.4)
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await all_free(house.addresses)
+
+
+@pytest.mark.parametrize("house", [{"session_limit": 0.4}], indirect=True)
+async def test_the_router_has_a_deadline_of_its_own(house: House):
+    refusal = await refused(house.stub, request(thinker={"max_tokens": 20_000, "ignore_eos": True}))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
+
+
+async def test_a_client_that_goes_away_ends_the_work_everywhere(house: House):
+    call = house.stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
+    assert (await read(call)).HasField("started")
+    for address in house.addresses:
+        await watch_until(address, lambda report: report.sessions == 1)
+    call.cancel()
+    for address in house.addresses:
+        await watch_until(address, is_free)
+
+
+class Seen(grpc.aio.ServerInterceptor):
+    """Notes down with how much time and what metadata a `Run` came in."""
+
+    def __init__(self) -> None:
+        self.remaining: float | None = None
+        self.metadata: dict[str, str] = {}
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(details)
+        if not details.method.endswith("/Run"):
+            return handler
+
+        async def run(requests: object, context: grpc.aio.ServicerContext[stage_pb2.RunRequest, stage_pb2.RunResponse]) -> None:
+            self.remaining = context.time_remaining()
+            self.metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+            await handler.stream_stream(requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(run, handler.request_deserializer, handler.response_serializer)
+
+
+async def test_deadline_and_trace_reach_every_stage():
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    seen = {kind: Seen() for kind in CHAIN}
+    async with AsyncExitStack() as servers:
+        stages = {
+            kind: (await servers.enter_async_context(local_stage(toy_logic(kind), interceptors=[seen[kind]]))).address for kind in CHAIN
+        }
+        router = await servers.enter_async_context(local_router(stages))
+        stub = await servers.enter_async_context(omni_stub(router.address))
+        await ask(stub, _good(), timeout_s=17, metadata=[("traceparent", trace), ("tracestate", "a=b"), ("authorization", "secret")])
+        for stage in seen.values():
+            assert stage.remaining is not None and 0 < stage.remaining <= 17 * 1.05  # gRPC rounds it up on the wire
+            assert (stage.metadata["traceparent"], stage.metadata["tracestate"]) == (trace, "a=b")
+            assert "authorization" not in stage.metadata
+        await ask(stub, _good())
+        made = {stage.metadata["traceparent"] for stage in seen.values()}
+        assert len(made) == 1 and re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", made.pop())
+
+
+# Drawing -------------------------------------------------------------------------------------------------------------------------------
+
+
+PICTURES = [
+    ({"prompt": ""}, "diffusion.prompt"),
+    ({"prompt": " "}, "diffusion.prompt"),
+    ({"prompt": "x" * 20_001}, "diffusion.prompt"),
+    ({"prompt": "x", "results": 9}, "diffusion.results"),
+    ({"prompt": "x", "previews": 17}, "diffusion.previews"),
+    ({"prompt": "x", "steps": 1001}, "diffusion.steps"),
+    ({"prompt": "x", "width": 1 << 31}, "diffusion.width"),
+    ({"prompt": "x", "height": 1025}, "diffusion.height"),
+    ({"prompt": "x", "images": [stage_pb2.Media()]}, "diffusion.images"),
+    *[({"prompt": "x", "guidance_scale": value}, "diffusion.guidance_scale") for value in (NAN, INF, -1, 101)],
+    *[({"prompt": "x", "duration_s": value}, "diffusion.duration_s") for value in (NAN, INF, -1, 5)],
+    ({"prompt": "x", "frames": 10}, "diffusion.frames"),
+    ({"prompt": "x", "layers": 2}, "diffusion.layers"),
+    ({"prompt": "x", "media_type": "text/html"}, "diffusion.media_type"),
+]
+
+
+@pytest.fixture
+async def painter() -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
+    async with (
+        local_stage(toy_logic("diffusion")) as stage,
+        local_router({"diffusion": stage.address}, load_pipeline("toy-picture")) as router,
+        omni_stub(router.address) as stub,
+    ):
+        yield stub
+        answer = await ask(stub, omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a hill")))
+        assert [chunk.count for chunk in answer.of("image")] == [1, 0]
+        await all_free([stage.address])
+
+
+@pytest.mark.parametrize(("fields", "field"), PICTURES, ids=lambda value: value if isinstance(value, str) else "")
+async def test_a_bad_field_of_a_drawing_request_is_named(
+    painter: omni_pb2_grpc.OmniServiceAsyncStub, fields: dict[str, object], field: str
+):
+    refusal = await refused(painter, omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(**fields)))  # type: ignore[arg-type]
+    assert (refusal.code, refusal.reason, refusal.fields) == (INVALID, "BAD_REQUEST", [field])
+
+
+async def test_a_picture_of_20000_characters(painter: omni_pb2_grpc.OmniServiceAsyncStub):
+    asked = omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="x" * 20_000, steps=3))
+    answer = await ask(painter, asked)
+    assert set(answer.chunks) == {"image", "progress"}

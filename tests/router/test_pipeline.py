@@ -1,0 +1,172 @@
+"""Pipelines that do not fit are refused before the router is ready, with a text that names the place."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from helpers.servers import CHAIN, local_router, local_stage, toy_logic
+from omnistage.host.process import StartError
+from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline, shipped_pipelines
+from omnistage.v1 import stage_pb2, tensor_pb2
+
+FILE: dict[str, object] = {
+    "name": "mine",
+    "description": "For these tests.",
+    "inputs": ["text"],
+    "outputs": ["text", "audio"],
+    "stages": [
+        {"kind": "thinker", "model": "toy"},
+        {"kind": "talker", "model": "toy", "takes": ["hidden"]},
+        {"kind": "code2wav", "model": "toy", "takes": ["codes"]},
+    ],
+}
+
+
+def stages(**takes: list[str]) -> list[dict[str, object]]:
+    """The three stages; takes: of a kind, instead of the right ones."""
+    chain: list[dict[str, object]] = [{"kind": "thinker", "model": "toy"}]
+    for kind, port in (("talker", "hidden"), ("code2wav", "codes")):
+        chain.append({"kind": kind, "model": "toy", "takes": takes.get(kind, [port])})
+    return chain
+
+
+def written(folder: Path, **changes: object) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({**FILE, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", shipped_pipelines())
+def test_every_shipped_pipeline_is_well_formed(name: str):
+    assert load_pipeline(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": "My Pipeline"}, "name"),
+        ({"outputs": []}, "outputs"),
+        ({"stages": []}, "stages"),
+        ({"stages": [{"kind": "singer", "model": "toy"}]}, "kind"),
+        ({"stages": [{"kind": "thinker"}]}, "model"),
+        ({"stages": [{"kind": "thinker", "model": "toy", "colour": "red"}]}, "colour"),
+        ({"inputs": ["smell"]}, "inputs"),
+        ({"surprise": 1}, "surprise"),
+        ({"stages": stages(talker=[])}, "stage talker"),
+        ({"stages": [{"kind": "thinker", "model": "toy", "takes": ["x"]}]}, "stage thinker"),
+        ({"stages": [*stages(), {"kind": "talker", "model": "toy", "takes": ["audio"]}]}, "a kind may occur once"),
+        ({"defaults": {"thinker": {"max_token": 3}}}, "defaults of thinker.*max_token"),
+        ({"defaults": {"thinker": {"max_tokens": "many"}}}, "defaults of thinker.*max_tokens"),
+        ({"defaults": {"singer": {}}}, "singer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_that_is_wrong_says_where(tmp_path: Path, changes: dict[str, object], says: str):
+    with pytest.raises(PipelineError, match=f"(?s)mine.yaml.*{says}"):
+        load_pipeline(written(tmp_path, **changes))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(PipelineError, match=r"cannot read .*none\.yaml"):
+        load_pipeline(str(tmp_path / "none.yaml"))
+    with pytest.raises(PipelineError, match=r"no pipeline 'none'; there are .*toy"):
+        load_pipeline("none")
+    for text in ("{", "- 1", "", "!!python/object:os.system {}", "\x00"):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(PipelineError, match=r"bad\.yaml"):
+            load_pipeline(str(tmp_path / "bad.yaml"))
+    (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(PipelineError, match=r"bad\.yaml"):
+        load_pipeline(str(tmp_path / "bad.yaml"))
+
+
+def described(kind: str) -> stage_pb2.DescribeResponse:
+    copy = stage_pb2.DescribeResponse()
+    copy.CopyFrom(toy_logic(kind).description)
+    return copy
+
+
+def check(pipeline: Pipeline | None = None, **changed: stage_pb2.DescribeResponse) -> None:
+    check_pipeline(pipeline or Pipeline.model_validate(FILE), {kind: changed.get(kind) or described(kind) for kind in CHAIN})
+
+
+def test_the_toy_chain_fits():
+    check()
+
+
+def test_a_server_of_another_kind():
+    with pytest.raises(PipelineError, match="given as talker is of another kind"):
+        check(talker=described("code2wav"))
+
+
+def test_a_port_that_the_stage_before_does_not_have():
+    with pytest.raises(PipelineError, match=r"talker needs the ports \['hidden'\], the file gives it \['text'\]"):
+        check(Pipeline.model_validate({**FILE, "stages": stages(talker=["text"])}))
+    thinker = described("thinker")
+    del thinker.produces[1]
+    with pytest.raises(PipelineError, match="thinker has no output 'hidden' for talker"):
+        check(thinker=thinker)
+
+
+@pytest.mark.parametrize(
+    ("kind", "port", "field", "value", "edge"),
+    [
+        ("thinker", 1, "width", 64, r"thinker\.hidden > talker\.hidden: width is 64 and must be 32"),
+        ("thinker", 1, "payload", stage_pb2.PAYLOAD_CODES, r"thinker\.hidden > talker\.hidden: payload"),
+        ("thinker", 1, "element_type", tensor_pb2.ELEMENT_TYPE_FLOAT16, r"thinker\.hidden > talker\.hidden: element_type"),
+        ("talker", 0, "rate_millihertz", 12_500, r"talker\.codes > code2wav\.codes: rate_millihertz is 12500 and must be 400000"),
+        ("talker", 0, "width", 16, r"talker\.codes > code2wav\.codes: width is 16 and must be 4"),
+    ],
+)
+def test_an_edge_whose_ends_differ(kind: str, port: int, field: str, value: int, edge: str):
+    changed = described(kind)
+    setattr(changed.produces[port], field, value)
+    with pytest.raises(PipelineError, match=edge):
+        check(None, **{kind: changed})
+
+
+def test_two_stages_with_a_port_of_one_name():
+    talker = described("talker")
+    talker.produces.add(name="text", payload=stage_pb2.PAYLOAD_TEXT)
+    with pytest.raises(PipelineError, match="port 'text' is produced by thinker and by talker"):
+        check(talker=talker)
+
+
+def test_an_output_that_nobody_makes():
+    with pytest.raises(PipelineError, match="no stage produces the output 'video'"):
+        check(Pipeline.model_validate({**FILE, "outputs": ["text", "video"]}))
+
+
+def test_a_first_stage_that_needs_input():
+    thinker = described("thinker")
+    thinker.accepts.add(name="audio_in", payload=stage_pb2.PAYLOAD_AUDIO)
+    with pytest.raises(PipelineError, match="the first stage must not need input"):
+        check(thinker=thinker)
+
+
+@pytest.mark.parametrize(
+    ("options", "edge"),
+    [
+        ({"talker": {"width": 64}}, r"edge thinker\.hidden > talker\.hidden: width is 32 and must be 64"),
+        ({"code2wav": {"samples_per_frame": 100}}, r"edge talker\.codes > code2wav\.codes: rate_millihertz is 400000 and must be 240000"),
+        ({"thinker": {"stamp": True}}, r"edge thinker\.hidden > talker\.hidden: width is 36 and must be 32"),
+    ],
+)
+async def test_a_router_does_not_start_on_stages_that_do_not_fit(options: dict[str, dict[str, object]], edge: str):
+    async with AsyncExitStack() as servers:
+        addresses = {}
+        for kind in CHAIN:
+            stage = await servers.enter_async_context(local_stage(toy_logic(kind, options.get(kind))))
+            addresses[kind] = stage.address
+        with pytest.raises(StartError, match=edge):
+            await servers.enter_async_context(local_router(addresses))
+
+
+async def test_a_router_does_not_start_without_an_address_for_every_stage():
+    with pytest.raises(StartError, match="no address for the talker of toy; give --stages talker=HOST:PORT"):
+        async with local_router({"thinker": "127.0.0.1:1"}):
+            pass

@@ -1,0 +1,94 @@
+"""How a request and the pipeline's defaults become the params of the stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.run import messages
+from omnistage.link.errors import StageError
+from omnistage.router.pipeline import Pipeline
+from omnistage.router.request import validate
+from omnistage.v1 import omni_pb2, stage_pb2
+
+FILE = {
+    "name": "speaker",
+    "description": "For these tests.",
+    "inputs": ["text"],
+    "outputs": ["text", "audio"],
+    "stages": [
+        {"kind": "thinker", "model": "toy"},
+        {"kind": "talker", "model": "toy", "takes": ["text"]},
+        {"kind": "code2wav", "model": "toy", "takes": ["codes"]},
+    ],
+    "defaults": {
+        "thinker": {
+            "max_tokens": 96,
+            "stop": ["END"],
+            "sampling": {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1},
+        },
+        "talker": {"voice": "anna", "speed": 1.25},
+    },
+}
+PIPELINES = {"speaker": Pipeline.model_validate(FILE), "other": Pipeline.model_validate({**FILE, "name": "other", "defaults": {}})}
+
+
+def thinker(**fields: object) -> stage_pb2.ThinkerParams:
+    asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("hi"), **fields))  # type: ignore[arg-type]
+    return validate(asked, PIPELINES).params["thinker"].thinker
+
+
+def test_what_the_client_leaves_out_is_the_pipelines():
+    params = thinker()
+    assert (params.max_tokens, list(params.stop)) == (96, ["END"])
+    assert params.sampling == PIPELINES["speaker"].default_params()["thinker"].thinker.sampling
+    assert [part.text for part in params.messages[0].parts] == ["hi"]
+
+
+def test_what_the_client_says_wins():
+    assert thinker(max_tokens=7).max_tokens == 7
+    asked = omni_pb2.GenerateRequest(talker=stage_pb2.TalkerParams(voice="ben"))
+    talker = validate(asked, PIPELINES).params["talker"].talker
+    assert (talker.voice, talker.speed) == ("ben", 1.25)
+
+
+def test_a_client_that_says_how_to_draw_says_it_whole():
+    """0 is greedy and cannot be told from absent: a given Sampling takes the place of the default, but for optional fields left absent."""
+    greedy = thinker(sampling=stage_pb2.Sampling()).sampling
+    assert (greedy.temperature, greedy.top_k) == (0, 0)
+    assert greedy.top_p == pytest.approx(0.9) and greedy.repetition_penalty == pytest.approx(1.1)
+    warm = thinker(sampling=stage_pb2.Sampling(temperature=1.5, top_p=1.0, repetition_penalty=1.0)).sampling
+    assert (warm.temperature, warm.top_k, warm.top_p, warm.repetition_penalty) == (1.5, 0, 1.0, 1.0)
+
+
+def test_defaults_are_not_changed_by_requests():
+    thinker(max_tokens=7, sampling=stage_pb2.Sampling(temperature=2))
+    assert thinker().max_tokens == 96 and thinker().sampling.temperature == pytest.approx(0.7)
+
+
+def test_outputs_and_model_default_to_the_pipelines():
+    valid = validate(omni_pb2.GenerateRequest(), PIPELINES)
+    assert valid.pipeline.name == "speaker" and valid.outputs == {"text", "audio"}
+    assert validate(omni_pb2.GenerateRequest(model="other", outputs=["text"]), PIPELINES).outputs == {"text"}
+
+
+def test_a_seed_is_kept_or_drawn():
+    assert validate(omni_pb2.GenerateRequest(seed=0), PIPELINES).seed == 0
+    assert validate(omni_pb2.GenerateRequest(seed=(1 << 64) - 1), PIPELINES).seed == (1 << 64) - 1
+    assert len({validate(omni_pb2.GenerateRequest(), PIPELINES).seed for _ in range(10)}) == 10
+
+
+@pytest.mark.parametrize("conversation_id", ["a", "A-z_0", "a" * 64, ""])
+def test_good_ids(conversation_id: str):
+    validate(omni_pb2.GenerateRequest(conversation_id=conversation_id), PIPELINES)
+
+
+def test_what_this_version_cannot_do_is_refused_by_name():
+    for asked in (omni_pb2.GenerateRequest(request_id="again"), omni_pb2.GenerateRequest(resume=stage_pb2.Resume())):
+        with pytest.raises(StageError, match="this version") as refused:
+            validate(asked, PIPELINES)
+        assert refused.value.reason == "BAD_REQUEST"
+
+
+def test_an_unknown_model_is_told_what_there_is():
+    with pytest.raises(StageError, match=r"UNKNOWN_MODEL.*speaker, other"):
+        validate(omni_pb2.GenerateRequest(model="../etc/passwd"), PIPELINES)
