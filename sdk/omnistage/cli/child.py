@@ -1,0 +1,108 @@
+"""One server process of a stack: started, awaited until it serves, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omnistage.client.errors import StackError
+
+LOG_LINES = 12
+STOP_MARGIN_S = 5.0
+
+
+class Child:
+    """A process of ours. name: for humans, such as talker-1. log: the file that gets its output; None: this process's stderr."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path | None) -> None:
+        self.name = name
+        self.address = ""
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    async def start(self, lifeline_fd: int) -> None:
+        """Start it and wait until it serves. Raises StackError with its last words if it ends before."""
+        ready_read, ready_write = os.pipe()
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
+        )
+        try:
+            try:
+                await self._spawn(ready_write, lifeline_fd)
+            finally:
+                os.close(ready_write)
+            line = await reader.readline()
+        finally:
+            transport.close()
+        if not line.endswith(b"\n"):
+            raise await self._died_at_start()
+        self.address = str(json.loads(line)["address"])
+
+    async def _spawn(self, ready_fd: int, lifeline_fd: int) -> None:
+        output = sys.stderr.fileno() if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                "--ready-fd",
+                str(ready_fd),
+                "--lifeline-fd",
+                str(lifeline_fd),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(ready_fd, lifeline_fd),
+                start_new_session=True,  # a Ctrl-C in the terminal reaches the launcher only, which then drains in order
+            )
+        finally:
+            if self._log is not None:
+                os.close(output)
+
+    async def _died_at_start(self) -> StackError:
+        code = await self.wait()
+        error = StackError(
+            f"{self.name} ended with {describe_exit(code)} before it was ready",
+            hint=f"Its whole log is {self._log}." if self._log else "Its output is above.",
+        )
+        error.log = self.last_lines()
+        return error
+
+    def last_lines(self) -> str:
+        """The end of its log; empty if the log goes elsewhere."""
+        if self._log is None:
+            return ""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+    async def wait(self) -> int:
+        """Wait for its end and return the exit code; negative: the signal that ended it."""
+        if self._process is None:
+            return 0
+        return await self._process.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, wait for the drain, and SIGKILL if that takes longer than the grace and a margin."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s + STOP_MARGIN_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    return f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -1,0 +1,85 @@
+"""What a stack consists of: which stages with which model, where they compute, and how often each runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+STAGE_KINDS = ("thinker", "talker", "code2wav", "diffusion")
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayout:
+    """One stage: its model family, the folder of the checkpoint (empty: none), device, number of processes, and options of the family."""
+
+    kind: str
+    model: str
+    model_path: str = ""
+    device: str = "cpu"
+    replicas: int = 1
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A whole stack. pipeline: name or file, as the router takes it. Zeros and empty strings leave a setting to the server's default."""
+
+    pipeline: str
+    stages: Sequence[StageLayout]
+    address: str = "127.0.0.1:0"
+    metrics_address: str = "127.0.0.1:0"
+    dtype: str = "auto"
+    threads: int = 1
+    max_sessions: int = 0
+    inline_limit: int | None = None
+    stall_limit_s: float | None = None
+    grace_s: float = 5.0
+
+    def stage_arguments(self, stage: StageLayout) -> list[str]:
+        """The command line of one stage server. It may dial any loopback port: stages start side by side, before any port is known."""
+        words = ["--model", stage.model, "--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0", "--allow", "127.0.0.1:*"]
+        words += ["--device", stage.device, "--dtype", self.dtype, "--threads", str(self.threads), "--grace", str(self.grace_s)]
+        if stage.model_path:
+            words += ["--model-path", stage.model_path]
+        if stage.options:
+            words += ["--options", json.dumps(dict(stage.options))]
+        if self.max_sessions:
+            words += ["--max-sessions", str(self.max_sessions)]
+        if self.inline_limit is not None:
+            words += ["--inline-limit", str(self.inline_limit)]
+        return words
+
+    def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
+        """The command line of the router. addresses: (kind, HOST:PORT) of every stage server."""
+        stages = ",".join(f"{kind}={address}" for kind, address in addresses)
+        words = ["--pipeline", self.pipeline, "--stages", stages, "--address", self.address, "--metrics-address", self.metrics_address]
+        words += ["--grace", str(self.grace_s)]
+        if self.max_sessions:
+            words += ["--max-sessions", str(self.max_sessions)]
+        if self.stall_limit_s is not None:
+            words += ["--stall-limit", str(self.stall_limit_s)]
+        return words
+
+
+def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
+    """Read STAGE=VALUE words. A bare VALUE stands for every stage and has the key "". Raises ValueError that says what is wrong."""
+    values: dict[str, str] = {}
+    for word in words:
+        stage, equals, value = word.partition("=")
+        if not equals and word:
+            values[""] = word
+        elif stage not in STAGE_KINDS or not value:
+            raise ValueError(f"{option} {word}: expected STAGE=VALUE with a stage of {', '.join(STAGE_KINDS)}")
+        else:
+            values[stage] = value
+    return values
+
+
+def counts(words: Sequence[str], option: str) -> dict[str, int]:
+    """Read STAGE=N words, N from 1 to 64."""
+    values = by_stage(words, option)
+    for stage, value in values.items():
+        if not stage or not value.isdecimal() or not 1 <= int(value) <= 64:
+            raise ValueError(f"{option} {stage}={value}: expected STAGE=N, N from 1 to 64")
+    return {stage: int(value) for stage, value in values.items()}

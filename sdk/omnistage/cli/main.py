@@ -1,0 +1,190 @@
+"""The `omnistage` command: what can be typed. Each command hands over to a module of its own, imported when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omnistage.cli.layout import Layout
+from omnistage.cli.report import errors_reported
+
+app = typer.Typer(
+    help="Ask models that answer in text and sound, and serve them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")]
+Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="A running router; without it one is started for this call.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.wav", help="Write the sound to this file.")]
+TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
+Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
+ModelName = Annotated[str, typer.Option(metavar="NAME", help="Pipeline; see `omnistage models`. Default: the router's own.")]
+Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of the call.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the servers' output and tracebacks.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
+
+
+@app.command()
+def ask(
+    text: TextArgument,
+    address: Address = None,
+    out: Out = None,
+    text_only: TextOnly = False,
+    timeline: Timeline = None,
+    json: Json = False,
+    seed: Seed = None,
+    model: ModelName = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    timeout: Timeout = 120.0,
+    verbose: Verbose = False,
+) -> None:
+    """Ask a question and get the answer, spoken."""
+    _speak(False, text, address, out, text_only, timeline, json, seed, model, max_tokens, temperature, timeout, verbose)
+
+
+@app.command()
+def say(
+    text: TextArgument,
+    address: Address = None,
+    out: Out = None,
+    text_only: TextOnly = False,
+    timeline: Timeline = None,
+    json: Json = False,
+    seed: Seed = None,
+    model: ModelName = "",
+    timeout: Timeout = 120.0,
+    verbose: Verbose = False,
+) -> None:
+    """Speak exactly this text."""
+    _speak(True, text, address, out, text_only, timeline, json, seed, model, None, None, timeout, verbose)
+
+
+def _speak(
+    verbatim: bool,
+    text: str,
+    address: str | None,
+    out: Path | None,
+    text_only: bool,
+    timeline: Path | None,
+    as_json: bool,
+    seed: int | None,
+    model: str,
+    max_tokens: int | None,
+    temperature: float | None,
+    timeout: float,
+    verbose: bool,
+) -> None:
+    # The imports take a while, and Ctrl-C may come then too.
+    with errors_reported(verbose):
+        from omnistage.cli.speak import Wish, speak
+        from omnistage.client.request import Options
+
+        if text_only and out is not None:
+            raise typer.BadParameter("--out needs sound; leave --text-only out")
+        options = Options(timeout_s=timeout)
+        if text_only:
+            options["outputs"] = ["text"]
+        if seed is not None:
+            options["seed"] = seed
+        if max_tokens is not None:
+            options["max_tokens"] = max_tokens
+        if temperature is not None:
+            options["temperature"] = temperature
+        if address is not None and model:
+            options["model"] = model
+        wish = Wish(sys.stdin.read() if text == "-" else text, verbatim, out, timeline, as_json, options)
+        asyncio.run(speak(wish, _target(address, model), verbose))
+
+
+def _target(address: str | None, model: str) -> str | Layout:
+    """A running router, or what to start for this call."""
+    if address is not None:
+        return address
+    from omnistage.cli.pipelines import layout_for
+
+    return layout_for(model)
+
+
+@app.command()
+def serve(
+    pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="Name or YAML file of the pipeline; default: smol.")] = "",
+    checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the model; default: the pipeline's own.")] = None,
+    device: Annotated[list[str] | None, typer.Option(metavar="STAGE=DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = "127.0.0.1:50050",
+    metrics_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Prometheus metrics of the router.")] = "127.0.0.1:0",
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Compute threads per stage process.")] = 1,
+    max_sessions: Annotated[int, typer.Option(min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
+    inline_limit: Annotated[int | None, typer.Option(min=0, help="Tensors of fewer bytes travel in the message.")] = None,
+    stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
+    grace: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time for running answers to finish at the end.")] = 5.0,
+    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the servers' logs here.")] = None,
+    verbose: Verbose = False,
+    ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+    lifeline_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+) -> None:
+    """Start a router and all stages of a pipeline on this machine, until Ctrl-C."""
+    from omnistage.cli import serve as serving
+    from omnistage.cli.layout import by_stage, counts
+    from omnistage.cli.pipelines import Choice
+
+    try:
+        devices = by_stage(device or (), "--device")
+        processes = counts(replicas or (), "--replicas")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    choice = Choice(
+        pipeline=pipeline,
+        checkpoint=checkpoint,
+        devices=devices,
+        replicas=processes,
+        dtype=dtype,
+        threads=threads,
+        max_sessions=max_sessions,
+        inline_limit=inline_limit,
+        stall_limit_s=stall_limit,
+        grace_s=grace,
+        address=address,
+        metrics_address=metrics_address,
+    )
+    with errors_reported(verbose):
+        serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
+
+
+@app.command()
+def models(address: Address = None, model: ModelName = "", json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """List what can be asked."""
+    from omnistage.cli.show import show_models
+
+    with errors_reported(verbose):
+        asyncio.run(show_models(_target(address, model), json, timeout, verbose))
+
+
+@app.command()
+def status(address: Address = None, model: ModelName = "", json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """Show the stage servers and how they are."""
+    from omnistage.cli.show import show_status
+
+    with errors_reported(verbose):
+        asyncio.run(show_status(_target(address, model), json, timeout, verbose))
+
+
+@app.command("fetch-default")
+def fetch_default(verbose: Verbose = False) -> None:
+    """Download and convert the default model, once; later calls find it in the cache."""
+    from omnistage.cli.fetch import fetch
+
+    with errors_reported(verbose):
+        print(fetch())

@@ -1,0 +1,90 @@
+"""From what was typed to what a stack consists of: the pipeline's file says which stages, the command line says where and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from omnistage.cli.fetch import fetch
+from omnistage.cli.layout import Layout, StageLayout
+from omnistage.client.errors import BadRequestError, UnknownModelError
+from omnistage.router.pipeline import Pipeline, PipelineError, load_pipeline
+
+DEFAULT_PIPELINE = "smol"
+DEFAULT_MODEL = "smol"
+"""The model family that is fetched when it is not there and no checkpoint is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was asked for. pipeline: name or file, empty for the default. devices, replicas: by stage; device "" is for all.
+
+    Zeros and None are the servers' defaults.
+    """
+
+    pipeline: str = ""
+    checkpoint: Path | None = None
+    devices: Mapping[str, str] = field(default_factory=dict)
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    dtype: str = "auto"
+    threads: int = 1
+    max_sessions: int = 0
+    inline_limit: int | None = None
+    stall_limit_s: float | None = None
+    grace_s: float = 5.0
+    address: str = "127.0.0.1:0"
+    metrics_address: str = "127.0.0.1:0"
+
+
+def layout_of(choice: Choice) -> Layout:
+    """Read the pipeline and fetch the default model if it is needed. Raises an OmniError that says what to change."""
+    name = choice.pipeline or DEFAULT_PIPELINE
+    try:
+        pipeline = load_pipeline(name)
+    except PipelineError as error:
+        raise UnknownModelError(str(error), hint="Give the name or the file of a pipeline.", code=grpc.StatusCode.NOT_FOUND) from None
+    _check_stages(pipeline, choice)
+    if choice.checkpoint is not None and not choice.checkpoint.is_dir():
+        raise BadRequestError.of("--checkpoint", f"{choice.checkpoint} is not a folder")
+    if choice.checkpoint is None and any(stage.model == DEFAULT_MODEL for stage in pipeline.stages):
+        # Once, here, with a bar; the stages then find it in the cache.
+        fetch()
+    stages = [
+        StageLayout(
+            kind=stage.kind,
+            model=stage.model,
+            model_path="" if choice.checkpoint is None else str(choice.checkpoint.absolute()),
+            device=choice.devices.get(stage.kind) or choice.devices.get("", "cpu"),
+            replicas=choice.replicas.get(stage.kind, 1),
+            options=stage.options,
+        )
+        for stage in pipeline.stages
+    ]
+    return Layout(
+        pipeline=name,
+        stages=stages,
+        address=choice.address,
+        metrics_address=choice.metrics_address,
+        dtype=choice.dtype,
+        threads=choice.threads,
+        max_sessions=choice.max_sessions,
+        inline_limit=choice.inline_limit,
+        stall_limit_s=choice.stall_limit_s,
+        grace_s=choice.grace_s,
+    )
+
+
+def layout_for(model: str) -> Layout:
+    """The private stack of one call."""
+    return layout_of(Choice(pipeline=model))
+
+
+def _check_stages(pipeline: Pipeline, choice: Choice) -> None:
+    kinds = [stage.kind for stage in pipeline.stages]
+    for option, given in (("--device", choice.devices), ("--replicas", choice.replicas)):
+        for stage in given:
+            if stage and stage not in kinds:
+                raise BadRequestError.of(option, f"{pipeline.name} has no {stage}; it has {', '.join(kinds)}")

@@ -1,0 +1,59 @@
+"""How the command ends when something goes wrong: one line, a hint, an exit code; never a traceback unless asked for.
+
+Exit codes: 0 done; 1 an error; 2 a wrong command line; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from omnistage.client.errors import BadRequestError, OmniError, OverloadedError, StackError, UnavailableError
+
+INTERRUPTED = 130
+
+
+@contextmanager
+def errors_reported(verbose: bool = False) -> Iterator[None]:
+    """Turn the errors of the client and the launcher into a message on stderr and exit code 1."""
+    try:
+        yield
+    except OmniError as error:
+        _print(error, verbose)
+        raise typer.Exit(1) from error
+    except OSError as error:
+        if verbose:
+            traceback.print_exc()
+        _line(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _print(error: OmniError, verbose: bool) -> None:
+    if verbose:
+        traceback.print_exc()
+    if isinstance(error, StackError) and error.log:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(escape(error.log), style="dim")
+    message = error.message
+    if isinstance(error, BadRequestError):
+        told = [f"{field.field}: {field.description}" for field in error.fields]
+        message = "; ".join([message, *(line for line in told if line not in message and line.partition(": ")[2] not in message)])
+    hint = error.hint
+    if isinstance(error, UnavailableError) and error.retry_delay_s is not None:
+        message += f" (ask again in {error.retry_delay_s:.1f} s)"
+    if isinstance(error, OverloadedError):
+        hint = "Wait and ask again, or start more replicas: omnistage serve --replicas STAGE=N."
+    _line(message, hint)
+
+
+def _line(message: str, hint: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(message)}")
+    if hint:
+        console.print(f"[dim]hint:[/] {escape(hint)}")

@@ -1,0 +1,34 @@
+"""The start of a stack, with a bar per process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from omnistage.cli.layout import Layout
+from omnistage.cli.stack import Stack
+
+
+@asynccontextmanager
+async def started(layout: Layout, log_folder: Path | None, verbose: bool) -> AsyncIterator[Stack]:
+    """A running stack. A bar per process shows the start, on stderr if that is a terminal; the bars are gone when it serves."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:>12}"), BarColumn(24), TimeElapsedColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=verbose or not console.is_terminal)
+    tasks: dict[str, TaskID] = {}
+
+    def done(name: str, seconds: float) -> None:
+        progress.update(tasks[name], total=1, completed=1)
+
+    stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done)
+    tasks = {name: progress.add_task(name, total=None) for name in stack.names}
+    with progress:
+        await stack.start()
+    try:
+        yield stack
+    finally:
+        await stack.stop()

@@ -1,0 +1,72 @@
+"""The Python client of omnistage: ask for spoken answers, whole or as they are made.
+
+from omnistage.client import Omni
+
+with Omni() as omni:                       # or Omni(address="host:50050")
+    answer = omni.generate("What is a kite?")
+    print(answer.text)
+    answer.audio.save("answer.wav")
+"""
+
+from omnistage.client.answer import Answer, Audio
+from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.errors import (
+    BadRequestError,
+    CancelledError,
+    ClosedError,
+    DeadlineError,
+    FieldViolation,
+    NotAvailableError,
+    OmniError,
+    OverloadedError,
+    ProtocolError,
+    RequestError,
+    ServerError,
+    StackError,
+    StageLostError,
+    StalledError,
+    UnavailableError,
+    UnknownModelError,
+)
+from omnistage.client.events import AudioChunk, Done, Event, Picture, StageReport, TextDelta, Usage
+from omnistage.client.listing import Model, Replica
+from omnistage.client.omni import Omni
+from omnistage.client.playback import Timing
+from omnistage.client.private_stack import StackSettings
+from omnistage.client.request import Conversation, Options
+
+__all__ = [
+    "Answer",
+    "AsyncOmni",
+    "Audio",
+    "AudioChunk",
+    "BadRequestError",
+    "CancelledError",
+    "ClosedError",
+    "Conversation",
+    "DeadlineError",
+    "Done",
+    "Event",
+    "FieldViolation",
+    "Model",
+    "NotAvailableError",
+    "Omni",
+    "OmniError",
+    "Options",
+    "OverloadedError",
+    "Picture",
+    "ProtocolError",
+    "Replica",
+    "RequestError",
+    "ServerError",
+    "StackError",
+    "StackSettings",
+    "StageLostError",
+    "StageReport",
+    "StalledError",
+    "TextDelta",
+    "Timing",
+    "UnavailableError",
+    "UnknownModelError",
+    "Usage",
+]

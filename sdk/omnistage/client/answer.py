@@ -1,0 +1,84 @@
+"""A whole answer: its text, its sound, and the account of how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.errors import ProtocolError
+from omnistage.client.events import AudioChunk, Done, Event, Picture, TextDelta, Usage
+from omnistage.client.playback import Timing
+from omnistage.client.wav import write_wav
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """Sound. samples: float32 [n], mono, -1 to 1. sample_rate: samples per second."""
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a WAV file, 16 bit mono."""
+        write_wav(path, self.samples, self.sample_rate)
+
+
+class Answer(Mapping[str, str]):
+    """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
+
+    text: str. audio: Audio, or None if no sound was asked for or made. pictures: finished ones, without previews.
+    finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account.
+    timing: what this client saw.
+    """
+
+    def __init__(self, text: str, audio: Audio | None, pictures: tuple[Picture, ...], done: Done) -> None:
+        self.text = text
+        self.audio = audio
+        self.pictures = pictures
+        self.model: str = done.model
+        self.session_id: str = done.session_id
+        self.seed: int = done.seed
+        self.finish_reason: str = done.finish_reason
+        self.usage: Usage = done.usage
+        self.timing: Timing = done.timing
+
+    def __getitem__(self, key: str) -> str:
+        return {"role": "assistant", "content": self.text}[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("role", "content"))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __repr__(self) -> str:
+        sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"
+        return f"Answer({self.text!r}, {sound}, finish_reason={self.finish_reason!r}, seed={self.seed})"
+
+
+async def collect(events: AsyncIterator[Event]) -> Answer:
+    """Read a stream to its end and put the answer together."""
+    texts: list[str] = []
+    sounds: list[AudioChunk] = []
+    pictures: list[Picture] = []
+    async for event in events:
+        match event:
+            case TextDelta():
+                texts.append(event.text)
+            case AudioChunk():
+                sounds.append(event)
+            case Picture():
+                if event.preview_step is None:
+                    pictures.append(event)
+            case Done():
+                audio = Audio(np.concatenate([s.samples for s in sounds]), sounds[0].sample_rate_hz) if sounds else None
+                return Answer("".join(texts), audio, tuple(pictures), event)
+    raise ProtocolError("the stream ended without its account")

@@ -1,0 +1,188 @@
+"""AsyncOmni: ask a router, or a private stack, from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+import grpc
+
+from omnistage.client import request as requests
+from omnistage.client.answer import Answer, collect
+from omnistage.client.channel import open_channel, wait_connected
+from omnistage.client.errors import ClosedError, from_rpc_error
+from omnistage.client.events import Event
+from omnistage.client.listing import Model, Replica
+from omnistage.client.media import MediaLike
+from omnistage.client.private_stack import PrivateStack, StackPlan, StackSettings
+from omnistage.client.reader import Reader
+from omnistage.client.request import Conversation, Options
+from omnistage.v1 import omni_pb2, omni_pb2_grpc
+
+if TYPE_CHECKING:
+    from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub
+
+DEFAULT_TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 5.0
+
+
+class AsyncOmni:
+    """Asks a router from asyncio. Use it as `async with`, on one event loop.
+
+    address: HOST:PORT of a router. Without it a private stack is started: the default one, or that of the checkpoint in `model_path`, with
+    the engine settings of `StackSettings`; it ends with this client. Any number of calls may run at once.
+
+    Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
+    `omnistage.client.errors`.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        model_path: str | PathLike[str] | None = None,
+        tensor_parallel_size: int = 1,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        **settings: Unpack[StackSettings],
+    ) -> None:
+        plan = StackPlan(settings, model_path, tensor_parallel_size)
+        if address is not None and (model_path is not None or settings):
+            raise TypeError(
+                "address is for a running router: model_path and engine settings belong to a private stack, leave one of them out"
+            )
+        self._stack = PrivateStack(plan) if address is None else None
+        self._address = address or ""
+        self._channel: grpc.aio.Channel | None = None
+        self._connecting = asyncio.Lock()
+        self._connect_timeout_s = connect_timeout_s
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the router; empty until a private stack has started."""
+        return self._address
+
+    async def start(self) -> None:
+        """Start the private stack, if there is one, and connect. Calls do it by themselves; here it can be waited for."""
+        await self._connected(self._connect_timeout_s)
+
+    async def close(self) -> None:
+        """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again."""
+        await self.disconnect()
+        await asyncio.to_thread(self.stop_stack)
+
+    async def disconnect(self) -> None:
+        """The first half of `close`: cancel what runs and close the connection."""
+        self._closed = True
+        async with self._connecting:
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                await channel.close()
+
+    def stop_stack(self) -> None:
+        """The second half of `close`: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
+        if self._stack is not None:
+            self._stack.stop()
+
+    async def generate(
+        self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
+    ) -> Answer:
+        """Answer one prompt."""
+        return await self._whole(self.stream(prompt, images=images, audios=audios, **options))
+
+    async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
+        """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
+        return await self._whole(self.stream_chat(conversation, **options))
+
+    async def say(self, text: str, **options: Unpack[Options]) -> Answer:
+        """Speak exactly this text."""
+        return await self._whole(self.stream_say(text, **options))
+
+    async def draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Answer:
+        """Draw a picture, with a drawing pipeline; `answer.pictures` has it."""
+        return await self._whole(self.stream_draw(prompt, images=images, **options))
+
+    def stream(
+        self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
+    ) -> AsyncGenerator[Event, None]:
+        """The events of an answer to one prompt, as they come. Closing the generator cancels the answer."""
+        return self._events(requests.for_prompt(prompt, images, audios, options), options)
+
+    def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+        """The events of an answer to a conversation, as they come."""
+        return self._events(requests.for_conversation(conversation, options), options)
+
+    def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+        """The events of exactly this text being spoken, as they come."""
+        return self._events(requests.for_verbatim(text, options), options)
+
+    def stream_draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+        """The previews and pictures of a prompt, as they come."""
+        return self._events(requests.for_drawing(prompt, images, options), options)
+
+    async def models(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Model]:
+        """The pipelines that this router serves."""
+        stub = await self._connected(timeout_s)
+        try:
+            response = await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return [Model.of(model) for model in response.models]
+
+    async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
+        """The stage servers behind this router and how they are."""
+        stub = await self._connected(timeout_s)
+        try:
+            response = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return [Replica.of(replica) for replica in response.replicas]
+
+    async def _whole(self, events: AsyncGenerator[Event, None]) -> Answer:
+        async with aclosing(events):
+            return await collect(events)
+
+    async def _events(self, request: omni_pb2.GenerateRequest, options: Options) -> AsyncGenerator[Event, None]:
+        timeout_s = options.get("timeout_s", DEFAULT_TIMEOUT_S)
+        stub = await self._connected(timeout_s)
+        t0 = time.perf_counter()
+        call = stub.Generate(request, timeout=timeout_s)
+        try:
+            async with aclosing(Reader(t0).read(call)) as events:
+                async for event in events:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls from inside: for a task that nobody cancelled this is an error, not a cancellation.
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise ClosedError("the client was closed while it answered") from None
+            raise
+        finally:
+            call.cancel()
+
+    async def _connected(self, timeout_s: float) -> OmniServiceAsyncStub:
+        """The stub on a connected channel. The time of a private stack's start is bounded by its own setting."""
+        async with self._connecting:
+            if self._closed:
+                raise ClosedError("this client is closed")
+            if self._channel is None:
+                if self._stack is not None:
+                    self._address = await asyncio.to_thread(self._stack.start)
+                self._channel = open_channel(self._address)
+            channel = self._channel
+        await wait_connected(channel, self._address, min(timeout_s, self._connect_timeout_s))
+        return omni_pb2_grpc.OmniServiceStub(channel)

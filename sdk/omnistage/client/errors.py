@@ -1,0 +1,227 @@
+"""What can go wrong, as one tree of exceptions.
+
+::
+
+    OmniError                  code, reason, hint, metadata
+    ├── RequestError           the request cannot be done as it was asked; asking again will not help
+    │   ├── BadRequestError    fields: which field is bad and why
+    │   ├── UnknownModelError  no such pipeline, model or voice
+    │   └── NotAvailableError  understood, but not offered on this platform or by this server
+    ├── UnavailableError       retry_delay_s: nobody answers there now; asking again later may help
+    │   ├── OverloadedError    the house is full
+    │   └── StageLostError     stage: a server behind the router is gone and nobody took over
+    ├── DeadlineError          the time limit passed (also a TimeoutError)
+    ├── CancelledError         the answer was cancelled
+    │   └── StalledError       this client did not read for longer than the server waits
+    ├── ProtocolError          a gap, a repeat or a cut in the stream: a bug, or a server of another version
+    ├── ServerError            the server failed in a way that it did not expect
+    ├── StackError             log: a private stack did not start, or ended
+    └── ClosedError            the client was closed before this call
+
+Errors that a server reports come as `google.rpc.Status` in the trailing metadata: `ErrorInfo.reason` picks the class, `BadRequest` and
+`RetryInfo` fill it. Where there are no details the gRPC status code picks the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+DETAILS_KEY = "grpc-status-details-bin"
+DOMAIN = "omnistage"
+
+
+class OmniError(Exception):
+    """The base of all errors. `hint` says what to do; `reason` is the name in `omnistage.v1.ErrorReason`, empty if no server gave one."""
+
+    hint: str = ""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        reason: str = "",
+        code: grpc.StatusCode | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.code = code
+        self.metadata = dict(metadata or {})
+        if hint:
+            self.hint = hint
+
+
+class RequestError(OmniError):
+    """The request cannot be done as it was asked; asking again will not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One bad field of a request, in proto spelling, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class BadRequestError(RequestError):
+    """A field of the request is bad; `fields` says which."""
+
+    hint = "Correct the named field and ask again."
+    fields: tuple[FieldViolation, ...] = ()
+
+    @classmethod
+    def of(cls, field: str, description: str) -> BadRequestError:
+        """The error for one field that the client itself refuses to send."""
+        error = cls(f"{field}: {description}", reason="BAD_REQUEST", code=grpc.StatusCode.INVALID_ARGUMENT)
+        error.fields = (FieldViolation(field, description),)
+        return error
+
+
+class UnknownModelError(RequestError):
+    """No such pipeline, model or voice."""
+
+    hint = "`omnistage models` lists what this server offers."
+
+
+class NotAvailableError(RequestError):
+    """Understood, but not offered on this platform or by this server."""
+
+
+class UnavailableError(OmniError):
+    """Nobody answers there now. `retry_delay_s`: when the server suggests to ask again, None if it did not say."""
+
+    hint = "Check the address, and that `omnistage serve` runs there."
+    retry_delay_s: float | None = None
+
+
+class OverloadedError(UnavailableError):
+    """The house is full; ask again after `retry_delay_s` seconds."""
+
+    hint = "Ask again after the stated delay, or start more replicas (omnistage serve --replicas STAGE=N)."
+
+
+class StageLostError(UnavailableError):
+    """A server behind the router is gone and no other took over. `stage`: its kind, empty if not known."""
+
+    hint = "`omnistage status` shows which servers are up; ask again when the stage is back."
+
+    @property
+    def stage(self) -> str:
+        return self.metadata.get("stage", "")
+
+
+class DeadlineError(OmniError, TimeoutError):
+    """The time limit passed before the answer was complete."""
+
+    hint = "Give more time (timeout_s, or --timeout) or ask for less (max_tokens)."
+
+
+class CancelledError(OmniError):
+    """The answer was cancelled, here or by the server."""
+
+
+class StalledError(CancelledError):
+    """This client did not read for longer than the server waits."""
+
+    hint = "Read the stream as it comes; do slow work in another thread or task."
+
+
+class ProtocolError(OmniError):
+    """A gap, a repeat or a cut in the stream. Never skipped in silence."""
+
+    hint = "Client and server may be of different versions; if they are not, please report it."
+
+
+class ServerError(OmniError):
+    """The server failed in a way that it did not expect."""
+
+    hint = "The server's log has the cause under the same session id."
+
+
+class StackError(OmniError):
+    """A private stack did not start, or ended. `log` holds the last lines of the process that failed."""
+
+    log: str = ""
+
+
+class ClosedError(OmniError):
+    """The client was closed before this call."""
+
+    hint = "Make a new Omni, or ask before the `with` block ends."
+
+
+BY_REASON: Mapping[str, type[OmniError]] = {
+    "BAD_REQUEST": BadRequestError,
+    "UNKNOWN_MODEL": UnknownModelError,
+    "OVERLOADED": OverloadedError,
+    "PROTOCOL": ProtocolError,
+    "CREDIT_EXCEEDED": ProtocolError,
+    "HALF_CLOSED": ProtocolError,
+    "STAGE_LOST": StageLostError,
+    "REPLAY_EXPIRED": StageLostError,
+    "STALE_REFERENCE": StageLostError,
+    "REVISION_MISMATCH": StageLostError,
+    "DRAINING": UnavailableError,
+    "DEADLINE": DeadlineError,
+    "CLIENT_STALLED": StalledError,
+}
+
+BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: BadRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: BadRequestError,
+    grpc.StatusCode.NOT_FOUND: UnknownModelError,
+    grpc.StatusCode.UNIMPLEMENTED: NotAvailableError,
+    grpc.StatusCode.FAILED_PRECONDITION: RequestError,
+    grpc.StatusCode.PERMISSION_DENIED: RequestError,
+    grpc.StatusCode.UNAUTHENTICATED: RequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.ABORTED: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.CANCELLED: CancelledError,
+}
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
+    """The exception of the tree for a failed call."""
+    status = _details_of(error)
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    has_retry = False
+    for detail in status.details:
+        if detail.Is(info.DESCRIPTOR):
+            detail.Unpack(info)
+        elif detail.Is(bad_request.DESCRIPTOR):
+            detail.Unpack(bad_request)
+        elif detail.Is(retry.DESCRIPTOR):
+            has_retry = detail.Unpack(retry)
+    reason = info.reason if info.domain == DOMAIN else ""
+    kind = BY_REASON.get(reason) or BY_CODE.get(error.code(), ServerError)
+    message = status.message or error.details() or error.code().name
+    result = kind(message, reason=reason, code=error.code(), metadata=info.metadata)
+    if isinstance(result, BadRequestError):
+        result.fields = tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
+    if isinstance(result, UnavailableError) and has_retry:
+        result.retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return result
+
+
+def _details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    """The google.rpc.Status of a failed call; empty if there is none or it does not match the call's own status (as gRPC asks)."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                return status_pb2.Status()
+            if status.code == error.code().value[0]:
+                return status
+    return status_pb2.Status()

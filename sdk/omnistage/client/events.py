@@ -1,0 +1,87 @@
+"""What a stream yields: text, sound and pictures as they come, and the account at the end. Times are client seconds after t0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.playback import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of text; its characters are final. first_token: position of its first token in the answer."""
+
+    text: str
+    first_token: int
+    token_ids: tuple[int, ...]
+    arrival_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioChunk:
+    """The next piece of sound. samples: float32 [n], mono, -1 to 1. first_sample: position of samples[0] in the answer."""
+
+    samples: NDArray[np.float32]
+    first_sample: int
+    sample_rate_hz: int
+    arrival_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / self.sample_rate_hz
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One encoded picture. index: which result. preview_step: the step that a preview shows, else None. layer: of layered pictures."""
+
+    data: bytes
+    media_type: str
+    index: int
+    layer: int
+    preview_step: int | None
+    arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage's account of its part. Seconds after that stage was opened. Items per port: tokens, rows, frames or samples."""
+
+    stage: str
+    replica: str
+    queued_s: float
+    first_output_s: float
+    total_s: float
+    input_items: dict[str, int]
+    output_items: dict[str, int]
+    failovers: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The server's account of an answer, by the router's clock, seconds after it took the request."""
+
+    stages: tuple[StageReport, ...]
+    queued_s: float
+    first_text_s: float
+    first_audio_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text."""
+
+    session_id: str
+    model: str
+    seed: int
+    finish_reason: str
+    usage: Usage
+    timing: Timing
+
+
+Event = TextDelta | AudioChunk | Picture | Done

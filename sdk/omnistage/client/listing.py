@@ -1,0 +1,56 @@
+"""What a router offers and what runs behind it, as plain Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnistage.client.reader import stage_name, state_name
+from omnistage.v1 import omni_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One pipeline that can be asked."""
+
+    name: str
+    stages: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    voices: tuple[str, ...]
+    description: str
+
+    @classmethod
+    def of(cls, model: omni_pb2.Model) -> Model:
+        stages = tuple(stage_name(kind) for kind in model.stages)
+        return cls(model.name, stages, tuple(model.inputs), tuple(model.outputs), tuple(model.voices), model.description)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One stage server. state: serving, draining or lost. sessions, queue: running and waiting. transport: how tensors reach it, most used
+    first, empty while it has had no session."""
+
+    pipeline: str
+    stage: str
+    model: str
+    address: str
+    pid: int
+    state: str
+    sessions: int
+    queue: int
+    transport: str
+
+    @classmethod
+    def of(cls, replica: omni_pb2.Replica) -> Replica:
+        transports = sorted(replica.load.transports.items(), key=lambda item: (-item[1], item[0]))
+        return cls(
+            pipeline=replica.pipeline,
+            stage=stage_name(replica.kind),
+            model=replica.model,
+            address=replica.address,
+            pid=replica.pid,
+            state=state_name(replica.state),
+            sessions=replica.load.sessions,
+            queue=replica.load.queued,
+            transport=",".join(name.removeprefix("TRANSPORT_KIND_").lower() for name, _ in transports),
+        )

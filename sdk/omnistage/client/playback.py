@@ -1,0 +1,119 @@
+"""What a listener hears when sound is played while it arrives: the playback model and the figures of an answer.
+
+Definitions (client clock, seconds after t0; t0 is the call on a connected channel; the names are those of the published benchmarks of
+omni-modality servers):
+
+- ttft: arrival of the first text that is not empty
+- ttfa: arrival of the chunk that holds the first sample above -40 dBFS, so that a chunk of leading silence does not count as sound
+- e2e: arrival of the last event
+- audio: samples / sample rate
+- rtf: arrival of the last sound / audio
+- underrun: play at real time from the first chunk; the largest lateness of a chunk, max(arrival - first arrival - sound before it, 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+AUDIBLE = 10.0 ** (-40.0 / 20.0)
+"""-40 dBFS as an amplitude; full scale is 1."""
+
+CONTINUITY_LIMIT_S = 0.1
+"""An answer with less underrun than this counts as continuous."""
+
+
+def is_audible(samples: NDArray[np.float32]) -> bool:
+    """True if any sample is above -40 dBFS. samples: any shape, full scale 1."""
+    return bool(samples.size) and bool(np.max(np.abs(samples)) > AUDIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class TextArrival:
+    """A piece of text: when it came and how long it is."""
+
+    arrival_s: float
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class AudioArrival:
+    """A chunk of sound: when it came, where it belongs, how long it is, whether there is anything to hear in it."""
+
+    arrival_s: float
+    first_sample: int
+    samples: int
+    sample_rate_hz: int
+    audible: bool
+
+    @property
+    def duration_s(self) -> float:
+        return self.samples / self.sample_rate_hz
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One chunk as it is played: it starts at start_s, after waiting gap_s in silence for it."""
+
+    start_s: float
+    duration_s: float
+    gap_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+
+def play(arrivals: Iterable[AudioArrival]) -> list[Played]:
+    """Play each chunk when it is there and the one before is over. The gaps add up to the underrun."""
+    played: list[Played] = []
+    for chunk in arrivals:
+        if chunk.samples == 0:
+            continue
+        due_s = played[-1].end_s if played else chunk.arrival_s
+        start_s = max(due_s, chunk.arrival_s)
+        played.append(Played(start_s, chunk.duration_s, start_s - due_s))
+    return played
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All arrivals of an answer and the figures made from them. Seconds after t0; None where there was none of it."""
+
+    text: Sequence[TextArrival]
+    audio: Sequence[AudioArrival]
+    e2e_s: float
+
+    @property
+    def ttft_s(self) -> float | None:
+        return next((piece.arrival_s for piece in self.text if piece.characters), None)
+
+    @property
+    def ttfa_s(self) -> float | None:
+        return next((chunk.arrival_s for chunk in self.audio if chunk.audible), None)
+
+    @property
+    def audio_s(self) -> float:
+        return sum(chunk.duration_s for chunk in self.audio)
+
+    @property
+    def last_audio_s(self) -> float | None:
+        return next((chunk.arrival_s for chunk in reversed(self.audio) if chunk.samples), None)
+
+    @property
+    def rtf(self) -> float | None:
+        """Real-time factor: below 1 the sound is made faster than it is played."""
+        last_s = self.last_audio_s
+        return None if last_s is None else last_s / self.audio_s
+
+    @property
+    def underrun_s(self) -> float:
+        """Seconds of silence that a listener hears inside the answer because a chunk came late."""
+        return sum(chunk.gap_s for chunk in play(self.audio))
+
+    @property
+    def is_continuous(self) -> bool:
+        return self.underrun_s <= CONTINUITY_LIMIT_S

@@ -1,0 +1,190 @@
+"""The command against a real toy stack: what scripts and people get to see."""
+
+import json
+import subprocess
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnistage.models.toy import formulas
+
+SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "model"]
+STATUS_KEYS = ["stage", "address", "pid", "state", "sessions", "queue", "transport"]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def omnistage(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "omnistage.cli", *map(str, words)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+def last_object(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_ask_prints_the_answer_and_the_figures(toy_address: str) -> None:
+    done = omnistage("ask", "Hello there", "--seed", "5", "--address", toy_address)
+    assert done.returncode == 0, done.stderr
+    answer, figures = done.stdout.splitlines()
+    assert answer == formulas.text(5, "Hello there", formulas.NATURAL_LENGTH)
+    for name in ("ttft", "ttfa", "audio", "rtf", "model toy", "seed 5"):
+        assert name in figures
+    assert done.stderr == ""
+
+
+def test_ask_json_is_one_object(toy_address: str) -> None:
+    done = omnistage("ask", "Hi", "--seed", "5", "--json", "--address", toy_address)
+    result = last_object(done)
+    assert len(done.stdout.splitlines()) == 1
+    assert list(result) == SPOKEN_KEYS
+    assert result["text"] == formulas.text(5, "Hi", formulas.NATURAL_LENGTH)
+    samples = len(formulas.audio(5, "Hi", formulas.NATURAL_LENGTH))
+    assert result["audio_s"] == pytest.approx(samples / formulas.SAMPLE_RATE_HZ, abs=1e-6)
+    assert (result["seed"], result["model"], result["finish_reason"]) == (5, "toy", "stop")
+    assert 0 < result["ttft_s"] <= result["e2e_s"]
+    assert 0 < result["ttfa_s"] <= result["e2e_s"]
+    assert 0 < result["rtf"] <= result["e2e_s"] / result["audio_s"] + 1e-3
+
+
+def test_text_only(toy_address: str) -> None:
+    result = last_object(omnistage("ask", "Hi", "--text-only", "--json", "--address", toy_address))
+    assert result["text"]
+    assert (result["ttfa_s"], result["rtf"], result["audio_s"]) == (None, None, 0)
+
+
+def test_say_speaks_exactly_the_text(toy_address: str) -> None:
+    result = last_object(omnistage("say", "Good morning to you.", "--json", "--address", toy_address))
+    assert result["text"].split() == ["Good", "morning", "to", "you."]
+    assert result["audio_s"] > 0
+
+
+def test_text_from_standard_input(toy_address: str) -> None:
+    result = last_object(omnistage("say", "-", "--json", "--address", toy_address, text="one two"))
+    assert result["text"].split() == ["one", "two"]
+
+
+def test_files(toy_address: str, tmp_path: Path) -> None:
+    wav, png = tmp_path / "answer.wav", tmp_path / "answer.png"
+    done = omnistage("ask", "Hi", "--seed", "7", "--out", wav, "--timeline", png, "--address", toy_address)
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {wav}, {png}" in done.stdout
+    with wave.open(str(wav)) as file:
+        assert file.getframerate() == formulas.SAMPLE_RATE_HZ
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    expected = formulas.audio(7, "Hi", formulas.NATURAL_LENGTH)[:, 0]
+    assert np.array_equal(samples / np.float32(32768), expected)
+    picture = png.read_bytes()
+    assert picture.startswith(PNG)
+    width, height = (int.from_bytes(picture[start : start + 4], "big") for start in (16, 20))
+    assert width == 1800
+    assert 600 <= height <= 1000
+
+
+def test_max_tokens(toy_address: str) -> None:
+    result = last_object(omnistage("ask", "Hi", "--max-tokens", "3", "--json", "--address", toy_address))
+    assert (len(result["text"].split()), result["finish_reason"]) == (3, "length")
+
+
+def test_two_at_once_get_their_own_answers(toy_address: str) -> None:
+    command = [sys.executable, "-m", "omnistage.cli", "ask", "--json", "--address", toy_address]
+    both = [subprocess.Popen([*command, "--seed", str(seed), f"q{seed}"], stdout=subprocess.PIPE, text=True) for seed in (1, 2)]
+    for seed, process in zip((1, 2), both, strict=True):
+        output, _ = process.communicate(timeout=60)
+        assert json.loads(output.splitlines()[-1])["text"] == formulas.text(seed, f"q{seed}", formulas.NATURAL_LENGTH)
+
+
+def test_status(toy_address: str) -> None:
+    replicas = last_object(omnistage("status", "--json", "--address", toy_address))["replicas"]
+    assert [replica["stage"] for replica in replicas] == ["thinker", "talker", "code2wav"]
+    for replica in replicas:
+        assert list(replica) == STATUS_KEYS
+        assert replica["state"] == "serving"
+        assert Path(f"/proc/{replica['pid']}").is_dir()
+        assert isinstance(replica["transport"], str)
+    table = omnistage("status", "--address", toy_address).stdout
+    assert all(replica["address"] in table for replica in replicas)
+
+
+def test_models(toy_address: str) -> None:
+    (model,) = last_object(omnistage("models", "--json", "--address", toy_address))["models"]
+    assert (model["name"], model["outputs"]) == ("toy", ["text", "audio"])
+    assert model["description"] in omnistage("models", "--address", toy_address).stdout
+
+
+def test_without_an_address_a_stack_is_started_for_the_call() -> None:
+    result = last_object(omnistage("ask", "Hi", "--model", "toy", "--seed", "1", "--json"))
+    assert result["text"] == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ask", "Hi", "--model", "absent"], "no model 'absent'"),
+        (["ask", ""], "thinker.messages"),
+        (["ask", "Hi", "--max-tokens", "32768", "--timeout", "0.002"], "error:"),
+        (["say", " "], "text: is empty"),
+        (["ask", "Hi", "--out", "absent-folder/x.wav"], "its folder does not exist"),
+    ],
+)
+def test_an_error_is_one_line_and_a_hint(toy_address: str, words: list[str], told: str) -> None:
+    done = omnistage(*words, "--address", toy_address)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert told in error
+    assert hint.startswith("hint: ")
+
+
+def test_verbose_shows_the_traceback(toy_address: str) -> None:
+    done = omnistage("ask", "", "--address", toy_address, "--verbose")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_nobody_at_the_address(free_port: int) -> None:
+    done = omnistage("status", "--address", f"127.0.0.1:{free_port}", "--timeout", "0.3")
+    assert done.returncode == 1
+    assert f"no server answers at 127.0.0.1:{free_port}" in done.stderr
+    assert "omnistage serve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sing", "Hi"],
+        ["ask"],
+        ["ask", "Hi", "--seed", "-1"],
+        ["ask", "Hi", "--seed", "many"],
+        ["ask", "Hi", "--out", "x.wav", "--text-only"],
+        ["serve", "toy", "--replicas", "talker=0"],
+        ["serve", "toy", "--replicas", "talker"],
+        ["serve", "toy", "--device", "singer=cpu"],
+        ["serve", "toy", "--colour", "red"],
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(words: list[str]) -> None:
+    done = omnistage(*words)
+    assert done.returncode == 2
+    assert "Usage" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["serve", "absent"], "no pipeline 'absent'"),
+        (["serve", "toy", "--replicas", "diffusion=2"], "toy has no diffusion"),
+        (["serve", "toy", "--checkpoint", "absent"], "is not a folder"),
+        (["ask", "Hi", "--model", "absent"], "no pipeline 'absent'"),
+    ],
+)
+def test_a_stack_that_cannot_be(words: list[str], told: str) -> None:
+    done = omnistage(*words)
+    assert done.returncode == 1
+    assert told in done.stderr

@@ -1,0 +1,35 @@
+"""The examples run as they are printed."""
+
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, *words: str, text: str = "", folder: Path) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *words]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_ask(toy_address: str, tmp_path: Path) -> None:
+    output = run("ask.py", "Hi", "--address", toy_address, folder=tmp_path)
+    assert "s of sound in answer.wav" in output
+    with wave.open(str(tmp_path / "answer.wav")) as file:
+        assert file.getnframes() > 0
+
+
+def test_stream(toy_address: str, tmp_path: Path) -> None:
+    assert "real-time factor" in run("stream.py", "Hi", "--address", toy_address, folder=tmp_path)
+
+
+def test_chat(toy_address: str, tmp_path: Path) -> None:
+    output = run("chat.py", "--address", toy_address, text="Hello\n\nAnd then?\n", folder=tmp_path)
+    first, second = output.splitlines()
+    assert first
+    assert second
+    assert first != second

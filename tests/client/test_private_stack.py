@@ -1,0 +1,171 @@
+"""A stack of one's own: it serves, and nothing of it is left, however its owner ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.processes import MARK, Family, wait_end
+from omnistage.client import AsyncOmni, Omni, OverloadedError, Picture, StackError, StageLostError, UnavailableError
+from omnistage.models.toy import formulas
+
+PROCESSES = 5
+"""The launcher, three stages and the router."""
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    """Whatever the test starts; ended after it, so that a failure leaves nothing either."""
+    family = Family()
+    monkeypatch.setenv(MARK, family.mark)
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("logs")))  # a killed launcher cannot remove its own
+    yield family
+    for pid in family.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def start_owner(family: Family, code: str) -> subprocess.Popen[str]:
+    """A Python process that owns a stack."""
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+
+def test_closing_leaves_no_process(family: Family) -> None:
+    with Omni(pipeline="toy") as omni:
+        assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+        assert len(family.pids()) == PROCESSES
+    assert family.pids() == []
+
+
+async def test_the_async_client_owns_a_stack_too(family: Family) -> None:
+    async with AsyncOmni(pipeline="toy", replicas={"talker": 2}) as omni:
+        assert [replica.stage for replica in await omni.replicas()] == ["thinker", "talker", "talker", "code2wav"]
+        assert (await omni.generate("Hi", seed=1)).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+    assert family.pids() == []
+
+
+def test_an_owner_that_never_closes_leaves_no_process(family: Family) -> None:
+    code = """
+        from omnistage.client import Omni
+        omni = Omni(pipeline="toy")
+        print(omni.generate("Hi", seed=1).text)
+    """
+    owner = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert owner.returncode == 0
+    assert owner.stdout.strip() == formulas.text(1, "Hi", formulas.NATURAL_LENGTH).strip()
+    assert "Traceback" not in owner.stderr
+    assert family.pids() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_an_owner_that_is_killed_leaves_no_process(family: Family, number: signal.Signals) -> None:
+    code = """
+        import sys
+        from omnistage.client import Omni
+        omni = Omni(pipeline="toy")
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    with start_owner(family, code) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        assert len(family.pids()) == PROCESSES + 1
+        owner.send_signal(number)
+        owner.wait(30)
+    assert family.wait_ended() == []
+
+
+def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: Family) -> None:
+    code = """
+        import sys, threading
+        from omnistage.client import Omni
+        threading.Thread(target=Omni, kwargs={"pipeline": "toy"}, daemon=True).start()
+        print("started", flush=True)
+        sys.stdin.read()
+    """
+    with start_owner(family, code) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        owner.kill()
+        owner.wait(30)
+    assert family.wait_ended() == []
+
+
+def test_a_killed_launcher_takes_its_processes_along(family: Family) -> None:
+    with Omni(pipeline="toy") as omni:
+        stages = {replica.pid for replica in omni.replicas()}
+        launcher = next(pid for pid in family.pids() if pid not in stages and b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(launcher, signal.SIGKILL)
+        for pid in stages:
+            assert wait_end(pid, 30)
+    assert family.wait_ended() == []
+
+
+def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(family: Family, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(
+        "name: broken\ndescription: x\ninputs: [text]\noutputs: [text]\n"
+        "stages:\n  - {kind: thinker, model: toy}\n  - {kind: talker, model: absent, takes: [hidden]}\n"
+    )
+    with pytest.raises(StackError, match="talker ended with code") as caught:
+        Omni(pipeline=str(broken))
+    assert "absent" in caught.value.log
+    assert Path(caught.value.hint.split()[-1].rstrip(".")).with_suffix(".log").is_file()
+    assert family.pids() == []
+
+
+def test_an_unknown_pipeline_is_told(family: Family) -> None:
+    with pytest.raises(StackError, match="no pipeline 'absent'"):
+        Omni(pipeline="absent")
+    assert family.pids() == []
+
+
+def test_a_start_that_takes_too_long_ends(family: Family) -> None:
+    with pytest.raises(StackError, match="not ready within"):
+        Omni(pipeline="toy", start_timeout_s=0.01)
+    assert family.pids() == []
+
+
+def test_a_full_house_says_when_to_ask_again(family: Family) -> None:
+    with Omni(pipeline="toy", max_sessions=1) as omni:
+        stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
+        assert next(stream)
+        with pytest.raises(OverloadedError) as caught:
+            omni.generate("Hi")
+        assert caught.value.retry_delay_s is not None
+        assert caught.value.retry_delay_s > 0
+        stream.close()
+
+
+def test_a_lost_stage_is_a_typed_error_and_the_others_go_on(family: Family) -> None:
+    with Omni(pipeline="toy") as omni:
+        talker = next(replica for replica in omni.replicas() if replica.stage == "talker")
+        os.kill(talker.pid, signal.SIGKILL)
+        assert wait_end(talker.pid, 30)
+        with pytest.raises((StageLostError, UnavailableError)):
+            omni.generate("Hi", timeout_s=30.0)
+        states = {replica.stage: replica.state for replica in omni.replicas()}
+        assert states == {"thinker": "serving", "talker": "lost", "code2wav": "serving"}
+    assert family.pids() == []
+
+
+def test_a_stack_can_be_used_by_others(family: Family) -> None:
+    code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
+    with Omni(pipeline="toy") as omni:
+        other = subprocess.run([sys.executable, "-c", code, omni.address], capture_output=True, text=True, timeout=60)
+    assert json.loads(other.stdout) == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+
+
+def test_a_drawing_pipeline_gives_pictures(family: Family) -> None:
+    with Omni(pipeline="toy-picture") as omni:
+        answer = omni.draw("a kite", seed=1)
+        assert len(answer.pictures) == 1
+        assert answer.pictures[0].media_type.startswith("image/")
+        assert answer.audio is None
+        pictures = [event for event in omni.stream_draw("a kite", seed=1, results=1) if isinstance(event, Picture)]
+        assert [picture.data for picture in pictures] == [answer.pictures[0].data]

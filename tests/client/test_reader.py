@@ -1,0 +1,127 @@
+"""The reader of one answer: what is whole goes through, what is not is an error with a name."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import pytest
+
+from omnistage.client.answer import collect
+from omnistage.client.errors import ProtocolError
+from omnistage.client.events import Picture
+from omnistage.client.reader import Reader
+from omnistage.v1 import chunk_pb2, omni_pb2, tensor_pb2
+
+STARTED = omni_pb2.GenerateResponse(started=omni_pb2.Started(session_id="s", model="toy", seed=7))
+USAGE = omni_pb2.GenerateResponse(usage=omni_pb2.Usage(finish_reason=chunk_pb2.FINISH_REASON_STOP))
+
+
+def text(seq: int, first: int, words: str, *, last: bool = False) -> omni_pb2.GenerateResponse:
+    ids = list(range(len(words)))
+    chunk = chunk_pb2.Chunk(port="text", seq=seq, first=first, count=len(ids), last=last)
+    chunk.text.CopyFrom(chunk_pb2.TextChunk(text=words, token_ids=ids))
+    return omni_pb2.GenerateResponse(chunk=chunk)
+
+
+def audio(
+    seq: int, first: int, samples: Sequence[int], *, last: bool = False, channels: int = 1, rate: int = 24000
+) -> omni_pb2.GenerateResponse:
+    data = np.asarray(samples, "<i2").tobytes()
+    sound = chunk_pb2.AudioChunk(data=data, encoding=chunk_pb2.AUDIO_ENCODING_PCM16, sample_rate_hz=rate, channel_count=channels)
+    return omni_pb2.GenerateResponse(
+        chunk=chunk_pb2.Chunk(port="audio", seq=seq, first=first, count=len(samples) // channels, last=last, audio=sound)
+    )
+
+
+async def stream(messages: Sequence[omni_pb2.GenerateResponse]) -> AsyncIterator[omni_pb2.GenerateResponse]:
+    for message in messages:
+        yield message
+
+
+async def read(*messages: omni_pb2.GenerateResponse):
+    return await collect(Reader(0.0).read(stream(messages)))
+
+
+async def test_a_whole_answer() -> None:
+    answer = await read(
+        STARTED, text(0, 0, "ab"), audio(0, 0, [100, -200]), text(1, 2, "c", last=True), audio(1, 2, [300], last=True), USAGE
+    )
+    assert answer.text == answer["content"] == "abc"
+    assert dict(answer) == {"role": "assistant", "content": "abc"}
+    assert answer.audio is not None
+    assert answer.audio.sample_rate == 24000
+    assert (answer.audio.samples * 32768).tolist() == [100, -200, 300]
+    assert (answer.seed, answer.model, answer.finish_reason) == (7, "toy", "stop")
+
+
+async def test_channels_are_mixed_to_one() -> None:
+    answer = await read(STARTED, audio(0, 0, [100, 300, -8, 8], channels=2, last=True), USAGE)
+    assert answer.audio is not None
+    assert (answer.audio.samples * 32768).tolist() == [200, 0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([STARTED, audio(0, 0, [1, 2]), audio(1, 3, [4]), USAGE], "gap, position 3 came, 2 is next"),
+        ([STARTED, audio(0, 0, [1, 2]), audio(1, 1, [2]), USAGE], "repeat, position 1 came, 2 is next"),
+        ([STARTED, text(0, 0, "a"), text(2, 1, "b"), USAGE], "chunk 2 came, 1 is next"),
+        ([STARTED, text(0, 0, "a", last=True), text(1, 1, "b"), USAGE], "after the last"),
+        ([STARTED, text(0, 0, "a"), USAGE], "text did not end"),
+        ([STARTED, text(0, 0, "a", last=True)], "before its account"),
+        ([text(0, 0, "a")], "before the start"),
+        ([STARTED, STARTED], "started twice"),
+        ([STARTED, audio(0, 0, [1], rate=24000), audio(1, 1, [1], rate=16000)], "sample rate"),
+        ([STARTED, audio(0, 0, [1], rate=0)], "sample rate"),
+        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="text", count=2))], "without content"),
+        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="video", video=chunk_pb2.VideoChunk()))], "cannot read video"),
+    ],
+)
+async def test_a_stream_that_is_not_whole(messages: list[omni_pb2.GenerateResponse], told: str) -> None:
+    with pytest.raises(ProtocolError, match=told):
+        await read(*messages)
+
+
+async def test_sound_whose_length_is_not_its_count() -> None:
+    message = audio(0, 0, [1, 2, 3])
+    message.chunk.count = 2
+    with pytest.raises(ProtocolError, match="6 bytes are not 2 samples"):
+        await read(STARTED, message)
+
+
+async def test_sound_in_an_encoding_of_a_newer_server() -> None:
+    message = audio(0, 0, [1, 2, 3])
+    message.chunk.audio.encoding = 9  # type: ignore[assignment]
+    with pytest.raises(ProtocolError, match="encoding 9"):
+        await read(STARTED, message)
+
+
+async def test_float_sound() -> None:
+    samples = np.array([0.5, -1.0], "<f4")
+    sound = chunk_pb2.AudioChunk(data=samples.tobytes(), encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32, sample_rate_hz=22050, channel_count=1)
+    message = omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="audio", count=2, last=True, audio=sound))
+    answer = await read(STARTED, message, USAGE)
+    assert answer.audio is not None
+    assert answer.audio.samples.tolist() == [0.5, -1.0]
+
+
+def image(seq: int, first: int, data: bytes, offset: int, total: int, *, last: bool, step: int | None = None) -> omni_pb2.GenerateResponse:
+    whole = offset + len(data) == total and step is None
+    part = tensor_pb2.InlinePart(data=data, offset=offset, total_bytes=total)
+    picture = chunk_pb2.ImageChunk(data=part, media_type="image/png", preview_step=step)
+    return omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="image", seq=seq, first=first, count=int(whole), last=last, image=picture))
+
+
+async def test_a_picture_in_pieces_after_a_preview() -> None:
+    messages = [
+        image(0, 0, b"pre", 0, 3, last=False, step=2),
+        image(1, 0, b"abc", 0, 5, last=False),
+        image(2, 0, b"de", 3, 5, last=True),
+    ]
+    events = [event async for event in Reader(0.0).read(stream([STARTED, *messages, USAGE]))]
+    pictures = [(e.data, e.index, e.preview_step) for e in events if isinstance(e, Picture)]
+    assert pictures == [(b"pre", 0, 2), (b"abcde", 0, None)]
+
+
+async def test_a_picture_with_a_missing_piece() -> None:
+    with pytest.raises(ProtocolError, match="a piece at byte 4"):
+        await read(STARTED, image(0, 0, b"abc", 0, 6, last=False), image(1, 0, b"ef", 4, 6, last=True))

@@ -1,0 +1,126 @@
+"""From Python arguments to the request on the wire."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnistage.client import media
+from omnistage.client import request as requests
+from omnistage.client.errors import BadRequestError, NotAvailableError
+from omnistage.client.private_stack import StackPlan
+from omnistage.client.request import Options
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
+WAV = b"RIFF" + bytes(4) + b"WAVEfmt "
+
+
+def test_what_is_not_given_stays_absent() -> None:
+    request = requests.for_prompt("hello", (), (), Options())
+    assert not request.HasField("seed")
+    assert not request.HasField("talker")
+    assert not request.HasField("code2wav")
+    assert not request.thinker.HasField("sampling")
+    assert request.thinker.max_tokens == 0
+    assert request.thinker.messages[0].role == "user"
+    assert request.thinker.messages[0].parts[0].text == "hello"
+
+
+def test_options_reach_their_fields() -> None:
+    options = Options(
+        model="toy", outputs=["text"], seed=0, max_tokens=5, stop="END", temperature=0.5, top_p=0.9, voice="anna", profile="latency"
+    )
+    request = requests.for_prompt("hello", (), (), options)
+    assert request.HasField("seed")
+    assert list(request.outputs) == ["text"]
+    assert list(request.thinker.stop) == ["END"]
+    assert (request.thinker.max_tokens, request.thinker.sampling.temperature) == (5, 0.5)
+    assert request.thinker.sampling.top_p == pytest.approx(0.9)
+    assert (request.talker.voice, request.code2wav.profile) == ("anna", "latency")
+
+
+def test_a_conversation_with_media(tmp_path: Path) -> None:
+    sound = tmp_path / "question.wav"
+    sound.write_bytes(WAV)
+    turns: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is this?", "images": [PNG], "audios": [sound]},
+    ]
+    messages = requests.for_conversation(turns, Options()).thinker.messages
+    assert [message.role for message in messages] == ["system", "user"]
+    kinds = [part.media.media_type or part.text for part in messages[1].parts]
+    assert kinds == ["image/png", "audio/wav", "What is this?"]
+
+
+@pytest.mark.parametrize(
+    ("conversation", "field"),
+    [
+        ([], "conversation"),
+        ("hello", "conversation"),
+        ([{"role": "user"}], r"conversation\[0\].content"),
+        ([{"role": "robot", "content": "x"}], r"conversation\[0\].role"),
+        ([{"role": "user", "content": "x", "image": PNG}], "unknown keys image"),
+        (["hello"], r"conversation\[0\]"),
+        ([{"role": "user", "content": "x", "images": [WAV]}], "images: is audio/wav"),
+        ([{"role": "user", "content": "x", "images": [b""]}], "images: is empty"),
+        ([{"role": "user", "content": "x", "audios": [b"abc"]}], "audios: is of no known type"),
+        ([{"role": "user", "content": "x", "audios": ["absent.wav"]}], "audios: cannot read absent.wav"),
+    ],
+)
+def test_a_turn_that_is_not_one(conversation: Any, field: str) -> None:
+    with pytest.raises(BadRequestError, match=field):
+        requests.for_conversation(conversation, Options())
+
+
+def test_unknown_options_name_the_known_ones() -> None:
+    with pytest.raises(TypeError, match=r"unknown options max_token; known: .*max_tokens"):
+        requests.for_prompt("x", (), (), {"max_token": 3})  # type: ignore[typeddict-unknown-key]
+
+
+@pytest.mark.parametrize("options", [{"seed": -1}, {"seed": 2**64}, {"max_tokens": "many"}, {"temperature": "hot"}])
+def test_values_that_fit_no_field(options: dict[str, object]) -> None:
+    with pytest.raises(BadRequestError, match=next(iter(options))):
+        requests.for_prompt("x", (), (), options)  # type: ignore[arg-type]
+
+
+def test_a_request_over_the_limit_is_not_sent() -> None:
+    with pytest.raises(BadRequestError, match="at most"):
+        requests.for_prompt("x", [PNG + bytes(64 << 20)], (), Options())
+
+
+def test_verbatim_text_must_not_be_empty() -> None:
+    assert requests.for_verbatim("Hello.", Options()).thinker.verbatim == "Hello."
+    with pytest.raises(BadRequestError, match="text"):
+        requests.for_verbatim(" \n", Options())
+
+
+def test_media_types_by_their_first_bytes() -> None:
+    assert media.sniff(PNG) == "image/png"
+    assert media.sniff(WAV) == "audio/wav"
+    assert media.sniff(b"fLaC") == "audio/flac"
+    assert media.sniff(b"hello") is None
+
+
+def test_unknown_settings_name_the_known_ones() -> None:
+    with pytest.raises(TypeError, match=r"unknown settings gpu; known: .*device"):
+        StackPlan({"gpu": 1})  # type: ignore[typeddict-unknown-key]
+
+
+def test_tensor_parallelism_is_refused_with_a_way_out() -> None:
+    with pytest.raises(NotAvailableError, match="tensor_parallel_size=2") as caught:
+        StackPlan(tensor_parallel_size=2)
+    assert "replicas" in caught.value.hint
+
+
+def test_settings_become_the_command_line_of_the_launcher() -> None:
+    plan = StackPlan({"pipeline": "toy", "device": {"talker": "cuda:0"}, "replicas": {"talker": 2}, "max_sessions": 4}, model_path="folder")
+    words = " ".join(plan.command(5, 6))
+    for part in (
+        "--ready-fd 5 --lifeline-fd 6",
+        "--checkpoint folder",
+        "--device talker=cuda:0",
+        "--replicas talker=2",
+        "--max-sessions 4",
+    ):
+        assert part in words
+    assert words.endswith("-- toy")
