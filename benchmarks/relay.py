@@ -1,0 +1,148 @@
+"""Overhead of the chain: toy stages, which cost nothing, in four real processes; 120-byte audio chunks, one token a message.
+
+A token is one row, two frames and so, with one frame a chunk, two audio messages. Time stamps of emission travel in the rows, codes and
+samples themselves; every process reads the same monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.figures import Figure, median, percentile, publish
+from benchmarks.processes import CpuMeter
+from omnistage.cli.layout import Layout, StageLayout
+from omnistage.cli.stack import Stack
+from omnistage.client.channel import open_channel
+from omnistage.models.toy import formulas
+from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+
+INTERVAL_S = 0.02
+RELAY_INTERVAL_S = 0.005
+CHUNK_SAMPLES = 60
+IDLE_TOKENS = 500
+RAMP_S = 0.005
+LOAD_TOKENS = {1: 400, 64: 60, 500: 30}
+
+HANDLED_PER_TOKEN = 23
+"""Sent: text 2 (Thinker, router), row 1, codes 2, audio 2 * 4 (Code2Wav, Talker, Thinker, router). Received: text 1, row 1, codes 2, audio
+2 * 3; the client's own are not in it. Credit is extra work and not counted."""
+
+
+@dataclass
+class Latencies:
+    """Seconds from emission to the client's read."""
+
+    code2wav: list[float] = field(default_factory=list)
+    thinker: list[float] = field(default_factory=list)
+    tokens: int = 0
+    messages: int = 0
+
+
+def layout() -> Layout:
+    thinker = {"stamp": True, "max_chunk": 1, "interval_s": INTERVAL_S}
+    others = {"stamp": True, "max_chunk": 1}
+    stages = [
+        StageLayout("thinker", "toy", options=thinker),
+        StageLayout("talker", "toy", options=others),
+        StageLayout("code2wav", "toy", options=others),
+    ]
+    return Layout("toy", stages, max_sessions=1024)
+
+
+async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Latencies, *, stamped: bool = True) -> None:
+    """One answer of `tokens` tokens; every message is looked at when it is read."""
+    message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="count")])
+    thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=tokens, ignore_eos=True)
+    async for event in stub.Generate(omni_pb2.GenerateRequest(seed=1, thinker=thinker), timeout=120):
+        now = time.monotonic()
+        if not event.HasField("chunk"):
+            continue
+        into.messages += 1
+        if event.chunk.HasField("text"):
+            into.tokens += event.chunk.count
+        elif stamped and event.chunk.HasField("audio") and event.chunk.count:
+            limbs = np.frombuffer(event.chunk.audio.data, "<i2", 2 * formulas.LIMBS)
+            into.thinker.append(now - formulas.stamped_at(limbs[: formulas.LIMBS]))
+            into.code2wav.append(now - formulas.stamped_at(limbs[formulas.LIMBS :]))
+
+
+async def measure() -> list[Figure]:
+    stack = Stack(layout())
+    await stack.start()
+    try:
+        async with open_channel(stack.address) as channel:
+            stub = omni_pb2_grpc.OmniServiceStub(channel)
+            await ask(stub, 50, Latencies())  # warm-up
+            return [*await _idle(stub, stack), *await _load(stub, stack)]
+    finally:
+        await stack.stop()
+
+
+async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack) -> list[Figure]:
+    latencies = Latencies()
+    await ask(stub, IDLE_TOKENS, latencies)
+    note = f"one session, {IDLE_TOKENS} tokens at {1 / INTERVAL_S:.0f} a second"
+    return [
+        Figure("code2wav_emit_to_client_p50", 1e3 * median(latencies.code2wav), "ms", "<= 1.5", note),
+        Figure("code2wav_emit_to_client_p99", 1e3 * percentile(latencies.code2wav, 99), "ms", "", note),
+        Figure("thinker_emit_to_client_p50", 1e3 * median(latencies.thinker), "ms", "<= 3", note),
+        Figure("thinker_emit_to_client_p99", 1e3 * percentile(latencies.thinker, 99), "ms", "", note),
+    ]
+
+
+async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack) -> list[Figure]:
+    figures = []
+    for sessions, tokens in LOAD_TOKENS.items():
+        latencies = Latencies()
+        meter = CpuMeter([child.pid for child in stack.children])
+        begun = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(sessions):
+                group.create_task(ask(stub, tokens, latencies))
+                await asyncio.sleep(RAMP_S)
+        seconds = time.monotonic() - begun
+        spent = meter.spent()
+        parts = ", ".join(f"{child.name} {1e6 * cpu / latencies.tokens:.0f}" for child, cpu in zip(stack.children, spent, strict=True))
+        note = f"{latencies.tokens / seconds:.0f} tokens/s; us: {parts}"
+        per_token = 1e6 * sum(spent) / latencies.tokens
+        figures.append(Figure(f"cpu_per_token_{sessions}_sessions", per_token, "us", "", note))
+        count = f"{HANDLED_PER_TOKEN} messages of a token are sent or received by the four servers"
+        figures.append(Figure(f"cpu_per_message_{sessions}_sessions", per_token / HANDLED_PER_TOKEN, "us", "<= 120", count))
+    return figures
+
+
+async def relaying() -> list[Figure]:
+    """CPU that a process spends to pass one message on: one token makes thousands of audio chunks, which Talker and Thinker only relay."""
+    figures = []
+    for name, interval_s, chunks in (("paced", RELAY_INTERVAL_S, 1000), ("streaming", 0.0, 10000)):
+        sound = {"samples_per_frame": CHUNK_SAMPLES * chunks // formulas.FRAMES_PER_ROW, "chunk_samples": CHUNK_SAMPLES, "max_chunk": 1}
+        stages = [StageLayout(kind, "toy", options=sound) for kind in ("thinker", "talker")]
+        stages.append(StageLayout("code2wav", "toy", options={**sound, "interval_s": interval_s}))
+        stack = Stack(Layout("toy", stages))
+        await stack.start()
+        try:
+            async with open_channel(stack.address) as channel:
+                stub = omni_pb2_grpc.OmniServiceStub(channel)
+                meter = CpuMeter([child.pid for child in stack.children])
+                await ask(stub, 1, Latencies(), stamped=False)
+                spent = dict(zip((child.name for child in stack.children), meter.spent(), strict=True))
+        finally:
+            await stack.stop()
+        cost = median([1e6 * spent[process] / chunks for process in ("thinker", "talker", "router")])
+        note = ", ".join(f"{process} {1e6 * spent[process] / chunks:.0f}" for process in ("thinker", "talker", "router"))
+        figures.append(
+            Figure(f"cpu_per_relay_{name}", cost, "us", "<= 120", f"one receive and one send; {chunks} audio chunks of 120 bytes; {note}")
+        )
+    return figures
+
+
+def main() -> None:
+    publish("relay", [*asyncio.run(measure()), *asyncio.run(relaying())])
+
+
+if __name__ == "__main__":
+    main()

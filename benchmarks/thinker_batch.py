@@ -1,0 +1,117 @@
+"""`python -m benchmarks.thinker_batch`: tokens per second of the default Thinker alone, at 1, 8 and 32 requests, on one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from benchmarks.figures import Figure, median, publish
+from omnistage.engine.types import Sampling
+from omnistage.models.interface import TextRequest, Turn
+from omnistage.models.smol.store import model_directory
+from omnistage.models.smol.thinker import SmolThinker
+
+CONCURRENT = {1: 1.0, 8: 4.5, 32: 8.0}
+"""Concurrent requests, and how many times the tokens per second of one request they should reach."""
+
+ANSWER_TOKENS = 96
+SUBJECTS = ("the sea", "rain", "a guitar", "bread", "the moon", "a good friend", "winter", "trains")
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Seconds from the question to the first text and to the end, and how many tokens there were."""
+
+    first_s: float
+    whole_s: float
+    tokens: int
+
+
+async def answer(model: SmolThinker, index: int) -> Answer:
+    """Ask one question; each index asks another one."""
+    question = f"Tell me fact number {index} about {SUBJECTS[index % len(SUBJECTS)]}."
+    request = TextRequest(
+        turns=(Turn("user", question),),
+        seed=index,
+        sampling=Sampling(repetition_penalty=1.1),
+        max_tokens=ANSWER_TOKENS,
+        ignore_eos=True,
+    )
+    started = time.perf_counter()
+    first_s, tokens = 0.0, 0
+    async with aclosing(model.generate(request)) as pieces:
+        async for piece in pieces:
+            first_s = first_s or time.perf_counter() - started
+            tokens += len(piece.token_ids)
+    return Answer(first_s, time.perf_counter() - started, tokens)
+
+
+async def rate(model: SmolThinker, concurrent: int, first: int) -> float:
+    """Tokens per second of `concurrent` requests asked at once, prompts included."""
+    started = time.perf_counter()
+    answers = await asyncio.gather(*(answer(model, first + index) for index in range(concurrent)))
+    return sum(one.tokens for one in answers) / (time.perf_counter() - started)
+
+
+async def figures_of(model: SmolThinker) -> list[Figure]:
+    await model.warm_up()
+    rates: dict[int, list[float]] = {concurrent: [] for concurrent in CONCURRENT}
+    # The rounds are interleaved, so that other load on the machine touches all of them alike.
+    for turn in range(ROUNDS):
+        for concurrent, measured in rates.items():
+            measured.append(await rate(model, concurrent, 100 * turn))
+    alone = [await answer(model, 1000 + index) for index in range(ROUNDS)]
+    note = f"median of {ROUNDS}, {ANSWER_TOKENS} tokens each, prompts included, one thread"
+    result = [
+        Figure(
+            "thinker_ttft_alone",
+            median([one.first_s for one in alone]),
+            "s",
+            "<= 0.12",
+            "first token; the system prompt is kept from before",
+        ),
+        Figure("thinker_token_alone", _token_ms(alone), "ms", "<= 25", "between tokens of one request"),
+    ]
+    single = median(rates[1])
+    for concurrent, goal in CONCURRENT.items():
+        speed = median(rates[concurrent])
+        result.append(Figure(f"thinker_tokens_per_s_{concurrent}", speed, "tokens/s", "", note))
+        if concurrent > 1:
+            ratio = median([many / one for many, one in zip(rates[concurrent], rates[1], strict=True)])
+            result.append(Figure(f"thinker_x_{concurrent}", ratio, "x", f">= {goal}", f"of {single:.1f} tokens/s for one request"))
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    result.append(Figure("thinker_peak_memory", peak_mib, "MiB", "", "resident, the whole process"))
+    return result
+
+
+def _token_ms(answers: Sequence[Answer]) -> float:
+    return median([(one.whole_s - one.first_s) / (one.tokens - 1) * 1000 for one in answers])
+
+
+def measure() -> list[Figure]:
+    """All figures of the Thinker alone, in this process."""
+
+    async def run() -> list[Figure]:
+        directory = model_directory() / "thinker"
+        started = time.perf_counter()
+        model = SmolThinker.from_directory(directory)
+        loaded = Figure("thinker_load", time.perf_counter() - started, "s", "", "from the converted folder, imports not counted")
+        try:
+            return [loaded, *await figures_of(model)]
+        finally:
+            await model.close()
+
+    return asyncio.run(run())
+
+
+def main() -> None:
+    publish("thinker_batch", measure())
+
+
+if __name__ == "__main__":
+    main()
