@@ -1,0 +1,240 @@
+"""The whole chain as real processes: the same samples however its tensors travel, and text that runs ahead of sound as far as is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from helpers.ask import ask, read_all, refusal, request
+from helpers.run import PLENTY, Caller, Heard, params
+from helpers.servers import Stack, all_free, omni_stub, stack, stage_stub, watch_until
+from omnistage.link.link import MAX_UNSENT
+from omnistage.models.toy import formulas
+from omnistage.stage.inputs import WINDOW
+from omnistage.v1 import omni_pb2, stage_pb2, tensor_pb2
+
+LONG = 1000
+"""Tokens: far more than may run ahead."""
+
+AHEAD = (MAX_UNSENT + WINDOW) + (MAX_UNSENT + WINDOW) // formulas.FRAMES_PER_ROW
+"""Rows between the Thinker and a sound that nobody takes, with one row, or one frame, to a chunk: what the link to the Talker keeps and the
+Talker's window, and the same in frames, two to a row, at the next edge. Each of the three stages works on one more."""
+
+SLACK = 4
+WIDE = 65536
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def chain(folder: Path) -> Iterator[Stack]:
+    """Three stages and a router; one token, row or frame to a chunk."""
+    with stack(folder, options={"max_chunk": 1}) as running:
+        yield running
+
+
+@contextmanager
+def variant(folder: Path, stage_args: Sequence[str] = (), options: Mapping[str, object] | None = None) -> Iterator[Stack]:
+    with stack(folder, options={"max_chunk": 1, **(options or {})}, stage_args=stage_args) as running:
+        yield running
+
+
+async def _describe(address: str) -> stage_pb2.DescribeResponse:
+    async with stage_stub(address) as stub:
+        return await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
+
+
+def opening(running: Stack, seed: int, prompt: str, tokens: int, *, audio: int, text: int = PLENTY) -> stage_pb2.Open:
+    """A session at the Thinker with the other two as its route."""
+    hops = [("talker", stage_pb2.STAGE_KIND_TALKER, "hidden"), ("code2wav", stage_pb2.STAGE_KIND_CODE2WAV, "codes")]
+    return stage_pb2.Open(
+        session_id="direct",
+        model="toy-thinker",
+        seed=seed,
+        params=params("thinker", prompt, max_tokens=tokens, ignore_eos=True),
+        credits=[stage_pb2.Credit(port="text", total=text), stage_pb2.Credit(port="audio", total=audio)],
+        route=[
+            stage_pb2.Hop(kind=kind, model=f"toy-{name}", addresses=[running.addresses[name]], takes=[port], params=params(name))
+            for name, kind, port in hops
+        ],
+    )
+
+
+async def held_back(running: Stack, caller: Caller, seed: int, prompt: str, tokens: int) -> None:
+    """Open with no room for sound, and read until the text stands still: the Thinker's next hop takes no more."""
+    await caller.send(open=opening(running, seed, prompt, tokens, audio=0))
+    await caller.opened()
+    await caller.until_silent()
+
+
+def whole(heard: Heard, seed: int, prompt: str, tokens: int) -> None:
+    heard.check_whole(["text", "audio"])
+    assert heard.text() == formulas.text(seed, prompt, tokens)
+    np.testing.assert_array_equal(heard.samples(), formulas.audio(seed, prompt, tokens)[:, 0] * 32768)
+
+
+# The same samples ----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_many_at_once_each_hear_their_own_answer(chain: Stack, seed: int):
+    async with omni_stub(chain.address) as stub:
+        answers = await asyncio.gather(*[ask(stub, request(f"prompt {n}", seed + n)) for n in range(16)])
+        for n, answer in enumerate(answers):
+            answer.check_toy(seed + n, f"prompt {n}")
+    await all_free(list(chain.addresses.values()))
+
+
+async def test_every_tensor_through_shared_memory_gives_the_same_samples(folder: Path, seed: int):
+    """With the inline limit at 0 even a row of 128 bytes is a reference into the Thinker's memory."""
+    with variant(folder, ["--inline-limit", "0"]) as running:
+        addresses = running.addresses
+        for address in addresses.values():
+            assert list((await _describe(address)).transports) == [
+                tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY,
+                tensor_pb2.TRANSPORT_KIND_INLINE,
+            ]
+        async with omni_stub(running.address) as stub:
+            answers = await asyncio.gather(*[ask(stub, request("shared", seed + n)) for n in range(8)])
+            for n, answer in enumerate(answers):
+                answer.check_toy(seed + n, "shared")
+        await _rows_are_leased(running, seed)
+
+
+async def _rows_are_leased(running: Stack, seed: int) -> None:
+    """While sound is held back, the rows on their way are leased blocks of the Thinker; they came to the Talker by shared memory."""
+    thinker = running.stages["thinker"]
+    async with stage_stub(thinker.address) as stub:
+        caller = Caller(stub)
+        await held_back(running, caller, seed, "lease", LONG)
+        report = await watch_until(thinker.address, lambda report: report.leases >= MAX_UNSENT)
+        assert report.arena_bytes_used > 0 and report.arena_bytes_total > report.arena_bytes_used
+        talker = await watch_until(running.addresses["talker"], lambda report: report.sessions == 1)
+        assert dict(talker.transports) == {"shared_memory": 1}
+        page = await asyncio.to_thread(_metrics, thinker.metrics_address)
+        assert page['omnistage_connector_leases{model="toy-thinker",stage="thinker"}'] >= MAX_UNSENT
+        assert page['omnistage_connector_arena_used_bytes{model="toy-thinker",stage="thinker"}'] > 0
+        await caller.send(credit=stage_pb2.Credit(port="audio", total=PLENTY))
+        whole(await caller.finish(), seed, "lease", LONG)
+    await all_free(list(running.addresses.values()))
+
+
+def _metrics(address: str) -> dict[str, float]:
+    with urlopen(f"http://{address}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+
+async def test_without_an_arena_everything_goes_inline_and_sounds_the_same(folder: Path, seed: int):
+    with variant(folder, ["--inline-limit", "0", "--arena-bytes", "0"]) as running:
+        assert list((await _describe(running.addresses["thinker"])).transports) == [tensor_pb2.TRANSPORT_KIND_INLINE]
+        async with omni_stub(running.address) as stub, stage_stub(running.addresses["thinker"]) as thinker:
+            (await ask(stub, request("inline", seed))).check_toy(seed, "inline")
+            caller = Caller(thinker)
+            await held_back(running, caller, seed, "inline", LONG)
+            report = await watch_until(running.addresses["thinker"], lambda report: report.sessions == 1)
+            assert (report.leases, report.arena_bytes_total) == (0, 0)
+            talker = await watch_until(running.addresses["talker"], lambda report: report.sessions == 1)
+            assert dict(talker.transports) == {"inline": 1}
+            await caller.send(credit=stage_pb2.Credit(port="audio", total=PLENTY))
+            whole(await caller.finish(), seed, "inline", LONG)
+
+
+async def test_large_rows_go_through_shared_memory_by_default(folder: Path, seed: int):
+    """256 KiB a row, far above the limit below which a tensor travels in the message."""
+    with variant(folder, options={"width": WIDE}) as running:
+        async with omni_stub(running.address) as stub:
+            (await ask(stub, request("wide", seed))).check_toy(seed, "wide")
+            call = stub.Generate(request("wide", seed, thinker={"max_tokens": 400, "ignore_eos": True}), timeout=60)
+            await call.read()
+            talker = await watch_until(running.addresses["talker"], lambda report: report.sessions == 1)
+            assert dict(talker.transports) == {"shared_memory": 1}
+            async for _ in read_all(call):
+                pass
+        await all_free(list(running.addresses.values()))
+
+
+# Credit --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_text_runs_ahead_of_sound_that_nobody_takes_up_to_the_stated_bound(chain: Stack, seed: int):
+    async with stage_stub(chain.addresses["thinker"]) as stub:
+        caller = Caller(stub)
+        await held_back(chain, caller, seed, "ahead", LONG)
+        ahead = sum(chunk.count for chunk in caller.heard.of("text"))
+        print(f"text ran {ahead} tokens ahead; the bound is {AHEAD}")
+        assert AHEAD - SLACK <= ahead <= AHEAD + SLACK
+        assert not caller.heard.of("audio")
+        await caller.send(credit=stage_pb2.Credit(port="audio", total=7))
+        await caller.until(lambda heard: len(heard.of("audio")) == 7)
+        await caller.send(credit=stage_pb2.Credit(port="audio", total=PLENTY))
+        whole(await caller.finish(), seed, "ahead", LONG)
+    await all_free(list(chain.addresses.values()))
+
+
+async def test_a_short_text_is_whole_before_the_first_sound_is_taken(chain: Stack, seed: int):
+    async with stage_stub(chain.addresses["thinker"]) as stub:
+        caller = Caller(stub)
+        await caller.send(open=opening(chain, seed, "short", 150, audio=0))
+        await caller.until(lambda heard: any(chunk.last for chunk in heard.of("text")))
+        assert caller.heard.text() == formulas.text(seed, "short", 150)
+        await caller.send(credit=stage_pb2.Credit(port="audio", total=PLENTY))
+        whole(await caller.finish(), seed, "short", 150)
+
+
+async def test_text_that_nobody_takes_holds_the_session_back_and_it_goes_on(chain: Stack, seed: int):
+    async with stage_stub(chain.addresses["thinker"]) as stub:
+        caller = Caller(stub)
+        await caller.send(open=opening(chain, seed, "mute", 100, audio=PLENTY, text=3))
+        await caller.until(lambda heard: len(heard.of("text")) == 3 and len(heard.of("audio")) == 6)
+        await caller.send(credit=stage_pb2.Credit(port="text", total=PLENTY))
+        whole(await caller.finish(), seed, "mute", 100)
+
+
+async def test_half_close_with_no_room_for_sound_ends_every_stage(chain: Stack):
+    async with stage_stub(chain.addresses["thinker"]) as stub:
+        caller = Caller(stub)
+        await caller.send(open=opening(chain, 1, "half", LONG, audio=0))
+        await caller.opened()
+        await caller.call.done_writing()
+        await caller.expect("HALF_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
+    await all_free(list(chain.addresses.values()))
+
+
+# Loss ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["thinker", "talker", "code2wav"])
+async def test_a_stage_that_is_killed_during_an_answer_is_named(folder: Path, lost: str):
+    with stack(folder, options={"interval_s": 0.005}) as running:
+        async with omni_stub(running.address) as stub:
+            call = stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
+            await call.read()
+            await call.read()
+            running.stages[lost].process.kill()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                async for _ in read_all(call):
+                    pass
+            told = refusal(raised.value)
+            assert (told.code, told.reason, told.metadata) == (grpc.StatusCode.UNAVAILABLE, "STAGE_LOST", {"stage": lost})
+            assert told.retry_delay_s
+            await all_free([server.address for kind, server in running.stages.items() if kind != lost])
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await ask(stub, request())
+            assert refusal(raised.value).reason == "STAGE_LOST"
+            states = {
+                stage_pb2.StageKind.Name(replica.kind).rpartition("_")[2].lower(): replica.state
+                for replica in (await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
+            }
+            assert states.pop(lost) == omni_pb2.REPLICA_STATE_LOST
+            assert set(states.values()) == {omni_pb2.REPLICA_STATE_SERVING}

@@ -1,0 +1,224 @@
+"""What every server process does the same way: start, be asked how it is, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from helpers.run import Caller, open_of, row_chunks
+from helpers.servers import NotReady, ServerProcess, Stack, stack, stage_flags, stage_stub, watch_until
+from omnistage.models.toy import formulas
+from omnistage.v1 import stage_pb2
+
+ROWS = np.stack([formulas.row(token) for token in range(8)])
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stage and a router."""
+    with stack(tmp_path_factory.mktemp("logs"), kinds=("diffusion",), pipeline="toy-picture") as running:
+        yield running
+
+
+def servers(pair: Stack) -> list[tuple[ServerProcess, str]]:
+    assert pair.router is not None
+    return [(pair.stages["diffusion"], "omnistage.v1.StageService"), (pair.router, "omnistage.v1.OmniService")]
+
+
+def fails_to_start(folder: Path, module: str, *flags: str) -> NotReady:
+    with ServerProcess(module, *flags, log_folder=folder) as server, pytest.raises(NotReady) as raised:
+        server.wait_ready()
+    return raised.value
+
+
+# Starting ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_ready_line_and_the_log_say_the_same(pair: Stack):
+    for server, _ in servers(pair):
+        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+        (ready,) = [line for line in lines if line["event"] == "server.ready"]
+        assert (ready["address"], ready["pid"], ready["kind"]) == (server.address, server.pid, server.kind)
+
+
+def test_a_second_server_on_a_taken_port_says_so(pair: Stack, tmp_path: Path):
+    taken = pair.stages["diffusion"]
+    failure = fails_to_start(tmp_path, "omnistage.diffusion", "--model", "toy", "--address", taken.address)
+    assert failure.exit_code == 1
+    assert f"cannot listen on {taken.address}" in failure.log and "--address" in failure.log and "Traceback" not in failure.log
+    failure = fails_to_start(tmp_path, "omnistage.diffusion", "--model", "toy", "--metrics-address", taken.metrics_address)
+    assert failure.exit_code == 1
+    assert f"cannot listen on {taken.metrics_address}" in failure.log and "Traceback" not in failure.log
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "says"),
+    [
+        ("omnistage.diffusion", ["--model", "toi"], "no diffusion named 'toi'"),
+        ("omnistage.diffusion", ["--model", "toy", "--options", '{"speed": 3}'], "unknown options ['speed']"),
+        ("omnistage.router", ["--pipeline", "nothing"], "no pipeline 'nothing'"),
+        ("omnistage.router", ["--pipeline", "toy"], "--stages thinker=HOST:PORT"),
+        ("omnistage.router", ["--pipeline", "toy", "--stages", "thinker"], "KIND=HOST:PORT"),
+        ("omnistage.diffusion", ["--model", "toy", "--address", "nowhere"], "address"),
+        ("omnistage.diffusion", ["--model", "toy", "--max-sessions", "-1"], "max_sessions"),
+        ("omnistage.diffusion", [], "model"),
+    ],
+    ids=["model", "options", "pipeline", "no stages", "stages", "address", "number", "nothing"],
+)
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, module: str, flags: list[str], says: str):
+    failure = fails_to_start(tmp_path, module, *flags)
+    assert failure.exit_code not in (0, None)
+    assert says in failure.log
+
+
+# Being asked ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_health_reflection_and_channelz_answer(pair: Stack):
+    for server, service in servers(pair):
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", service, "readiness", "liveness"):
+                assert (await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)).status == SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=10)
+            assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+            asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            replies = [reply async for reply in reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=10)]
+            names = {listed.name for listed in replies[0].list_services_response.service}
+            assert names >= {service, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", "grpc.reflection.v1alpha.ServerReflection"}
+            asked = iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)])
+            replies = [reply async for reply in reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=10)]
+            assert replies[0].file_descriptor_response.file_descriptor_proto
+
+            listed = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest(), timeout=10)
+            assert listed.server[0].data.calls_started > 0
+
+
+async def test_health_check_command(pair: Stack, free_port: int):
+    for address, code in ((pair.address, 0), (pair.addresses["diffusion"], 0), (f"127.0.0.1:{free_port}", 1)):
+        command = [sys.executable, "-m", "omnistage.host.healthcheck", address]
+        process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
+        async with asyncio.timeout(30):
+            assert await process.wait() == code
+
+
+async def test_metrics_page_shows_every_family(pair: Stack):
+    expected = {
+        "stage": {
+            "omnistage_stage_inflight",
+            "omnistage_stage_queue_depth",
+            "omnistage_kv_pages_used",
+            "omnistage_connector_arena_used_bytes",
+            "omnistage_connector_leases",
+            "omnistage_stage_first_output_seconds",
+            "omnistage_stage_session_seconds",
+            "omnistage_stage_sessions",
+        },
+        "router": {
+            "omnistage_router_inflight",
+            "omnistage_router_requests",
+            "omnistage_router_request_seconds",
+            "omnistage_ttft_seconds",
+            "omnistage_first_audio_seconds",
+        },
+    }
+    async with stage_stub(pair.addresses["diffusion"]) as stub:
+        description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
+        caller = Caller(stub)
+        await caller.send(open=open_of(description))
+        (await caller.finish()).check_whole(["image", "progress"])
+    for server, _ in servers(pair):
+        families = {family.name: family for family in await asyncio.to_thread(_page, server.metrics_address)}
+        assert set(families) >= expected["router" if server.kind == "router" else "stage"]
+    stage = {family.name: family for family in await asyncio.to_thread(_page, pair.stages["diffusion"].metrics_address)}
+    values = {(sample.name, sample.labels.get("reason")): sample.value for family in stage.values() for sample in family.samples}
+    assert values["omnistage_stage_sessions_total", "OK"] == 1
+    assert values["omnistage_stage_first_output_seconds_count", None] == 1
+
+
+def _page(address: str) -> list:  # type: ignore[type-arg]
+    with urlopen(f"http://{address}/metrics", timeout=10) as response:
+        return list(text_string_to_metric_families(response.read().decode()))
+
+
+# Stopping ------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_sigterm_lets_a_running_session_end_and_refuses_a_new_one(tmp_path: Path):
+    with ServerProcess("omnistage.talker", *stage_flags(), log_folder=tmp_path) as server:
+        await asyncio.to_thread(server.wait_ready)
+        async with stage_stub(server.address) as stub, grpc.aio.insecure_channel(server.address) as channel:
+            description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
+            running = Caller(stub)
+            await running.send(open=open_of(description))
+            await running.opened()
+            health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+            assert (await health.read()).status == SERVING
+
+            server.terminate()
+            assert (await health.read()).status == NOT_SERVING
+            assert (await watch_until(server.address, lambda report: report.draining)).sessions == 1
+            refused = Caller(stub)
+            await refused.send(open=open_of(description))
+            await refused.expect("DRAINING", grpc.StatusCode.UNAVAILABLE)
+
+            await running.send(chunk=row_chunks("hidden", ROWS, [8])[0])
+            heard = await running.finish()
+            heard.check_whole(["codes"])
+            np.testing.assert_array_equal(heard.codes(), formulas.frames(ROWS))
+            assert await asyncio.to_thread(server.wait) == 0
+
+
+async def test_a_session_that_outlasts_the_grace_is_cut(tmp_path: Path):
+    with ServerProcess("omnistage.talker", *stage_flags(), "--grace", "0.3", log_folder=tmp_path) as server:
+        await asyncio.to_thread(server.wait_ready)
+        async with stage_stub(server.address) as stub:
+            running = Caller(stub)
+            await running.send(open=open_of(await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)))
+            await running.opened()
+            server.terminate()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await running.read()
+                await running.read()
+            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert await asyncio.to_thread(server.wait) == 0
+        assert "drain.cut" in server.log()
+
+
+async def test_a_server_whose_parent_is_gone_ends(tmp_path: Path):
+    with stack(tmp_path, kinds=("diffusion",), pipeline="toy-picture") as running:
+        for server in running.processes():
+            server.cut_lifeline()
+            assert await asyncio.to_thread(server.wait) == 0
+
+
+async def test_a_server_is_not_serving_before_it_is_ready_and_can_be_stopped_then(tmp_path: Path, free_port: int):
+    """The router waits for a stage that is not there: nothing listens on port 1."""
+    address = f"127.0.0.1:{free_port}"
+    flags = ["--pipeline", "toy-picture", "--stages", "diffusion=127.0.0.1:1", "--address", address]
+    with ServerProcess("omnistage.router", *flags, log_folder=tmp_path) as router:
+        async with grpc.aio.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", "readiness", "omnistage.v1.OmniService"):
+                asked = health_pb2.HealthCheckRequest(service=name)
+                assert (await health.Check(asked, wait_for_ready=True, timeout=30)).status == NOT_SERVING
+        router.terminate()
+        assert await asyncio.to_thread(router.wait) == 0
