@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.bare_grpc import RELAYS, floor
 from benchmarks.figures import Figure, median, percentile, publish
 from benchmarks.processes import CpuMeter
 from omnistage.cli.layout import Layout, StageLayout
@@ -86,9 +87,14 @@ async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack) -> list[
     latencies = Latencies()
     await ask(stub, IDLE_TOKENS, latencies)
     note = f"one session, {IDLE_TOKENS} tokens at {1 / INTERVAL_S:.0f} a second"
+    # A token is two audio messages.
+    bare = await floor(2 * IDLE_TOKENS, 2, INTERVAL_S)
+    over_bare = median(latencies.code2wav) / bare.latency_s
     return [
         Figure("code2wav_emit_to_client_p50", 1e3 * median(latencies.code2wav), "ms", "<= 1.5", note),
         Figure("code2wav_emit_to_client_p99", 1e3 * percentile(latencies.code2wav, 99), "ms", "", note),
+        Figure("bare_grpc_to_client_p50", 1e3 * bare.latency_s, "ms", "", f"{RELAYS} relays of bytes, nothing but gRPC, paced alike"),
+        Figure("code2wav_emit_to_client_over_bare_grpc", over_bare, "x", "", "medians of the same run"),
         Figure("thinker_emit_to_client_p50", 1e3 * median(latencies.thinker), "ms", "<= 3", note),
         Figure("thinker_emit_to_client_p99", 1e3 * percentile(latencies.thinker, 99), "ms", "", note),
     ]
@@ -132,11 +138,14 @@ async def relaying() -> list[Figure]:
                 spent = dict(zip((child.name for child in stack.children), meter.spent(), strict=True))
         finally:
             await stack.stop()
+        bare = await floor(chunks, 1, interval_s)
         cost = median([1e6 * spent[process] / chunks for process in ("thinker", "talker", "router")])
         note = ", ".join(f"{process} {1e6 * spent[process] / chunks:.0f}" for process in ("thinker", "talker", "router"))
         figures.append(
             Figure(f"cpu_per_relay_{name}", cost, "us", "<= 120", f"one receive and one send; {chunks} audio chunks of 120 bytes; {note}")
         )
+        figures.append(Figure(f"cpu_per_relay_{name}_bare_grpc", 1e6 * bare.relay_cpu_s, "us", "", "bytes, nothing but gRPC"))
+        figures.append(Figure(f"cpu_per_relay_{name}_over_bare_grpc", cost / (1e6 * bare.relay_cpu_s), "x", "", "medians of the same run"))
     return figures
 
 
