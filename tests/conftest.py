@@ -1,4 +1,4 @@
-"""What any test may use: a seed that a failure shows, a free port; and the order in which heavy tests run."""
+"""What any test may use: a seed that a failure shows, a free port, the processes it started; and the order in which heavy tests run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import secrets
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from helpers.processes import MARK, Family
 
 # Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,3 +48,14 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    """Whatever the test starts; ended after it, so that a failure leaves nothing either."""
+    family = Family()
+    monkeypatch.setenv(MARK, family.mark)
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("logs")))  # a killed launcher cannot remove its own
+    yield family
+    for pid in family.pids():
+        os.kill(pid, signal.SIGKILL)

@@ -3,28 +3,13 @@
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
-import pytest
-
-from helpers.processes import MARK, Family
+from helpers.processes import Family
 from omnistage.models.toy import formulas
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-@pytest.fixture
-def family(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    """Whatever the test starts; ended after it, so that a failure leaves nothing either."""
-    family = Family()
-    monkeypatch.setenv(MARK, family.mark)
-    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("logs")))  # a killed launcher cannot remove its own
-    yield family
-    for pid in family.pids():
-        os.kill(pid, signal.SIGKILL)
 
 
 def on_terminal(*words: str, interrupt_at: str = "") -> tuple[str, int]:

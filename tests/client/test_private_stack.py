@@ -6,28 +6,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from helpers.processes import MARK, Family, wait_end
+from helpers.processes import Family, wait_end
 from omnistage.client import AsyncOmni, Omni, OverloadedError, Picture, StackError, StageLostError, UnavailableError
 from omnistage.models.toy import formulas
 
 PROCESSES = 5
 """The launcher, three stages and the router."""
-
-
-@pytest.fixture
-def family(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    """Whatever the test starts; ended after it, so that a failure leaves nothing either."""
-    family = Family()
-    monkeypatch.setenv(MARK, family.mark)
-    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("logs")))  # a killed launcher cannot remove its own
-    yield family
-    for pid in family.pids():
-        os.kill(pid, signal.SIGKILL)
 
 
 def start_owner(family: Family, code: str) -> subprocess.Popen[str]:

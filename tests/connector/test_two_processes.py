@@ -33,14 +33,20 @@ def payload(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, SIZES[number % len(SIZES)], np.uint8)
 
 
-def produce(connection: Connection, count: int) -> None:
-    """Send `count` tensors, waiting for the release of each; report what is outstanding, wait for the end."""
+def agree(connection: Connection) -> tuple[Arena, Sender]:
+    """An arena, and a sender that the other process can read from."""
     arena = Arena.create(max_bytes=16 * MIB, segment_bytes=4 * MIB)
     assert arena is not None
     sender = Sender(arena, inline_limit=0)
     connection.send_bytes(arena.uuid)
     connection.send_bytes(sender.offers()[0].SerializeToString())
     sender.accept(tensor_pb2.Answer.FromString(receive(connection)))
+    return arena, sender
+
+
+def produce(connection: Connection, count: int) -> None:
+    """Send `count` tensors, waiting for the release of each; report what is outstanding, wait for the end."""
+    arena, sender = agree(connection)
     assert sender.reason == ""
     for number in range(count):
         (tensor,) = sender.pack(payload(number))
@@ -54,12 +60,7 @@ def produce(connection: Connection, count: int) -> None:
 
 def produce_and_hold(connection: Connection) -> None:
     """Send one tensor, fork a child that stays, and wait to be killed."""
-    arena = Arena.create(max_bytes=16 * MIB, segment_bytes=4 * MIB)
-    assert arena is not None
-    sender = Sender(arena, inline_limit=0)
-    connection.send_bytes(arena.uuid)
-    connection.send_bytes(sender.offers()[0].SerializeToString())
-    sender.accept(tensor_pb2.Answer.FromString(receive(connection)))
+    _, sender = agree(connection)
     connection.send_bytes(sender.pack(payload(3))[0].SerializeToString())
     child = os.fork()
     if child == 0:

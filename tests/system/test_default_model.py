@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.asr import heard, recogniser, word_error_rate
+from omnistage.cli.layout import ServerOptions
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
 from omnistage.client import AsyncOmni, BadRequestError
@@ -26,7 +26,7 @@ CANCELS = 60
 
 @asynccontextmanager
 async def serving(inline_limit: int | None = None) -> AsyncIterator[Stack]:
-    stack = Stack(replace(layout_of(Choice(pipeline="smol")), inline_limit=inline_limit))
+    stack = Stack(layout_of(Choice(pipeline="smol", servers=ServerOptions(inline_limit=inline_limit))))
     await stack.start()
     try:
         yield stack

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
-from helpers.ask import ask, read, read_all, refusal, request
+from helpers.ask import GenerateCall, ask, read, read_all, refusal, request
 from helpers.servers import CHAIN, ServerProcess, all_free, omni_stub, stack
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
@@ -40,15 +40,22 @@ async def all_serving(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
             await asyncio.sleep(0.05)
 
 
+@asynccontextmanager
+async def under_way(address: str) -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, GenerateCall]]:
+    """A router's stub, and an answer of it that has begun and goes on for long."""
+    async with omni_stub(address) as stub:
+        call = stub.Generate(request("hello", 1, thinker=ENDLESS), timeout=60)
+        await read(call)
+        await read(call)
+        yield stub, call
+
+
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_an_answer_ends_with_a_typed_error_when_a_stage_stops(tmp_path: Path, kind: str) -> None:
     """The client gets STAGE_LOST long before its deadline; the stages that go on are free; the stage that wakes takes sessions again."""
     with stack(tmp_path, options=SLOW) as running:
         others = [address for name, address in running.addresses.items() if name != kind]
-        async with omni_stub(running.address) as stub:
-            call = stub.Generate(request("hello", 1, thinker=ENDLESS), timeout=60)
-            await read(call)
-            await read(call)
+        async with under_way(running.address) as (stub, call):
             with stopped(running.stages[kind]):
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
                     async for _ in read_all(call):
@@ -64,10 +71,7 @@ async def test_an_answer_ends_with_a_typed_error_when_a_stage_stops(tmp_path: Pa
 async def test_stages_free_the_session_of_a_router_that_stops(tmp_path: Path) -> None:
     with stack(tmp_path, options=SLOW) as running:
         assert running.router is not None
-        async with omni_stub(running.address) as stub:
-            call = stub.Generate(request("hello", 1, thinker=ENDLESS), timeout=60)
-            await read(call)
-            await read(call)
+        async with under_way(running.address) as (_, call):
             with stopped(running.router):
                 await all_free(list(running.addresses.values()))
             call.cancel()
@@ -78,10 +82,7 @@ async def test_an_answer_ends_with_a_typed_retryable_error_when_a_stage_is_kille
     """SIGKILL in the middle of an answer, without a second replica: STAGE_LOST with a delay, and the other stages hold nothing."""
     with stack(tmp_path, options=SLOW) as running:
         others = [address for name, address in running.addresses.items() if name != kind]
-        async with omni_stub(running.address) as stub:
-            call = stub.Generate(request("hello", 1, thinker=ENDLESS), timeout=60)
-            await read(call)
-            await read(call)
+        async with under_way(running.address) as (_, call):
             os.kill(running.stages[kind].pid, signal.SIGKILL)
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 async for _ in read_all(call):
