@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.bare_grpc import RELAYS, floor
 from benchmarks.figures import Figure, median, percentile, publish
 from benchmarks.processes import CpuMeter
-from omnistage.cli.layout import Layout, StageLayout
+from omnistage.cli.layout import Layout, ServerOptions, StageLayout
 from omnistage.cli.stack import Stack
 from omnistage.client.channel import open_channel
 from omnistage.models.toy import formulas
@@ -51,7 +51,7 @@ def layout() -> Layout:
         StageLayout("talker", "toy", options=others),
         StageLayout("code2wav", "toy", options=others),
     ]
-    return Layout("toy", stages, max_sessions=1024)
+    return Layout("toy", stages, ServerOptions(max_sessions=1024))
 
 
 async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Latencies, *, stamped: bool = True) -> None:

@@ -22,11 +22,9 @@ class StageLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A whole stack. pipeline: name or file, as the router takes it. Zeros and empty strings leave a setting to the server's default."""
+class ServerOptions:
+    """What the servers of one stack have in common; addresses are the router's. Zeros and None leave a setting to the server's default."""
 
-    pipeline: str
-    stages: Sequence[StageLayout]
     address: str = "127.0.0.1:0"
     metrics_address: str = "127.0.0.1:0"
     dtype: str = "auto"
@@ -36,29 +34,49 @@ class Layout:
     stall_limit_s: float | None = None
     grace_s: float = 5.0
 
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A whole stack. pipeline: name or file, as the router takes it."""
+
+    pipeline: str
+    stages: Sequence[StageLayout]
+    servers: ServerOptions = field(default_factory=ServerOptions)
+
     def stage_arguments(self, stage: StageLayout) -> list[str]:
         """The command line of one stage server. It may dial any loopback port: stages start side by side, before any port is known."""
+        servers = self.servers
         words = ["--model", stage.model, "--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0", "--allow", "127.0.0.1:*"]
-        words += ["--device", stage.device, "--dtype", self.dtype, "--threads", str(self.threads), "--grace", str(self.grace_s)]
+        words += ["--device", stage.device, "--dtype", servers.dtype, "--threads", str(servers.threads), "--grace", str(servers.grace_s)]
         if stage.model_path:
             words += ["--model-path", stage.model_path]
         if stage.options:
             words += ["--options", json.dumps(dict(stage.options))]
-        if self.max_sessions:
-            words += ["--max-sessions", str(self.max_sessions)]
-        if self.inline_limit is not None:
-            words += ["--inline-limit", str(self.inline_limit)]
+        if servers.max_sessions:
+            words += ["--max-sessions", str(servers.max_sessions)]
+        if servers.inline_limit is not None:
+            words += ["--inline-limit", str(servers.inline_limit)]
         return words
 
     def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
         """The command line of the router. addresses: (kind, HOST:PORT) of every stage server."""
+        servers = self.servers
         stages = ",".join(f"{kind}={address}" for kind, address in addresses)
-        words = ["--pipeline", self.pipeline, "--stages", stages, "--address", self.address, "--metrics-address", self.metrics_address]
-        words += ["--grace", str(self.grace_s)]
-        if self.max_sessions:
-            words += ["--max-sessions", str(self.max_sessions)]
-        if self.stall_limit_s is not None:
-            words += ["--stall-limit", str(self.stall_limit_s)]
+        words = [
+            "--pipeline",
+            self.pipeline,
+            "--stages",
+            stages,
+            "--address",
+            servers.address,
+            "--metrics-address",
+            servers.metrics_address,
+        ]
+        words += ["--grace", str(servers.grace_s)]
+        if servers.max_sessions:
+            words += ["--max-sessions", str(servers.max_sessions)]
+        if servers.stall_limit_s is not None:
+            words += ["--stall-limit", str(servers.stall_limit_s)]
         return words
 
 

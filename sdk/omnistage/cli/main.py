@@ -137,7 +137,7 @@ def serve(
 ) -> None:
     """Start a router and all stages of a pipeline on this machine, until Ctrl-C."""
     from omnistage.cli import serve as serving
-    from omnistage.cli.layout import by_stage, counts
+    from omnistage.cli.layout import ServerOptions, by_stage, counts
     from omnistage.cli.pipelines import Choice
 
     try:
@@ -145,20 +145,17 @@ def serve(
         processes = counts(replicas or (), "--replicas")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    choice = Choice(
-        pipeline=pipeline,
-        checkpoint=checkpoint,
-        devices=devices,
-        replicas=processes,
+    servers = ServerOptions(
+        address=address,
+        metrics_address=metrics_address,
         dtype=dtype,
         threads=threads,
         max_sessions=max_sessions,
         inline_limit=inline_limit,
         stall_limit_s=stall_limit,
         grace_s=grace,
-        address=address,
-        metrics_address=metrics_address,
     )
+    choice = Choice(pipeline, checkpoint, devices, processes, servers)
     with errors_reported(verbose):
         serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from omnistage.cli.fetch import fetch
-from omnistage.cli.layout import Layout, StageLayout
+from omnistage.cli.layout import Layout, ServerOptions, StageLayout
 from omnistage.client.errors import BadRequestError, UnknownModelError
 from omnistage.router.pipeline import Pipeline, PipelineError, load_pipeline
 
@@ -20,23 +20,13 @@ DEFAULT_MODEL = "smol"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was asked for. pipeline: name or file, empty for the default. devices, replicas: by stage; device "" is for all.
-
-    Zeros and None are the servers' defaults.
-    """
+    """What was asked for. pipeline: name or file, empty for the default. devices, replicas: by stage; device "" is for all."""
 
     pipeline: str = ""
     checkpoint: Path | None = None
     devices: Mapping[str, str] = field(default_factory=dict)
     replicas: Mapping[str, int] = field(default_factory=dict)
-    dtype: str = "auto"
-    threads: int = 1
-    max_sessions: int = 0
-    inline_limit: int | None = None
-    stall_limit_s: float | None = None
-    grace_s: float = 5.0
-    address: str = "127.0.0.1:0"
-    metrics_address: str = "127.0.0.1:0"
+    servers: ServerOptions = field(default_factory=ServerOptions)
 
 
 def layout_of(choice: Choice) -> Layout:
@@ -63,18 +53,7 @@ def layout_of(choice: Choice) -> Layout:
         )
         for stage in pipeline.stages
     ]
-    return Layout(
-        pipeline=name,
-        stages=stages,
-        address=choice.address,
-        metrics_address=choice.metrics_address,
-        dtype=choice.dtype,
-        threads=choice.threads,
-        max_sessions=choice.max_sessions,
-        inline_limit=choice.inline_limit,
-        stall_limit_s=choice.stall_limit_s,
-        grace_s=choice.grace_s,
-    )
+    return Layout(name, stages, choice.servers)
 
 
 def layout_for(model: str) -> Layout:

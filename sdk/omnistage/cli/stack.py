@@ -88,7 +88,7 @@ class Stack:
 
     async def stop(self) -> None:
         """End the router first, so that running answers can finish, then all stages; wait for each."""
-        grace_s = self._layout.grace_s
+        grace_s = self._layout.servers.grace_s
         if self._router is not None:
             await self._router.stop(grace_s)
         async with asyncio.TaskGroup() as tasks:
