@@ -24,7 +24,7 @@ REPLICA_STATE_DRAINING: ReplicaState
 REPLICA_STATE_LOST: ReplicaState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "outputs", "seed", "thinker", "talker", "code2wav", "diffusion", "conversation_id", "request_id", "resume")
+    __slots__ = ("model", "outputs", "seed", "thinker", "talker", "code2wav", "diffusion", "conversation_id", "request_id", "resume", "revisions")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class GenerateRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    REVISIONS_FIELD_NUMBER: _ClassVar[int]
     model: str
     outputs: _containers.RepeatedScalarFieldContainer[str]
     seed: int
@@ -45,27 +46,32 @@ class GenerateRequest(_message.Message):
     conversation_id: str
     request_id: str
     resume: _stage_pb2.Resume
-    def __init__(self, model: _Optional[str] = ..., outputs: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., thinker: _Optional[_Union[_stage_pb2.ThinkerParams, _Mapping]] = ..., talker: _Optional[_Union[_stage_pb2.TalkerParams, _Mapping]] = ..., code2wav: _Optional[_Union[_stage_pb2.Code2WavParams, _Mapping]] = ..., diffusion: _Optional[_Union[_stage_pb2.DiffusionParams, _Mapping]] = ..., conversation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., resume: _Optional[_Union[_stage_pb2.Resume, _Mapping]] = ...) -> None: ...
+    revisions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., outputs: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., thinker: _Optional[_Union[_stage_pb2.ThinkerParams, _Mapping]] = ..., talker: _Optional[_Union[_stage_pb2.TalkerParams, _Mapping]] = ..., code2wav: _Optional[_Union[_stage_pb2.Code2WavParams, _Mapping]] = ..., diffusion: _Optional[_Union[_stage_pb2.DiffusionParams, _Mapping]] = ..., conversation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., resume: _Optional[_Union[_stage_pb2.Resume, _Mapping]] = ..., revisions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "usage")
+    __slots__ = ("started", "chunk", "usage", "failover")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    FAILOVER_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: _chunk_pb2.Chunk
     usage: Usage
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    failover: _stage_pb2.Failover
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., failover: _Optional[_Union[_stage_pb2.Failover, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("session_id", "model", "seed")
+    __slots__ = ("session_id", "model", "seed", "revisions")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    REVISIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     model: str
     seed: int
-    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    revisions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., revisions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("stages", "queued", "first_text", "first_audio", "total", "finish_reason")

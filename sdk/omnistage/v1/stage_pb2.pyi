@@ -70,7 +70,7 @@ class RunRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ...) -> None: ...
 
 class RunResponse(_message.Message):
-    __slots__ = ("opened", "chunk", "credit", "release", "keep", "report", "ended")
+    __slots__ = ("opened", "chunk", "credit", "release", "keep", "report", "ended", "failover")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class RunResponse(_message.Message):
     KEEP_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    FAILOVER_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     chunk: _chunk_pb2.Chunk
     credit: Credit
@@ -85,10 +86,11 @@ class RunResponse(_message.Message):
     keep: Keep
     report: Report
     ended: Ended
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    failover: Failover
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., failover: _Optional[_Union[Failover, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints")
+    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints", "attempts")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +101,7 @@ class Open(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     model: str
     params: StageParams
@@ -109,7 +112,8 @@ class Open(_message.Message):
     revision: str
     offers: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Offer]
     checkpoints: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ...) -> None: ...
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("kind", "model", "addresses", "params", "takes", "checkpoints", "revision")
@@ -179,6 +183,20 @@ class Keep(_message.Message):
     port: str
     first: int
     def __init__(self, port: _Optional[str] = ..., first: _Optional[int] = ...) -> None: ...
+
+class Failover(_message.Message):
+    __slots__ = ("kind", "lost", "replica", "reason", "pause")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    kind: StageKind
+    lost: str
+    replica: str
+    reason: str
+    pause: _duration_pb2.Duration
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., lost: _Optional[str] = ..., replica: _Optional[str] = ..., reason: _Optional[str] = ..., pause: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Position(_message.Message):
     __slots__ = ("port", "seq", "first", "ended")
