@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnistage.connector.arena import Arena
+from omnistage.connector.arena import Arena, Share
 from omnistage.connector.reference import Array
 from omnistage.connector.transport import Receiver, Sender, TensorView
 from omnistage.v1 import tensor_pb2
@@ -72,25 +72,35 @@ def make_arena() -> Iterator[Callable[..., Arena]]:
 def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
     """A joined pair over shared memory, with the settings of the sender and receiver that a test asks for."""
 
-    def make(*, arena: Arena | None = None, inline_limit: int = 0, checksum: bool = False, byte_limit: int = 1 << 30) -> Pair:
+    def make(
+        *,
+        arena: Arena | None = None,
+        inline_limit: int = 0,
+        checksum: bool = False,
+        share: Share | None = None,
+        byte_limit: int = 1 << 30,
+        copy: bool = False,
+    ) -> Pair:
         arena = arena or make_arena()
-        pair = Pair(Sender(arena, inline_limit=inline_limit, checksum=checksum), Receiver(byte_limit=byte_limit), arena)
+        before = arena.leases
+        sender = Sender(arena, inline_limit=inline_limit, checksum=checksum, share=share)
+        pair = Pair(sender, Receiver(byte_limit=byte_limit, copy=copy), arena)
         pair.sender.accept(pair.receiver.answer(pair.sender.offers()))
         assert pair.sender.transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY, pair.sender.reason
-        assert arena.leases == 0
+        assert arena.leases == before
         return pair
 
     return make
 
 
-@pytest.fixture(params=["inline", "shared", "shared_default"])
+@pytest.fixture(params=["inline", "shared", "shared_default", "copied"])
 def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair:
     """The same pair for every transport: what a test asks of it must hold for all."""
     if request.param == "inline":
         inline_pair = Pair(Sender(None), Receiver(), None)
         inline_pair.sender.accept(inline_pair.receiver.answer(inline_pair.sender.offers()))
         return inline_pair
-    return make_pair() if request.param == "shared" else make_pair(inline_limit=65536)
+    return make_pair(inline_limit=65536 if request.param == "shared_default" else 0, copy=request.param == "copied")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from omnistage.connector.arena import Arena, Block, class_bytes
+from omnistage.connector.arena import Arena, Block, Share, class_bytes
 from omnistage.connector.errors import ArenaFull, ConnectorError, StaleReference
 from omnistage.v1 import tensor_pb2
 
@@ -138,7 +138,7 @@ def test_memory_is_taken_as_it_is_needed(make_arena: Callable[..., Arena]) -> No
 
 
 def test_a_full_arena_goes_inline_with_the_same_bytes(make_arena: Callable[..., Arena], make_pair, random: np.random.Generator) -> None:
-    pair = make_pair(arena=make_arena(max_bytes=2 * MIB, segment_bytes=MIB))
+    pair = make_pair(arena=make_arena(max_bytes=2 * MIB, segment_bytes=MIB), share=Share(4 * MIB))
     arrays = [random.integers(0, 256, 300_000, np.uint8) for _ in range(10)]
     views = [pair.transfer(array) for array in arrays]
     assert 0 < pair.sender.outstanding < 10

@@ -57,7 +57,9 @@ def filled(make_pair):
     return pair
 
 
-@fuzz(6000)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@fuzz(10_000)
 @given(number=st.integers(0, 2), changes=shared_changes)
 def test_every_field_of_a_shared_memory_reference(filled, number: int, changes: dict[str, Any]) -> None:
     tensor = tensor_pb2.Tensor.FromString(filled.kept[number].SerializeToString())
@@ -99,7 +101,9 @@ inline_changes = st.lists(
 INLINE_PARTS = Sender(None).pack(np.zeros((5, 1 << 18), np.int16))
 
 
-@fuzz(2000)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@fuzz(10_000)
 @given(steps=inline_changes)
 def test_every_field_of_inline_parts(steps: list[dict[str, Any]]) -> None:
     receiver = Receiver(byte_limit=1 << 32)

@@ -1,22 +1,16 @@
 """A mount that is too small or full: tensors go inline, and no signal kills the process. Runs in a mount namespace of its own."""
 
-import os
-import shutil
-import subprocess
-import sys
-import textwrap
-
-import pytest
+from helpers.mounts import run_on_mount
 
 PREAMBLE = """
     import os
     import numpy as np
-    from omnistage.connector.arena import Arena
+    from omnistage.connector.arena import Arena, Share
     from omnistage.connector.transport import Receiver, Sender
     MIB = 1 << 20
 
     def connect(arena):
-        sender, receiver = Sender(arena, inline_limit=0), Receiver()
+        sender, receiver = Sender(arena, inline_limit=0, share=Share(1 << 30)), Receiver()
         sender.accept(receiver.answer(sender.offers()))
         return sender, receiver
 
@@ -28,17 +22,7 @@ PREAMBLE = """
 
 
 def run_on_small_mount(size: str, script: str) -> str:
-    """Run a script where /dev/shm is a fresh mount of this size; returns what it printed."""
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("needs root and unshare, to mount a small /dev/shm of its own")
-    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
-    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this machine does not allow a mount namespace")
-    source = textwrap.dedent(PREAMBLE) + textwrap.dedent(script)
-    command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr}"
-    return done.stdout
+    return run_on_mount(size, PREAMBLE, script)
 
 
 def test_a_mount_that_fills_up_while_running_ends_inline() -> None:
@@ -113,3 +97,50 @@ def test_a_mount_below_two_segments_is_inline_only_and_says_so_once() -> None:
         sys.stderr.flush()
     """
     run_on_small_mount("64m", script)
+
+
+def test_a_full_mount_gets_room_when_its_owner_is_dead() -> None:
+    """What a killed process left is removed at the first refusal; then the tensor goes through shared memory after all."""
+    script = """
+        import signal
+        import time
+
+        def fill(pipe):
+            arena = Arena.create(max_bytes=12 * MIB, segment_bytes=4 * MIB)
+            assert arena is not None
+            for _ in range(9):
+                arena.allocate(900_000)
+            os.write(pipe, b"x")
+            time.sleep(60)
+
+        now = 0.0
+        arena = Arena.create(max_bytes=8 * MIB, segment_bytes=4 * MIB, clock=lambda: now)
+        sender, receiver = connect(arena)
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            fill(theirs)
+        assert os.read(ours, 1) == b"x"
+        with open("/dev/shm/ballast", "wb") as ballast:
+            free = os.statvfs("/dev/shm")
+            os.posix_fallocate(ballast.fileno(), 0, free.f_bavail * free.f_frsize)
+
+        def send_one():
+            send(sender, receiver, np.arange(400_000, dtype=np.int32))
+            return sender.outstanding
+
+        assert send_one() == 0, "there was room"
+        for name in os.listdir("/dev/shm"):
+            os.utime(f"/dev/shm/{name}", (1, 1))
+        now = 20.0
+        assert send_one() == 0, "the filler is alive"
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        now = 25.0
+        assert send_one() == 0, "one sweep in ten seconds is enough"
+        now = 40.0
+        assert send_one() == 1
+        arena.close()
+        print(os.listdir("/dev/shm"))
+    """
+    assert run_on_small_mount("16m", script).strip() == "['ballast']"

@@ -1,32 +1,21 @@
 """Producer and consumer in two real processes, and what is left when one of them is killed."""
 
-import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from helpers.pipes import WAIT_S, age, names, receive, running
 from omnistage.connector.arena import Arena
 from omnistage.connector.sweep import sweep
-from omnistage.connector.transport import Receiver, Sender, TensorView
+from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
 
 MIB = 1 << 20
-WAIT_S = 60.0
 SIZES = [1, 1000, 70_000, 3 * MIB, 3 * MIB, 20]
-spawn = multiprocessing.get_context("spawn")
-
-
-def receive(connection: Connection) -> bytes:
-    assert connection.poll(WAIT_S), "the other process does not answer"
-    return connection.recv_bytes()
 
 
 def payload(number: int) -> np.ndarray:
@@ -70,36 +59,6 @@ def produce_and_hold(connection: Connection) -> None:
     receive(connection)
 
 
-def consume_and_hold(connection: Connection) -> None:
-    """Take tensors and never give them back."""
-    receiver = Receiver()
-    offer = tensor_pb2.Offer.FromString(receive(connection))
-    connection.send_bytes(receiver.answer([offer]).SerializeToString())
-    views: list[TensorView | None] = []
-    while True:
-        views.append(receiver.unpack(tensor_pb2.Tensor.FromString(receive(connection))))
-        connection.send_bytes(b"held")
-
-
-@contextmanager
-def running(target: Callable[..., None], *arguments: object) -> Iterator[tuple[Connection, BaseProcess]]:
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=target, args=(theirs, *arguments))
-    process.start()
-    theirs.close()
-    try:
-        yield ours, process
-    finally:
-        ours.close()
-        process.kill()
-        process.join()
-        process.close()
-
-
-def names(arena: bytes) -> list[str]:
-    return [path.name for path in Path("/dev/shm").glob(f"omnistage-{arena.hex()}-*")]
-
-
 def test_tensors_pass_between_processes_and_all_memory_comes_back() -> None:
     count = 60
     with running(produce, count) as (connection, process):
@@ -123,12 +82,6 @@ def test_tensors_pass_between_processes_and_all_memory_comes_back() -> None:
         receiver.close()
 
 
-def age(arena: bytes) -> None:
-    """A sweep leaves files of the last seconds alone."""
-    then = time.time() - 60
-    os.utime(Path("/dev/shm") / f"omnistage-{arena.hex()}-live", (then, then))
-
-
 def test_a_killed_producer_leaves_views_readable_and_the_sweep_removes_its_files() -> None:
     with running(produce_and_hold) as (connection, process):
         arena = receive(connection)
@@ -148,53 +101,6 @@ def test_a_killed_producer_leaves_views_readable_and_the_sweep_removes_its_files
         assert sweep() >= 1
         assert names(arena) == []
         assert np.array_equal(view.array, payload(3))
-
-
-def test_a_young_liveness_file_is_left_alone() -> None:
-    path = Path("/dev/shm") / f"omnistage-{os.urandom(16).hex()}-live"
-    path.touch(mode=0o600)
-    try:
-        sweep()
-        assert path.exists()
-        os.utime(path, (1, 1))
-        assert sweep() >= 1
-        assert not path.exists()
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def test_a_sweep_leaves_the_arenas_of_its_own_process_alone(make_arena: Callable[..., Arena]) -> None:
-    arena = make_arena()
-    age(arena.uuid)
-    sweep()
-    with running(sweep_elsewhere, arena.uuid) as (connection, _):
-        assert int(receive(connection)) == 1, "the lock was lost"
-
-
-def sweep_elsewhere(connection: Connection, arena: bytes) -> None:
-    sweep()
-    connection.send_bytes(str(len(names(arena))).encode())
-
-
-def test_a_killed_consumer_gives_all_its_blocks_back_after_the_grace(make_arena: Callable[..., Arena]) -> None:
-    now = 0.0
-    arena = make_arena(clock=lambda: now)
-    with running(consume_and_hold) as (connection, process):
-        sender = Sender(arena, inline_limit=0)
-        connection.send_bytes(sender.offers()[0].SerializeToString())
-        sender.accept(tensor_pb2.Answer.FromString(receive(connection)))
-        for number in range(20):
-            (tensor,) = sender.pack(payload(number))
-            connection.send_bytes(tensor.SerializeToString())
-            assert receive(connection) == b"held"
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join(WAIT_S)
-        assert sender.outstanding == arena.leases == 20
-        sender.close(clean=False)
-        assert (sender.outstanding, arena.leases) == (0, 20)
-        now = 30.0
-        assert arena.leases == 0
 
 
 @pytest.mark.parametrize("close", [True, False])

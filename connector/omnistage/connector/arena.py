@@ -2,17 +2,18 @@
 
 import logging
 import os
-import secrets
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from omnistage.connector.errors import ArenaFull, ConnectorError
-from omnistage.connector.liveness import Liveness
+from omnistage.connector.liveness import Liveness, Peer
 from omnistage.connector.locality import MOUNT
 from omnistage.connector.shm import BLOCK_HEADER, PAGE, ProducerSegment, reservation
+from omnistage.connector.sweep import sweep
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,12 @@ _DEFAULT_CAP = 1 << 30
 _SHARE = 8  # a chain has four stage processes; half of the mount stays free for others
 _SPARE_DEDICATED = 2
 _GROWTH_PAUSE_S = 1.0
+_STREAMS = 4
+_LOOK_PAUSE_S = 0.2
+_SWEEP_PAUSE_S = 10.0
+_SWEEP_LIMIT_S = 0.02  # the caller is an event loop
+
+_Taken = TypeVar("_Taken")
 
 
 def class_bytes(length: int) -> int:
@@ -33,14 +40,35 @@ def class_bytes(length: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
+class Share:
+    """How much of an arena one stream may have, so that a reader that is slow, or a log that is long, does not send all others inline."""
+
+    limit: int
+    used: int = 0
+    """Bytes of its blocks that are not free, for whatever reason."""
+
+    def allows(self, length: int) -> bool:
+        """Whether a tensor of `length` bytes fits. One always does, however large it is."""
+        return not self.used or self.used + class_bytes(length) <= self.limit
+
+
+@dataclass(slots=True, eq=False)
 class Block:
-    """A piece of the arena. `generation` is 0 while it is free and unique in the arena while it is handed out."""
+    """A piece of the arena. `generation` is 0 while it is free and unique in the arena while it is handed out.
+
+    holders: those that must give it back before it is free: every stream whose reader may look at it, and the log that may send it again.
+    doomed: how many of them are gone without a word and only wait for the end of their grace.
+    share: what it is counted in.
+    """
 
     segment: ProducerSegment
     offset: int
     capacity: int
     generation: int = 0
     length: int = 0
+    holders: int = 0
+    doomed: int = 0
+    share: Share | None = None
 
     @property
     def payload_offset(self) -> int:
@@ -94,7 +122,8 @@ class Arena:
 
     def __init__(self, max_bytes: int, segment_bytes: int, grace_s: float, poison: bool, clock: Callable[[], float]) -> None:
         """Use `create`. Raises OSError when the mount refuses the first files."""
-        self.uuid = secrets.token_bytes(16)
+        liveness = Liveness()
+        self.uuid = liveness.arena
         self.max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._grace_s = grace_s
@@ -102,7 +131,8 @@ class Arena:
         self._clock = clock
         self._segments: dict[int, ProducerSegment] = {}
         self._free: dict[int, list[Block]] = {}
-        self._quarantine: deque[tuple[float, Block]] = deque()
+        self._quarantine: dict[Peer | None, deque[tuple[float, Block]]] = {}
+        self._next_look = self._next_sweep = clock()
         self._next_segment = 0
         self._next_generation = 1
         self._bytes_used = 0
@@ -110,7 +140,7 @@ class Arena:
         self._refused_bytes = 0
         self._refused_until = clock()
         # Runs at close, when the arena is collected, and at exit of the interpreter; a forked child leaves its parent's names alone.
-        self._removal = weakref.finalize(self, _remove, self._segments, Liveness(self.uuid), os.getpid())
+        self._removal = weakref.finalize(self, _remove, self._segments, liveness, os.getpid())
 
     @property
     def bytes_used(self) -> int:
@@ -129,8 +159,12 @@ class Arena:
         self._end_quarantine()
         return self._leases
 
-    def allocate(self, length: int) -> Block:
-        """Hand out a block for `length` bytes; no reader can see it before `publish`. Raises ArenaFull."""
+    def share(self) -> Share:
+        """For one more stream: a quarter of the arena."""
+        return Share(self.max_bytes // _STREAMS)
+
+    def allocate(self, length: int, share: Share | None = None) -> Block:
+        """Hand out a block for `length` bytes; no reader can see it before `publish`. share: to count it in. Raises ArenaFull."""
         if not self._removal.alive:
             raise ArenaFull("the arena is closed")
         if self._quarantine:
@@ -140,6 +174,10 @@ class Arena:
         block = free.pop() if free else self._find(capacity)
         block.generation = self._next_generation
         block.length = length
+        block.holders, block.doomed = 1, 0
+        block.share = share
+        if share is not None:
+            share.used += block.capacity
         self._next_generation += 1
         block.segment.live_blocks += 1
         self._bytes_used += block.capacity
@@ -150,11 +188,21 @@ class Arena:
         """Its payload is written: let readers in."""
         block.segment.publish(block.offset, block.generation, block.length)
 
+    def hold(self, block: Block) -> None:
+        """One more holder, who will `free` it too. Raises ConnectorError for a block that is free."""
+        if block.generation == 0:
+            raise ConnectorError("a free block cannot be held")
+        block.holders += 1
+
     def free(self, block: Block) -> None:
-        """Take a block back at once; only when nobody reads it. Raises ConnectorError for one that is free already."""
+        """One holder gives the block back; the last one frees it. Raises ConnectorError for one that is free already."""
         if block.generation == 0:
             raise ConnectorError("the block is free already")
         if not self._removal.alive:
+            return
+        block.holders -= 1
+        if block.holders:
+            self._retract_doomed(block)
             return
         segment = block.segment
         segment.retract(block.offset)
@@ -165,16 +213,25 @@ class Arena:
         segment.live_blocks -= 1
         self._bytes_used -= block.capacity
         self._leases -= 1
+        if block.share is not None:
+            block.share.used -= block.capacity
+            block.share = None
         self._free.setdefault(block.capacity, []).append(block)
         if segment.dedicated:
             self._trim_dedicated()
 
-    def quarantine(self, block: Block) -> None:
-        """Let no new reader in, and free the block after the grace: somebody may still be reading."""
+    def quarantine(self, block: Block, reader: Peer | None = None) -> None:
+        """One holder is gone without a word: give its hold back after the grace, because its reader may still be reading, or as soon as
+        that is known to be dead. When nobody else holds the block, no new reader is let in."""
         if not self._removal.alive:
             return
-        block.segment.retract(block.offset)
-        self._quarantine.append((self._clock() + self._grace_s, block))
+        block.doomed += 1
+        self._retract_doomed(block)
+        self._quarantine.setdefault(reader, deque()).append((self._clock() + self._grace_s, block))
+
+    def _retract_doomed(self, block: Block) -> None:
+        if block.doomed == block.holders:
+            block.segment.retract(block.offset)
 
     def close(self) -> None:
         """Unlink every name and drop the memory; readers keep what they have mapped. Idempotent."""
@@ -187,9 +244,19 @@ class Arena:
         self._bytes_used = self._leases = 0
 
     def _end_quarantine(self) -> None:
+        """Free what has waited long enough, or waits for a reader that has died since; one look per reader, a few times a second."""
         now = self._clock()
-        while self._quarantine and self._quarantine[0][0] <= now:
-            self.free(self._quarantine.popleft()[1])
+        look = now >= self._next_look
+        if look:
+            self._next_look = now + _LOOK_PAUSE_S
+        for reader, waiting in list(self._quarantine.items()):
+            dead = look and reader is not None and reader.is_dead()
+            while waiting and (dead or waiting[0][0] <= now):
+                block = waiting.popleft()[1]
+                block.doomed -= 1
+                self.free(block)
+            if not waiting:
+                del self._quarantine[reader]
 
     def _find(self, capacity: int) -> Block:
         """A block of a class that has no free one. The steps go from cheap to dear; each is a way to need no memory that others hold."""
@@ -224,10 +291,8 @@ class Arena:
         taken = reservation(PAGE + BLOCK_HEADER + capacity, size)
         if not self._may_take(taken):
             return None
-        try:
-            segment = ProducerSegment(self.uuid, self._next_segment, size)
-        except OSError as error:
-            self._hold_growth(error, taken)
+        segment = self._take(taken, lambda: ProducerSegment(self.uuid, self._next_segment, size))
+        if segment is None:
             return None
         segment.dedicated = dedicated
         self._next_segment += 1
@@ -269,10 +334,7 @@ class Arena:
         taken = segment.reserve_cost(end)
         if end > segment.size or (taken and not self._may_take(taken)):
             return None
-        try:
-            segment.reserve(end)
-        except OSError as error:
-            self._hold_growth(error, taken)
+        if self._take(taken, lambda: segment.reserve(end)) is None:
             return None
         block = Block(segment, segment.carved, capacity)
         segment.carved = end
@@ -282,6 +344,22 @@ class Arena:
         if self.bytes_total + size > self.max_bytes:
             return False
         return size < self._refused_bytes or self._clock() >= self._refused_until
+
+    def _take(self, size: int, take: Callable[[], _Taken]) -> _Taken | None:
+        """Take memory from the mount; where it refuses, remove what dead processes left there and try again. None if that does not help."""
+        try:
+            return take()
+        except OSError as error:
+            refusal = error
+        if self._clock() >= self._next_sweep:
+            self._next_sweep = self._clock() + _SWEEP_PAUSE_S
+            if sweep(limit_s=_SWEEP_LIMIT_S):
+                try:
+                    return take()
+                except OSError as error:
+                    refusal = error
+        self._hold_growth(refusal, size)
+        return None
 
     def _hold_growth(self, error: OSError, size: int) -> None:
         """The mount is full: a reservation that fails is slow, so do not try so much again with every tensor."""

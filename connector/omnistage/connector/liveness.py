@@ -5,21 +5,45 @@ A process id would not do (containers number alike, ids are reused), nor would f
 
 import fcntl
 import os
+import secrets
+import stat
+import struct
+import weakref
 
+from omnistage.connector.locality import MOUNT
 from omnistage.connector.shm import create_file, liveness_name, unlink
 
+ARENA_ID_BYTES = 16
+
 OWN: set[bytes] = set()
-"""Arenas of this process. A sweep must not open their files: closing any descriptor of a file drops the process's lock on it."""
+"""Arenas of this process. Nothing here may open their files: closing any descriptor of a file drops the process's lock on it."""
+
+_ATTEMPTS = 3
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock on 64-bit Linux (fcntl(2)): type, whence, start, length, process
 
 
 class Liveness:
-    """The locked file of one arena, from creation to `close`."""
+    """The locked file of one new arena, from creation to `close`."""
 
-    def __init__(self, arena: bytes) -> None:
-        """Create and lock it. Raises OSError."""
-        self._arena = arena
-        self._fd = create_file(liveness_name(arena))
-        OWN.add(arena)
+    def __init__(self) -> None:
+        """Draw the arena's name, create its file and lock it. Raises OSError."""
+        for attempt in range(_ATTEMPTS):
+            self.arena = secrets.token_bytes(ARENA_ID_BYTES)
+            try:
+                self._create()
+            except (BlockingIOError, FileNotFoundError):  # this process slept so long that a sweep took the file for an orphan
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                return
+
+    def _create(self) -> None:
+        OWN.add(self.arena)  # first, because a sweep may run in another thread
+        try:
+            self._fd = create_file(liveness_name(self.arena))
+        except OSError:
+            OWN.discard(self.arena)
+            raise
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self._fd).st_nlink == 0:
@@ -30,6 +54,54 @@ class Liveness:
 
     def close(self) -> None:
         """Remove the file and drop the lock."""
-        unlink(liveness_name(self._arena))
+        unlink(liveness_name(self.arena))
         os.close(self._fd)
-        OWN.discard(self._arena)
+        OWN.discard(self.arena)
+
+
+class Peer:
+    """Another process with an arena. Its liveness file stays open here, so that it does not matter who removes its name meanwhile."""
+
+    __slots__ = ("__weakref__", "_fd")
+
+    def __init__(self, descriptor: int) -> None:
+        """Use `find_peer`."""
+        self._fd = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def is_dead(self) -> bool:
+        """Whether its lock is gone. Then it reads nothing any more: a process that ends loses its memory first and its locks after that."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        # F_GETLK only asks. Taking the lock would make a sweep, or another process that asks, believe that the peer lives.
+        kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))[0]
+        return kind == fcntl.F_UNLCK
+
+
+_peers: weakref.WeakValueDictionary[bytes, Peer] = weakref.WeakValueDictionary()
+
+
+def find_peer(arena: bytes) -> Peer | None:
+    """The process that has this arena, if it can be seen alive now; None when nothing certain can be known of it later: it has no liveness
+    file here, or one of another user, or one that nobody holds, or it is this very process."""
+    if len(arena) != ARENA_ID_BYTES or arena in OWN:
+        return None
+    peer = _peers.get(arena)
+    if peer is None:
+        peer = _open_peer(arena)
+        if peer is None:
+            return None
+        _peers[arena] = peer
+    return None if peer.is_dead() else peer
+
+
+def _open_peer(arena: bytes) -> Peer | None:
+    path = MOUNT / liveness_name(arena).removeprefix("/")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+        os.close(descriptor)
+        return None
+    return Peer(descriptor)

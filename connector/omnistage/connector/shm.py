@@ -6,10 +6,12 @@
 A block's generation is 0 while nobody may read it, else a number that its arena never gave to another block.
 """
 
+import fcntl
 import mmap
 import os
 import stat
 import struct
+from pathlib import Path
 
 import posix_ipc
 
@@ -81,6 +83,7 @@ class ProducerSegment:
         self._name = segment_name(arena, number)
         self._fd = create_file(self._name)
         try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # for a sweep that finds no liveness file
             os.ftruncate(self._fd, size)
             os.posix_fallocate(self._fd, 0, PAGE)
             self.map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -100,13 +103,14 @@ class ProducerSegment:
         """Bytes that `reserve(end)` would take from the mount."""
         return max(reservation(end, self.size) - self._reserved, 0)
 
-    def reserve(self, end: int) -> None:
-        """Make sure that bytes up to `end` have memory behind them. Raises OSError (ENOSPC) with nothing taken."""
+    def reserve(self, end: int) -> int:
+        """Make sure that bytes up to `end` have memory behind them; returns `reserved`. Raises OSError (ENOSPC) with nothing taken."""
         target = reservation(end, self.size)
         if target > self._reserved:
             os.posix_fallocate(self._fd, self._reserved, target - self._reserved)
             self._reserved = target
             _RESERVED.pack_into(self.map, _RESERVED_AT, target)
+        return self._reserved
 
     def publish(self, offset: int, generation: int, length: int) -> None:
         """Let readers in: write the header of the block at `offset`."""
@@ -123,23 +127,85 @@ class ProducerSegment:
         os.close(self._fd)
 
 
+def _path(arena: bytes, number: int) -> Path:
+    return MOUNT / segment_name(arena, number).removeprefix("/")
+
+
+def _open(arena: bytes, number: int) -> int:
+    """Descriptor of a segment, for reading. Raises StaleReference when there is none, InvalidReference when it may not or cannot be one."""
+    try:
+        # As shm_open does it, and without waiting should something lie there that is not a file.
+        descriptor = os.open(_path(arena, number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise StaleReference(f"segment {number} of the sender's arena is gone") from None
+    except OSError as error:
+        raise InvalidReference(f"segment {number} of the sender's arena cannot be opened: {error.strerror}") from None
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size < PAGE:
+        os.close(descriptor)
+        raise InvalidReference(f"segment {number} of the sender's arena is not a segment")
+    return descriptor
+
+
+def _reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
+    """Bytes with memory behind them, from the header of a segment of `size` bytes. Raises InvalidReference for a header of another one."""
+    reserved: int
+    magic, version, named, owner, said, reserved = _SEGMENT.unpack(header)
+    if (magic, version, named, owner, said) != (_MAGIC, _VERSION, number, arena, size):
+        raise InvalidReference(f"segment {number} of the sender's arena has a wrong header")
+    return min(reserved, size)
+
+
+def _check_place(offset: int, length: int, generation: int, end: int) -> None:
+    if offset % BLOCK_HEADER or offset < PAGE or generation == 0:
+        raise InvalidReference("a block begins at a multiple of 64 behind the first page and has a generation above 0")
+    if offset + BLOCK_HEADER + length > end:
+        raise InvalidReference("a block runs over the end of its segment")
+
+
+def _check_block(header: bytes, length: int, generation: int) -> None:
+    magic, found, size = _BLOCK.unpack(header)
+    if magic != _BLOCK_MAGIC:
+        raise InvalidReference("there is no block at this offset")
+    if found != generation:
+        raise StaleReference(f"the block is of generation {found} now, not {generation}: its memory was given back")
+    if size != length:
+        raise InvalidReference(f"the block holds {size} bytes, not {length}")
+
+
+def copy_block(arena: bytes, number: int, offset: int, length: int, generation: int) -> bytes:
+    """A copy of the payload of a block, read without mapping it: a producer that cuts its file short makes this an error, not a signal.
+
+    Raises StaleReference, InvalidReference (as ReaderSegment does), also when the block was given back while it was read.
+    """
+    descriptor = _open(arena, number)
+    try:
+
+        def read(start: int, count: int) -> bytes:
+            data = os.pread(descriptor, count, start)
+            if len(data) != count:
+                raise InvalidReference(f"segment {number} of the sender's arena was cut short")
+            return data
+
+        end = _reserved(read(0, _SEGMENT.size), arena, number, os.fstat(descriptor).st_size)
+        _check_place(offset, length, generation, end)
+        _check_block(read(offset, _BLOCK.size), length, generation)
+        payload = read(offset + BLOCK_HEADER, length)
+        _check_block(read(offset, _BLOCK.size), length, generation)
+        return payload
+    finally:
+        os.close(descriptor)
+
+
 class ReaderSegment:
     """A segment of another process's arena, mapped read-only: writing through a view is a segmentation fault, not a corruption."""
 
     def __init__(self, arena: bytes, number: int) -> None:
         """Open and check it. Raises StaleReference when there is no such segment, InvalidReference when it may not or cannot be used."""
-        self._path = MOUNT / segment_name(arena, number).removeprefix("/")
-        try:
-            # As shm_open does it, and without waiting should something lie there that is not a file.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise StaleReference(f"segment {number} of the sender's arena is gone") from None
-        except OSError as error:
-            raise InvalidReference(f"segment {number} of the sender's arena cannot be opened: {error.strerror}") from None
+        self._path = _path(arena, number)
+        descriptor = _open(arena, number)
         try:
             facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_size < PAGE:
-                raise InvalidReference(f"segment {number} of the sender's arena is not a segment")
             self.size = facts.st_size
             self._inode = facts.st_ino
             self.map = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
@@ -147,25 +213,17 @@ class ReaderSegment:
             raise InvalidReference(f"segment {number} of the sender's arena cannot be mapped: {error.strerror}") from None
         finally:
             os.close(descriptor)
-        magic, version, named, owner, size, _ = _SEGMENT.unpack_from(self.map, 0)
-        if (magic, version, named, owner, size) != (_MAGIC, _VERSION, number, arena, self.size):
+        try:
+            _reserved(self.map[: _SEGMENT.size], arena, number, self.size)
+        except InvalidReference:
             self.map.close()
-            raise InvalidReference(f"segment {number} of the sender's arena has a wrong header")
+            raise
 
     def check(self, offset: int, length: int, generation: int) -> None:
         """Raise InvalidReference unless a block of `length` bytes can lie at `offset`, StaleReference unless it has this generation."""
-        if offset % BLOCK_HEADER or offset < PAGE or generation == 0:
-            raise InvalidReference("a block begins at a multiple of 64 behind the first page and has a generation above 0")
         reserved: int = _RESERVED.unpack_from(self.map, _RESERVED_AT)[0]
-        if offset + BLOCK_HEADER + length > min(reserved, self.size):
-            raise InvalidReference("a block runs over the end of its segment")
-        magic, found, size = _BLOCK.unpack_from(self.map, offset)
-        if magic != _BLOCK_MAGIC:
-            raise InvalidReference("there is no block at this offset")
-        if found != generation:
-            raise StaleReference(f"the block is of generation {found} now, not {generation}: its memory was given back")
-        if size != length:
-            raise InvalidReference(f"the block holds {size} bytes, not {length}")
+        _check_place(offset, length, generation, min(reserved, self.size))
+        _check_block(self.map[offset : offset + _BLOCK.size], length, generation)
 
     def is_gone(self) -> bool:
         """Whether the producer unlinked it, so that no new reference into it can come."""

@@ -1,49 +1,116 @@
-"""Removes the shared memory of producers that died without a chance to do it themselves (kill -9, power of the container)."""
+"""Removes the shared memory of producers that died without a chance to do it themselves (kill -9, power of the container).
+
+Which files are orphans:
+    of an arena with a liveness file    all, when the record lock on that file can be taken: its producer is dead
+    a segment without a liveness file   when the producer's flock on the segment itself can be taken
+
+The second happens when somebody removes the liveness file, or a sweep is cut short. A child that a dead producer had forked keeps the flock
+until it ends, so such a segment may be removed late, but never while its producer lives.
+
+Only regular files of this user with our names, at least ten seconds old where they are judged by their lock: a younger one may belong to a
+process that has created it and not locked it yet.
+"""
 
 import fcntl
+import math
 import os
 import re
 import stat
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from omnistage.connector.liveness import OWN
 from omnistage.connector.locality import MOUNT
-from omnistage.connector.shm import PREFIX, unlink
+from omnistage.connector.shm import PREFIX
 
-_LIVE = re.compile(re.escape(PREFIX) + r"([0-9a-f]{32})-live")
-_NEWBORN_S = 10.0  # a younger file may belong to a process that has created it and not locked it yet
+_NAME = re.compile(re.escape(PREFIX) + r"([0-9a-f]{32})-(live|[0-9]{1,10})")
+_NEWBORN_S = 10.0
 
 
-def sweep() -> int:
-    """Unlink all segments of dead producers of this user; returns how many producers were found dead.
+def sweep(*, limit_s: float = math.inf) -> int:
+    """Unlink the files of dead producers; returns how many producers were found dead.
 
-    A producer is dead when its liveness file can be locked. Call it when a process starts. Several sweeps at once do no harm.
+    Call it when a process starts and now and then. Several sweeps at once do no harm, nor does one that ends early. limit_s: begin nothing
+    more after this time, for callers that may not wait; the rest is left to the next sweep.
     """
-    if not MOUNT.is_dir():
-        return 0
-    found = [(path, _LIVE.fullmatch(path.name)) for path in MOUNT.iterdir()]
-    return sum(1 for path, match in found if match is not None and bytes.fromhex(match[1]) not in OWN and _bury(path, match[1]))
+    deadline = time.monotonic() + limit_s
+    dead = 0
+    for arena, kinds in _arenas(deadline).items():
+        if time.monotonic() >= deadline:
+            break
+        if bytes.fromhex(arena) not in OWN:
+            dead += _bury_arena(arena, kinds) if "live" in kinds else _bury_segments(arena, kinds)
+    return dead
 
 
-def _bury(liveness: Path, arena: str) -> bool:
-    """Remove one arena if its producer is dead. The liveness file goes last, so that a sweep that is killed is done again by the next."""
+def _arenas(deadline: float) -> dict[str, list[str]]:
+    """What lies on the mount: arena to "live" and segment numbers."""
+    found: dict[str, list[str]] = {}
     try:
-        descriptor = os.open(liveness, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.scandir(MOUNT) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                if match is not None:
+                    found.setdefault(match[1], []).append(match[2])
+                if time.monotonic() >= deadline:
+                    break
+    except OSError:
+        return {}  # no shared memory here, so no orphans
+    return found
+
+
+def _bury_arena(arena: str, kinds: list[str]) -> bool:
+    """Remove an arena if its producer is dead. The liveness file goes last, so that a sweep that is killed is done again by the next."""
+
+    def remove() -> None:
+        for kind in kinds:
+            if kind != "live":
+                _unlink_own(_path(arena, kind))
+        _unlink_own(_path(arena, "live"))
+
+    return _if_unlocked(_path(arena, "live"), fcntl.lockf, remove)
+
+
+def _bury_segments(arena: str, numbers: list[str]) -> bool:
+    """Remove segments without a liveness file if their producer is dead."""
+    paths = [_path(arena, number) for number in numbers]
+    return sum(_if_unlocked(path, fcntl.flock, partial(_unlink_own, path)) for path in paths) > 0
+
+
+def _if_unlocked(path: Path, lock: Callable[[int, int], object], act: Callable[[], None]) -> bool:
+    """Lock a file and act, unless it is locked, newborn or none of ours; whether it was done."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False  # gone already, or not ours to touch
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or time.time() - facts.st_mtime < _NEWBORN_S:
+        newborn = 0 <= time.time() - facts.st_mtime < _NEWBORN_S  # one from the future is old: the clock was set back
+        if newborn or not _is_own_file(facts):
             return False
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             return False  # its producer holds the lock: alive
-        for path in MOUNT.glob(f"{PREFIX}{arena}-*"):
-            if path != liveness:
-                unlink(f"/{path.name}")
-        unlink(f"/{liveness.name}")
+        act()
         return True
     finally:
         os.close(descriptor)
+
+
+def _path(arena: str, kind: str) -> Path:
+    return MOUNT / f"{PREFIX}{arena}-{kind}"
+
+
+def _is_own_file(facts: os.stat_result) -> bool:
+    return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+
+
+def _unlink_own(path: Path) -> None:
+    try:
+        if _is_own_file(path.lstat()):
+            path.unlink()
+    except FileNotFoundError:
+        return  # another sweep was here

@@ -3,7 +3,7 @@
     sender                         receiver
     offers()        --Offer-->     answer()        once, at the start; until then and without proof everything goes inline
     accept()        <--Answer--
-    pack()          --Tensor-->    unpack()        the array is a view of the sender's memory, or of the message
+    store(), post() --Tensor-->    unpack()        the array is a view of the sender's memory, or of the message
     release()       <--Release--   take_release()  after the last use of the view
     close()                        close()         at the end of the stream
 
@@ -13,21 +13,21 @@ All calls of one process come from one thread. Only the last use of an array may
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from omnistage.connector import inline
-from omnistage.connector.arena import Arena, Block
+from omnistage.connector.arena import Arena, Block, Share
 from omnistage.connector.crc32c import crc32c
 from omnistage.connector.errors import ArenaFull, ConnectorError, InvalidReference
+from omnistage.connector.liveness import ARENA_ID_BYTES, Peer, find_peer
 from omnistage.connector.locality import boot_id, mount_device
 from omnistage.connector.reference import Array, Layout, Raw, header_of, layout_of, parse_layout, view_bytes
-from omnistage.connector.shm import BLOCK_HEADER, READERS
+from omnistage.connector.shm import BLOCK_HEADER, READERS, copy_block
 from omnistage.v1 import tensor_pb2
 
 PROBE_BYTES = 32
-ARENA_ID_BYTES = 16
 
 _Key = tuple[int, int, int]  # segment, offset, generation: names one block of one arena for ever
 
@@ -40,15 +40,61 @@ class _Lease(weakref.ref[Raw]):
     size: int
 
 
+class Parcel:
+    """One tensor in the memory of its producer, to be posted on any number of streams, one after the other. Belongs to who stored it, until
+    `drop`: its block has one holder for that, and one for every stream whose reader has not given it back."""
+
+    __slots__ = ("_arena", "_block", "_layout", "_messages")
+
+    def __init__(self, layout: Layout, messages: list[tensor_pb2.Tensor], arena: Arena | None = None, block: Block | None = None) -> None:
+        """messages: a reference to `block`, or the whole tensor inline."""
+        self._layout = layout
+        self._messages = messages
+        self._arena = arena
+        self._block = block
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor."""
+        return self._layout.size
+
+    @property
+    def block(self) -> Block | None:
+        """Where it lies in shared memory; None for one that travels inline."""
+        return self._block
+
+    def messages(self, *, shared: bool) -> list[tensor_pb2.Tensor]:
+        """What to send. shared: the reader can see the arena; else the bytes of a block are read and sent inline. Raises ConnectorError."""
+        if not self._messages:
+            raise ConnectorError("the parcel was dropped")
+        if self._block is None or shared:
+            return self._messages
+        block = self._block
+        raw = np.frombuffer(block.segment.map, np.uint8, block.length, block.payload_offset)
+        crc = self._messages[0].crc32c if self._messages[0].HasField("crc32c") else None
+        return list(inline.split(raw, self._layout, crc))
+
+    def drop(self) -> None:
+        """It will not be sent again. Idempotent."""
+        arena, block, self._block = self._arena, self._block, None
+        self._messages = []
+        if arena is not None and block is not None:
+            arena.free(block)
+
+
 class Sender:
     """Hands tensors over in one direction of one stream."""
 
-    def __init__(self, arena: Arena | None, *, inline_limit: int = 65536, checksum: bool = False) -> None:
+    def __init__(self, arena: Arena | None, *, inline_limit: int = 65536, checksum: bool = False, share: Share | None = None) -> None:
         """arena: this process's memory, or None for inline only.
         inline_limit: tensors of fewer bytes go inline; 0 sends every tensor that has a byte through shared memory.
         checksum: add CRC-32C to every tensor; costs about 10 ms per MiB at each end, so it is for hunting faults.
+        share: what the blocks stored here are counted in until they are free; beyond it tensors go inline. By default a new one of the
+            arena; a stream that takes the place of a broken one, with its log, goes on with its share.
         """
         self._arena = arena
+        self.share = share or (Share(0) if arena is None else arena.share())
+        self._reader: Peer | None = None
         self._inline_limit = max(inline_limit, 1)
         self._checksum = checksum
         self._transport: tensor_pb2.TransportKind = tensor_pb2.TRANSPORT_KIND_INLINE
@@ -60,6 +106,8 @@ class Sender:
         """Releases of blocks that this stream does not hold: repeated, late, or made up."""
         self.inline_fallbacks = 0
         """Tensors that went inline because the arena was full."""
+        self.over_share = 0
+        """Tensors that went inline because this stream has its share of the arena already."""
 
     @property
     def transport(self) -> tensor_pb2.TransportKind:
@@ -103,8 +151,11 @@ class Sender:
             )
         ]
 
-    def accept(self, answer: tensor_pb2.Answer) -> None:
-        """Take the other end's choice. Shared memory needs the bytes of the probe; with anything else all goes inline from now on."""
+    def accept(self, answer: tensor_pb2.Answer, offers: Iterable[tensor_pb2.Offer] = ()) -> None:
+        """Take the other end's choice. Shared memory needs the bytes of the probe; with anything else all goes inline from now on.
+
+        offers: those of the other end, for its own tensors. They tell which process reads here, so that its death frees its blocks at once.
+        """
         probe, self._probe = self._probe, None
         self._transport = tensor_pb2.TRANSPORT_KIND_INLINE
         if probe is not None and self._arena is not None:
@@ -118,25 +169,51 @@ class Sender:
         else:
             self._transport = tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY
             self._reason = ""
+            # The reader saw our memory, so its own liveness file would be on the same mount.
+            arenas = [offer.arena for offer in offers if offer.kind == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY]
+            self._reader = find_peer(arenas[0]) if arenas else None
 
     def pack(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> list[tensor_pb2.Tensor]:
-        """Messages that carry `array`, in order; the bytes are copied, so the array may be changed afterwards.
+        """Messages that carry `array`, in order, once: `store` and `post` without a parcel that is kept."""
+        parcel = self.store(array, element_type=element_type)
+        messages = self.post(parcel)
+        parcel.drop()
+        return messages
 
-        One message with a reference, or one per MiB inline when the tensor is small, the stream is inline, or the arena is full.
+    def store(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> Parcel:
+        """Put `array` where this stream can send it from; the bytes are copied, so the array may be changed afterwards.
+
+        One reference, or one message per MiB inline when the tensor is small, the stream is inline, or the arena or the share is full.
         element_type: needed for uint16 arrays only, which travel as BFLOAT16. Raises ConnectorError for what the contract cannot carry.
         """
         layout = layout_of(array, element_type)
         if self._transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY and layout.size >= self._inline_limit:
             try:
-                return [self._pack_shared(array, layout)]
+                if self.share.allows(layout.size):
+                    return self._store_shared(array, layout)
+                self.over_share += 1
             except ArenaFull:
                 self.inline_fallbacks += 1
         raw = np.ascontiguousarray(array, dtype=layout.dtype).reshape(-1).view(np.uint8)
-        return list(inline.split(raw, layout, crc32c(raw) if self._checksum else None))
+        return Parcel(layout, list(inline.split(raw, layout, crc32c(raw) if self._checksum else None)))
 
-    def _pack_shared(self, array: Array, layout: Layout) -> tensor_pb2.Tensor:
+    def post(self, parcel: Parcel) -> list[tensor_pb2.Tensor]:
+        """Messages that carry a stored tensor on this stream, whatever stream it was stored for. A block is held for the reader until it is
+        released or the stream is over. Raises ConnectorError for one that was dropped, or that the reader of this stream still has."""
+        block = parcel.block
+        shared = self._transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY
+        messages = parcel.messages(shared=shared)
+        if block is not None and shared and self._arena is not None:
+            key = (block.segment.number, block.offset, block.generation)
+            if key in self._blocks:
+                raise ConnectorError("the tensor was posted on this stream before and not given back yet")
+            self._arena.hold(block)
+            self._blocks[key] = block
+        return messages
+
+    def _store_shared(self, array: Array, layout: Layout) -> Parcel:
         assert self._arena is not None
-        block = self._arena.allocate(layout.size)
+        block = self._arena.allocate(layout.size, self.share)
         copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)
         np.copyto(copy, array)
         tensor = header_of(layout)
@@ -144,8 +221,7 @@ class Sender:
             tensor.crc32c = crc32c(copy.reshape(-1).view(np.uint8))
         self._arena.publish(block)
         self._place(tensor, block)
-        self._blocks[block.segment.number, block.offset, block.generation] = block
-        return tensor
+        return Parcel(layout, [tensor], self._arena, block)
 
     def _place(self, tensor: tensor_pb2.Tensor, block: Block) -> None:
         assert self._arena is not None
@@ -167,7 +243,7 @@ class Sender:
 
     def close(self, *, clean: bool) -> None:
         """The stream is over. clean: the other end has confirmed that it holds no view, so the blocks are free at once; else they are kept
-        from reuse for the arena's grace, because somebody may still be reading. Idempotent."""
+        from reuse for the arena's grace, or until the reader is known to be dead, because it may still be reading. Idempotent."""
         self._closed = True
         self._transport = tensor_pb2.TRANSPORT_KIND_INLINE
         self._reason = "the stream is over"
@@ -176,11 +252,12 @@ class Sender:
         probe, self._probe = self._probe, None
         if probe is not None:
             self._arena.free(probe[0])  # a late reader of the probe only fails to prove something
+        over = clean or (self._reader is not None and self._reader.is_dead())
         for block in self._blocks.values():
-            if clean:
+            if over:
                 self._arena.free(block)
             else:
-                self._arena.quarantine(block)
+                self._arena.quarantine(block, self._reader)
         self._blocks.clear()
 
 
@@ -210,9 +287,13 @@ class TensorView:
 class Receiver:
     """Takes the tensors of one direction of one stream."""
 
-    def __init__(self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True) -> None:
-        """byte_limit: most bytes of tensors that may be held here at once, views of the sender's memory and unfinished ones together."""
+    def __init__(self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True, copy: bool = False) -> None:
+        """byte_limit: most bytes of tensors that may be held here at once, views of the sender's memory and unfinished ones together.
+        copy: read the sender's memory as a file and give it back at once. That costs a copy, but a sender that cuts its files short, which
+            kills those who have mapped them, is a typed error then: for senders that are not trusted.
+        """
         self._byte_limit = byte_limit
+        self._copy = copy
         self._accept_shared_memory = accept_shared_memory
         self._arena: bytes | None = None
         self._assemblies: dict[str, inline.Assembly] = {}
@@ -269,6 +350,8 @@ class Receiver:
         if len(offer.arena) != ARENA_ID_BYTES or probe.shared_memory.arena != offer.arena:
             raise InvalidReference("it is not in the arena that was offered")
         slot = probe.shared_memory
+        if self._copy:
+            return copy_block(offer.arena, slot.segment, slot.offset, slot.length, slot.generation)
         segment = READERS.get(offer.arena, slot.segment)
         segment.check(slot.offset, slot.length, slot.generation)
         start = slot.offset + BLOCK_HEADER
@@ -324,6 +407,10 @@ class Receiver:
         if key in self._held:
             raise InvalidReference("the reference was sent before and its view is still alive")
         self._check_limit(layout.size)
+        if self._copy:
+            copied = copy_block(arena, slot.segment, slot.offset, slot.length, slot.generation)
+            self._to_release.append(key)
+            return np.frombuffer(copied, np.uint8)
         segment = READERS.get(arena, slot.segment)
         segment.check(slot.offset, slot.length, slot.generation)
         # Unlike np.ndarray(buffer=...), frombuffer holds an export of the mapping, so that it cannot be unmapped under the array.

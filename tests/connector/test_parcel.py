@@ -1,0 +1,256 @@
+"""A tensor that a log keeps and several streams read is free when the last of them is done with it, in whatever order and way."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from omnistage.connector.arena import Arena
+from omnistage.connector.errors import ConnectorError, StaleReference
+from omnistage.connector.transport import Parcel, Receiver, Sender, TensorView
+from omnistage.v1 import tensor_pb2
+
+GRACE_S = 30.0
+SIZE = 50_000
+WAYS = ("release", "clean", "broken")
+
+
+def copy_of(messages: list[tensor_pb2.Tensor]) -> tensor_pb2.Tensor:
+    (message,) = messages
+    return tensor_pb2.Tensor.FromString(message.SerializeToString())
+
+
+def give_back(pair, view: TensorView) -> None:
+    view.release()
+    assert pair.give_back() == 1
+
+
+@pytest.mark.parametrize("ways", list(itertools.product(WAYS, WAYS)), ids="-".join)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_a_block_is_free_only_when_both_streams_and_the_log_are_done(
+    make_arena: Callable[..., Arena], make_pair, order: tuple[int, ...], ways: tuple[str, str]
+) -> None:
+    now = 0.0
+    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
+    pairs = [make_pair(arena=arena), make_pair(arena=arena)]
+    parcel = pairs[0].sender.store(np.full(SIZE, 7, np.uint8))
+    views = [pair.receiver.unpack(copy_of(pair.sender.post(parcel))) for pair in pairs]
+    witness = np.frombuffer(parcel.block.segment.map, np.uint8, SIZE, parcel.block.payload_offset).view()
+    broken = False
+    for done, who in enumerate(order):
+        assert arena.leases == 1
+        assert (witness == 7).all()
+        if who == 2:
+            parcel.drop()
+            parcel.drop()
+        elif ways[who] == "release":
+            give_back(pairs[who], views[who])
+        else:
+            pairs[who].sender.close(clean=ways[who] == "clean")
+            broken = broken or ways[who] == "broken"
+        assert arena.leases == (1 if done < 2 or broken else 0)
+    if broken:
+        now = GRACE_S - 0.1
+        assert arena.leases == 1 and (witness == 7).all()
+        now = GRACE_S
+        assert arena.leases == 0
+    assert (witness == 0xFF).all()
+    assert arena.bytes_used == pairs[0].sender.share.used == 0
+    del witness
+    pairs[0].sender.close(clean=True)
+    pairs[1].sender.close(clean=False)
+    assert arena.leases == 0
+
+
+def test_a_log_replays_on_a_new_stream_while_the_old_one_waits_for_its_grace(make_arena: Callable[..., Arena], make_pair) -> None:
+    now = 0.0
+    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
+    old, new = make_pair(arena=arena), make_pair(arena=arena)
+    parcel = old.sender.store(np.full(SIZE, 7, np.uint8))
+    first = copy_of(old.sender.post(parcel))
+    old.sender.close(clean=False)
+    again = copy_of(new.sender.post(parcel))
+    assert again == first, "no second copy"
+    view = new.receiver.unpack(again)
+    parcel.drop()
+    give_back(new, view)
+    with pytest.raises(StaleReference):
+        old.receiver.unpack(first)
+    assert arena.leases == 1
+    now = GRACE_S
+    assert arena.leases == 0
+
+
+def test_a_log_replays_after_the_grace_of_the_old_stream(make_arena: Callable[..., Arena], make_pair) -> None:
+    now = 0.0
+    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
+    old, new = make_pair(arena=arena), make_pair(arena=arena)
+    parcel = old.sender.store(np.full(SIZE, 7, np.uint8))
+    old.sender.post(parcel)
+    old.sender.close(clean=False)
+    now = GRACE_S
+    assert arena.leases == 1
+    view = new.receiver.unpack(copy_of(new.sender.post(parcel)))
+    assert (view.array == 7).all()
+    parcel.drop()
+    give_back(new, view)
+    assert arena.leases == 0
+
+
+def test_the_grace_of_one_stream_does_not_end_the_view_of_another(make_arena: Callable[..., Arena], make_pair) -> None:
+    now = 0.0
+    arena = make_arena(poison=True, clock=lambda: now, grace_s=GRACE_S)
+    old, new = make_pair(arena=arena), make_pair(arena=arena)
+    parcel = old.sender.store(np.full(SIZE, 7, np.uint8))
+    old.sender.post(parcel)
+    old.sender.close(clean=False)
+    view = new.receiver.unpack(copy_of(new.sender.post(parcel)))
+    parcel.drop()
+    now = GRACE_S
+    assert arena.leases == 1
+    assert (view.array == 7).all()
+    give_back(new, view)
+    assert arena.leases == 0
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("size", [1, SIZE, 3 << 20])
+def test_a_parcel_in_shared_memory_goes_inline_on_a_stream_that_is_inline(make_pair, checksum: bool, size: int) -> None:
+    pair = make_pair(checksum=checksum)
+    array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    parcel = pair.sender.store(array)
+    assert parcel.block is not None and parcel.size == size
+    sender, receiver = Sender(None), Receiver()
+    messages = sender.post(parcel)
+    assert {message.WhichOneof("place") for message in messages} == {"inline"}
+    assert all(message.HasField("crc32c") == checksum for message in messages)
+    views = [receiver.unpack(message) for message in messages]
+    assert views[-1] is not None
+    parcel.drop()
+    assert np.array_equal(views[-1].array, array)
+    assert pair.arena.leases == 0
+
+
+def test_an_inline_parcel_goes_inline_everywhere(make_pair) -> None:
+    pair = make_pair()
+    array = np.arange(100_000, dtype=np.int32)
+    parcel = Sender(None).store(array)
+    view = [pair.receiver.unpack(message) for message in pair.sender.post(parcel)][-1]
+    assert np.array_equal(view.array, array)
+    assert pair.sender.outstanding == pair.arena.leases == 0
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_dropped_parcel_cannot_be_posted(make_pair, shared: bool) -> None:
+    pair = make_pair()
+    parcel = (pair.sender if shared else Sender(None)).store(np.zeros(SIZE, np.uint8))
+    parcel.drop()
+    for sender in (pair.sender, Sender(None)):
+        with pytest.raises(ConnectorError, match="dropped"):
+            sender.post(parcel)
+    assert pair.arena.leases == pair.sender.outstanding == 0
+
+
+def test_a_drop_while_posted_leaves_the_reader_its_bytes(make_arena: Callable[..., Arena], make_pair) -> None:
+    pair = make_pair(arena=make_arena(poison=True))
+    parcel = pair.sender.store(np.full(SIZE, 7, np.uint8))
+    message = copy_of(pair.sender.post(parcel))
+    parcel.drop()
+    view = pair.receiver.unpack(message)
+    assert (view.array == 7).all()
+    give_back(pair, view)
+    assert pair.arena.leases == 0
+
+
+def test_a_tensor_is_posted_on_a_stream_again_only_when_its_reader_has_given_it_back(make_pair) -> None:
+    pair = make_pair()
+    parcel = pair.sender.store(np.full(SIZE, 7, np.uint8))
+    view = pair.receiver.unpack(copy_of(pair.sender.post(parcel)))
+    with pytest.raises(ConnectorError, match="posted on this stream before"):
+        pair.sender.post(parcel)
+    give_back(pair, view)
+    view = pair.receiver.unpack(copy_of(pair.sender.post(parcel)))
+    assert (view.array == 7).all()
+    parcel.drop()
+    give_back(pair, view)
+    assert pair.arena.leases == 0
+
+
+def test_a_block_that_is_free_cannot_be_held(make_arena: Callable[..., Arena]) -> None:
+    arena = make_arena()
+    block = arena.allocate(100)
+    arena.free(block)
+    with pytest.raises(ConnectorError, match="free block"):
+        arena.hold(block)
+
+
+# Any story of three logs and four streams ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """Who holds what, told without the connector: a parcel's log, streams that have not given it back, and ends of graces."""
+
+    logged: set[int] = field(default_factory=set)
+    posted: set[tuple[int, int]] = field(default_factory=set)
+    doomed: list[tuple[float, int]] = field(default_factory=list)
+
+    def leases(self, now: float) -> int:
+        self.doomed = [(end, parcel) for end, parcel in self.doomed if end > now]
+        return len(self.logged | {parcel for _, parcel in self.posted} | {parcel for _, parcel in self.doomed})
+
+
+steps = st.tuples(st.sampled_from(["store", "post", "post", "release", "close", "break", "drop", "wait"]), st.integers(0, 3))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(story=st.lists(steps, max_size=60), pick=st.randoms(use_true_random=False))
+def test_any_story_ends_with_every_block_free(make_arena: Callable[..., Arena], make_pair, story, pick) -> None:
+    clock = [0.0]
+    arena = make_arena(poison=True, clock=lambda: clock[0], grace_s=GRACE_S)
+    pairs = [make_pair(arena=arena) for _ in range(4)]
+    parcels: list[Parcel] = []
+    views: dict[tuple[int, int], TensorView] = {}
+    model = Model()
+    for step, number in story:
+        if step == "store":
+            model.logged.add(len(parcels))
+            parcels.append(pairs[number].sender.store(np.full(SIZE, len(parcels), np.uint8)))
+        elif step == "post":
+            open_to = sorted(parcel for parcel in model.logged if (number, parcel) not in model.posted)
+            if open_to:
+                key = (number, pick.choice(open_to))
+                views[key] = pairs[number].receiver.unpack(copy_of(pairs[number].sender.post(parcels[key[1]])))
+                model.posted.add(key)
+        elif step == "release" and model.posted:
+            key = pick.choice(sorted(model.posted))
+            give_back(pairs[key[0]], views.pop(key))
+            model.posted.discard(key)
+        elif step in ("close", "break"):
+            ended = {key for key in model.posted if key[0] == number}
+            pairs[number].sender.close(clean=step == "close")
+            model.posted -= ended
+            views = {key: view for key, view in views.items() if key not in ended}
+            if step == "break":
+                model.doomed += [(clock[0] + GRACE_S, parcel) for _, parcel in ended]
+            pairs[number] = make_pair(arena=arena)
+        elif step == "drop" and model.logged:
+            dropped = pick.choice(sorted(model.logged))
+            parcels[dropped].drop()
+            model.logged.discard(dropped)
+        elif step == "wait":
+            clock[0] += 11.0
+        assert arena.leases == model.leases(clock[0])
+        assert all((view.array == parcel % 256).all() for (_, parcel), view in views.items())
+    views.clear()
+    for pair in pairs:
+        pair.sender.close(clean=True)
+    for parcel in parcels:
+        parcel.drop()
+    clock[0] += GRACE_S
+    assert arena.leases == arena.bytes_used == 0
+    arena.close()
