@@ -67,7 +67,8 @@ async def connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
 
 
 class Channels:
-    """One channel per address, kept for the life of the process. Addresses come from a configuration, so their number is bounded by it."""
+    """One channel per address, kept for the life of the process or until it is forgotten. Addresses come from a configuration, or from a
+    name in it; who follows a name forgets the addresses that it does not have any more."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._options = client_options(max_message_bytes)
@@ -78,6 +79,10 @@ class Channels:
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
         return channel
+
+    def forget(self, address: str) -> None:
+        """The next `get` makes a new channel; the old one ends with its last user."""
+        self._channels.pop(address, None)
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}

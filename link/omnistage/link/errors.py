@@ -17,6 +17,9 @@ from omnistage.v1 import error_pb2, stage_pb2
 
 DOMAIN = "omnistage"
 
+MAX_MESSAGE_BYTES = 1000
+"""Of an error, in UTF-8: it travels in gRPC trailers, three times in all, and a client refuses more than 8 KiB of those."""
+
 CODES: Mapping[str, grpc.StatusCode] = {
     "BAD_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
     "UNKNOWN_MODEL": grpc.StatusCode.NOT_FOUND,
@@ -31,6 +34,7 @@ CODES: Mapping[str, grpc.StatusCode] = {
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     "CLIENT_STALLED": grpc.StatusCode.CANCELLED,
+    "SUPERSEDED": grpc.StatusCode.ABORTED,
 }
 """Status code of each `ErrorReason`; error.proto says what each one means."""
 
@@ -50,6 +54,7 @@ class StageError(Exception):
     """
 
     def __init__(self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_delay_s: float | None = None) -> None:
+        message = _shortened(message)
         super().__init__(f"{reason or 'INTERNAL'}: {message}")
         self.reason = reason
         self.message = message
@@ -82,6 +87,12 @@ class StageError(Exception):
             violation = error_details_pb2.BadRequest.FieldViolation(field=self.metadata["field"], description=self.message)
             details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
         return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
+
+
+def _shortened(message: str) -> str:
+    """Most messages as they are; one that quotes what a caller sent may be of any length."""
+    encoded = message.encode()
+    return message if len(encoded) <= MAX_MESSAGE_BYTES else encoded[: MAX_MESSAGE_BYTES - 4].decode(errors="ignore") + " ..."
 
 
 def bad_request(field: str, description: str) -> StageError:

@@ -1,54 +1,49 @@
-"""One edge to a next stage.
+"""One edge to a next stage, over all replicas that it takes.
 
-The router has one to the first stage of an answer; the shell of a stage has one to the next hop. A link opens one of the given replicas,
-sends what it is given within the credit of the other end, passes credit on, and ends with the handshake `Ended`, half-close, status.
+The router has one to the first stage of an answer; the shell of a stage has one to the next hop. A link opens one of the replicas, sends
+what it is given within the credit of the other end, passes credit on, and ends with the handshake `Ended`, half-close, status. When the
+replica is lost it opens another one, which goes on exactly where the lost one stopped: this is the only place that knows about replay.
 
-    caller --send--> log (bounded) --credit--> stream --> stage
-    caller <------------ events() ------------ stream <-- stage
+    caller --send--> InputLog (bounded) --credit--> Stream --> replica       on a loss: what the next one needs, again
+    caller <--events()-- OutputAccount <----------- Stream <-- replica       on a loss: positions and checkpoints, in Open.resume
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-import grpc.aio
 import structlog
 
 from omnistage.connector.transport import Sender
-from omnistage.link.channel import Channels, connect
+from omnistage.link.channel import Channels
+from omnistage.link.durations import duration
 from omnistage.link.errors import ANOTHER_REPLICA, StageError, is_ok, protocol_error
-from omnistage.link.ports import Allowance, Output, PortWriter
-from omnistage.link.writer import StreamWriter
-from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc
+from omnistage.link.ports import Output
+from omnistage.link.replay import MAX_PORTS, InputLog, OutputAccount, ReplayExpired
+from omnistage.link.route import Route
+from omnistage.link.stream import OPEN_TIMEOUT_S, Deadline, Metadata, Stream, StreamLost
+from omnistage.v1 import chunk_pb2, stage_pb2
 
 log = structlog.get_logger(__name__)
 
 MAX_UNSENT = 256
-"""Chunks that a link holds for a stage without credit; then `send` waits. This is the bound on what text runs ahead of sound."""
+"""Pieces that a link holds for a stage without credit; then `send` waits. This is the bound on what text runs ahead of sound."""
 
-CONNECT_TIMEOUT_S = 2.0
+REPLAY_BYTES = 64 << 20
+"""Bytes that a link keeps of what it sent, for a replay. Beyond it the oldest is forgotten: a loss that needs it is REPLAY_EXPIRED."""
 
-OPEN_TIMEOUT_S = 10.0
-"""Time for Opened of one connected replica and of all hops behind it. A peer that stops meanwhile is found by keepalive, much sooner."""
+MAX_LOSSES_IN_A_ROW = 3
+MAX_LOSSES = 16
+"""Losses of one link without a chunk in between, and in all: a request that kills its replicas must end."""
 
-HANDSHAKE_TIMEOUT_S = 15.0
-"""Time for the half-close after Ended. A busy caller still reads what came before it; a dead one is found by keepalive. Nothing but the
-stream itself is held meanwhile."""
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.2
+"""Between two rounds through the replicas."""
 
-Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
-Metadata = Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a link may go. addresses: replicas, best first. stage: what to call it in errors and logs."""
-
-    stage: str
-    addresses: Sequence[str]
+REOPENED = frozenset({"REPLAY_EXPIRED", "STALE_REFERENCE", "DRAINING"})
+"""Ends of an open session after which the stage is opened again."""
 
 
 class Link:
@@ -57,215 +52,336 @@ class Link:
     def __init__(
         self,
         channels: Channels,
-        target: Target,
+        route: Route,
         request: stage_pb2.Open,
         *,
-        sender: Sender | None = None,
+        sender: Callable[[], Sender] = lambda: Sender(None),
         deadline: float,
         metadata: Metadata = (),
         open_timeout_s: float = OPEN_TIMEOUT_S,
         max_unsent: int = MAX_UNSENT,
+        replay_bytes: int = REPLAY_BYTES,
+        revisions: Sequence[str] = (),
     ) -> None:
-        """request: without offers, which the link adds. sender: of tensors; None sends them inline. deadline: in time.monotonic() seconds.
-        metadata: trace context to pass on."""
+        """request: without route and offers, which the link fills in; with `resume` if the caller itself goes on with a session.
+        sender: makes the sender of tensors of one stream. deadline: in time.monotonic() seconds. metadata: trace context to pass on.
+        revisions: of the stages that began the session, if another link of the caller's did."""
         self._channels = channels
-        self._target = target
+        self._route = route
+        self._stage = stage_pb2.StageKind.Name(route.kind).removeprefix("STAGE_KIND_").lower()
         self._request = request
-        self._sender = sender or Sender(None)
-        self._deadline = deadline
+        self._new_sender = sender
+        self._deadline = Deadline(deadline)
         self._metadata = tuple(metadata)
         self._open_timeout_s = open_timeout_s
         self._max_unsent = max_unsent
-        self._call: Call | None = None
-        self._writer: StreamWriter[stage_pb2.RunRequest] | None = None
-        self._ports: dict[str, PortWriter] = {}
-        self._unsent: dict[str, deque[chunk_pb2.Chunk]] = {}
-        self._unsent_total = 0
+        self._replay_bytes = replay_bytes
+        self._stream: Stream | None = None
+        self._last_sender = Sender(None)
+        self._inputs: dict[str, InputLog] = {}
+        self._account: OutputAccount | None = None
+        self._granted = {credit.port: credit.total for credit in request.credits}
+        self._interrupt: stage_pb2.Interrupt | None = None
         self._room = asyncio.Event()
-        self._allowance = Allowance()
         self._pumping = False
-        self._ended: stage_pb2.Ended | None = None
-        self.address = ""
+        self._over = False
+        self._lost_at: dict[str, float] = {}
+        self._losses = self._losses_in_a_row = 0
+        self._attempts = 0
+        self._inline_only = False
+        self.needs: Mapping[str, int] = {}
+        """First item that the stage needs of each input port; 0 for one that is not named."""
+        self.failovers = 0
+        self.revisions = revisions
+        """Of this stage and all behind it, as of the last Opened."""
+
+    @property
+    def address(self) -> str:
+        """The replica that has the session now."""
+        return self._stream.address if self._stream is not None else ""
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> stage_pb2.Opened:
         """Open the first replica that takes the session. Nothing is generated before Opened, so trying the next one does no harm."""
-        failure = StageError("STAGE_LOST", f"no replica of {self._target.stage} is known", metadata={"stage": self._target.stage})
-        for address in self._target.addresses:
+        stream = await self._open_somewhere()
+        return stream.opened
+
+    async def _open_somewhere(self) -> Stream:
+        """Ask the replicas, round after round while it may help. Raises what the last one said."""
+        give_up = time.monotonic() + min(self._route.patience_s, self._deadline.remaining_s)
+        pause = FIRST_PAUSE_S
+        while True:
             try:
-                return await self._open_at(address)
+                return await self._open_one()
             except StageError as error:
-                if error.reason not in ANOTHER_REPLICA and error.reason != "STAGE_LOST":
+                may_change = (
+                    isinstance(error, StreamLost)
+                    or error.reason == "DRAINING"
+                    or (error.reason == "STAGE_LOST" and self._route.places_anew)
+                )
+                if not may_change or time.monotonic() + pause > give_up:
                     raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _open_one(self) -> Stream:
+        """One round. Raises what the last replica said, or at once what no other replica would say otherwise."""
+        addresses, hops = self._route.place(self._binding)
+        failure = StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage}, retry_delay_s=1.0)
+        for address in sorted(addresses, key=lambda address: self._lost_at.get(address, 0.0)):
+            try:
+                return await self._open_at(address, hops)
+            except ReplayExpired:
+                raise
+            except StageError as error:
+                if error.reason not in ANOTHER_REPLICA and not isinstance(error, StreamLost):
+                    raise
+                if isinstance(error, StreamLost):
+                    self._route.lost(address)
                 failure = error
-                log.warning("link.open_failed", stage=self._target.stage, address=address, reason=error.reason, message=error.message)
+                log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
         raise failure
 
-    async def _open_at(self, address: str) -> stage_pb2.Opened:
-        channel = self._channels.get(address)
+    async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop]) -> Stream:
+        request = self._next_request(hops)
+        stream = await Stream.open(
+            self._channels,
+            self._stage,
+            address,
+            request,
+            Sender(None) if self._inline_only else self._new_sender(),
+            self._deadline,
+            self._metadata,
+            self._open_timeout_s,
+        )
+        needs = {position.port: position.first for position in stream.opened.needs}
         try:
-            await connect(channel, min(CONNECT_TIMEOUT_S, self._remaining()))
-        except (ConnectionError, TimeoutError) as error:
-            raise self._loss(f"{self._target.stage} cannot be reached: {error or 'no answer to the connection'}") from None
-        call: Call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=self._remaining(), metadata=self._metadata, wait_for_ready=False)
-        del self._request.offers[:]
-        self._request.offers.extend(self._sender.offers())
-        try:
-            async with asyncio.timeout(min(self._open_timeout_s, self._remaining())):
-                await call.write(stage_pb2.RunRequest(open=self._request))
-                message = await self._read(call)
-        except TimeoutError:
-            call.cancel()
-            raise self._loss(f"{self._target.stage} did not answer Open within {self._open_timeout_s:g} s") from None
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise self._loss(f"{self._target.stage} cannot be reached: {_details(error)}") from None
-        except asyncio.CancelledError:
-            call.cancel()
+            for port, inputs in self._inputs.items():
+                inputs.restart(needs.get(port, 0))
+        except ReplayExpired:
+            stream.close()
             raise
-        event = message.WhichOneof("event")
-        if event == "ended":
-            await self._finish(call)
-            raise StageError.from_ended(message.ended)
-        if event != "opened":
-            call.cancel()
-            raise protocol_error(f"{self._target.stage} sent {event} before Opened", stage=self._target.stage)
-        self._call, self.address = call, address
-        self._writer = StreamWriter(call.write)
-        self._sender.accept(message.opened.answer)
-        for credit in message.opened.credits:
-            self._allowance.grant(credit.port, credit.total)
-        return message.opened
+        if self._account is None:
+            checkpoints = {*request.checkpoints, *(port for hop in hops for port in hop.checkpoints)}
+            self._account = OutputAccount(
+                checkpoints | self._granted.keys(), checkpoints, request.resume if request.HasField("resume") else None
+            )
+        self.needs = needs
+        self.revisions = tuple(stream.opened.revisions)
+        self._stream, self._last_sender = stream, stream.sender
+        return stream
+
+    def _next_request(self, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Open:
+        """The first time what the caller gave; later with all that came since."""
+        request = stage_pb2.Open()
+        request.CopyFrom(self._request)
+        request.route.extend(hops)
+        request.attempts.append(self._attempts)
+        self._attempts += 1
+        if self._binding:
+            request.revision = self._binding[0]
+            for hop, revision in zip(request.route, self._binding[1:], strict=False):
+                hop.revision = revision
+        account = self._account
+        if account is None:
+            return request
+        account.new_stream()
+        request.resume.CopyFrom(account.resume())
+        del request.credits[:]
+        for port, total in self._granted.items():
+            if not account.has_ended(port):
+                request.credits.add(port=port, total=total - account.earlier(port))
+        return request
+
+    @property
+    def _binding(self) -> Sequence[str]:
+        """Revisions that the next replicas must have: none while nothing of the answer is out."""
+        return () if self._account is not None and self._account.empty else self.revisions
 
     # Down: what the caller sends --------------------------------------------------------------------------------------------------
 
+    def begin_at(self, port: str, first: int) -> None:
+        """The input port begins with item `first`: the stage needs nothing before it. Before the first `send` on it."""
+        self._inputs[port] = InputLog(port, first)
+
     async def send(self, output: Output) -> None:
-        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` chunks are kept."""
-        port = self._ports.get(output.port)
-        if port is None:
-            port = self._ports[output.port] = PortWriter(output.port)
-            self._unsent[output.port] = deque()
-        chunks = port.chunks(output, self._sender)
-        self._unsent[output.port].extend(chunks)
-        self._unsent_total += len(chunks)
+        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept."""
+        inputs = self._inputs.get(output.port)
+        if inputs is None:
+            inputs = self._inputs[output.port] = InputLog(output.port)
+            inputs.restart(self.needs.get(output.port, 0))
+        inputs.add(output, self._last_sender)
         await self._pump()
-        while self._unsent_total >= self._max_unsent and self._ended is None:
+        while self._unsent >= self._max_unsent and not self._over:
             self._room.clear()
             await self._room.wait()
 
     async def grant(self, port: str, total: int) -> None:
-        """Pass credit for an output port of the stage, or of one behind it, on."""
-        await self._write(stage_pb2.RunRequest(credit=stage_pb2.Credit(port=port, total=total)))
+        """Pass credit for an output port of the stage, or of one behind it, on. total: chunks since this link was opened. Raises PROTOCOL for
+        too many ports."""
+        if total <= self._granted.get(port, 0):
+            return
+        if port not in self._granted and len(self._granted) >= MAX_PORTS:
+            raise protocol_error(f"credit for more than {MAX_PORTS} ports")
+        self._granted[port] = total
+        stream, account = self._stream, self._account
+        if account is not None:
+            account.expect(port)
+        if stream is not None and account is not None:  # Else it goes with the next Open.
+            await stream.write(stage_pb2.RunRequest(credit=stage_pb2.Credit(port=port, total=total - account.earlier(port))))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
-        await self._write(stage_pb2.RunRequest(interrupt=interrupt))
+        """Tell the stage to stop producing, and every replica that may follow."""
+        self._interrupt = interrupt
+        if self._stream is not None:
+            await self._stream.write(stage_pb2.RunRequest(interrupt=interrupt))
+
+    @property
+    def _unsent(self) -> int:
+        return sum(inputs.unsent for inputs in self._inputs.values())
 
     async def _pump(self) -> None:
-        """Write every kept chunk that has credit. Only one task does it at a time; it also sees what others add meanwhile."""
+        """Write every kept chunk that has credit. Only one task does it at a time; it also sees what others add meanwhile, and goes on with
+        another stream when the one that it writes to is replaced."""
         if self._pumping:
             return
         self._pumping = True
         try:
-            while (chunk := self._next_sendable()) is not None:
-                await self._write(stage_pb2.RunRequest(chunk=chunk))
+            while (stream := self._stream) is not None and (chunk := self._next_chunk(stream)) is not None:
+                await stream.write(stage_pb2.RunRequest(chunk=chunk))
         finally:
             self._pumping = False
 
-    def _next_sendable(self) -> chunk_pb2.Chunk | None:
-        for port, unsent in self._unsent.items():
-            if unsent and unsent[0].seq < self._allowance.total(port):
-                self._unsent_total -= 1
+    def _next_chunk(self, stream: Stream) -> chunk_pb2.Chunk | None:
+        for port, inputs in self._inputs.items():
+            chunk = inputs.next_chunk(stream.sender, stream.allowance.total(port))
+            if chunk is not None:
                 self._room.set()
-                return unsent.popleft()
+                self._forget()
+                return chunk
         return None
 
-    async def _write(self, message: stage_pb2.RunRequest) -> None:
-        if self._writer is None or self._ended is not None:
-            return  # Not open yet: the credit is in Open. Ended: the stage wants nothing more.
-        try:
-            await self._writer.write(message)
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            # The reading side sees the same end and says what it means: it alone knows whether Ended came before it.
-            return
+    def _forget(self) -> None:
+        """Keep within `replay_bytes`: what was sent goes, the oldest first."""
+        held = sum(inputs.bytes for inputs in self._inputs.values())
+        for inputs in self._inputs.values():
+            while held > self._replay_bytes and inputs.can_cut:
+                before = inputs.bytes
+                inputs.cut()
+                held -= before - inputs.bytes
 
     # Up: what the stage sends -----------------------------------------------------------------------------------------------------
 
     async def events(self) -> AsyncGenerator[stage_pb2.RunResponse, None]:
-        """Chunks and reports, unchanged, until the stage ended well. Raises StageError for any other end."""
-        call = self._call
-        if call is None:
+        """Chunks and reports, unchanged, until the stage ended well; a Failover for every replica that was lost and replaced on the way.
+        Raises StageError for any other end."""
+        if self._stream is None:
             raise RuntimeError("events() before open()")
-        while True:
-            try:
-                message = await self._read(call)
-            except (grpc.RpcError, asyncio.InvalidStateError) as error:
-                raise self._loss(f"{self._target.stage} was lost: {_details(error)}") from None
-            event = message.WhichOneof("event")
-            if event in ("chunk", "report"):
-                yield message
-            elif event == "credit":
-                self._allowance.grant(message.credit.port, message.credit.total)
-                await self._pump()
-            elif event == "release":
-                self._sender.release(message.release)
-            elif event == "ended":
-                self._ended = message.ended
-                self._room.set()
-                await self._finish(call)
-                if not is_ok(message.ended):
-                    raise StageError.from_ended(message.ended)
-                return
-            elif event == "opened":
-                raise protocol_error(f"{self._target.stage} sent Opened twice", stage=self._target.stage)
-            # Keep needs a replay log, which this link does not have; events of a newer stage are ignored, as the contract says.
+        try:
+            while (event := await self._next_event()) is not None:
+                yield event
+        finally:
+            self._over = True
+            self._room.set()
 
-    async def _read(self, call: Call) -> stage_pb2.RunResponse:
-        """The stage's next message. Raises the loss where there is none, and PROTOCOL for bytes that are none: grpc.aio gives None then."""
-        message = await call.read()
-        if message is grpc.aio.EOF:
-            raise self._loss(f"{self._target.stage} closed the stream without Ended")
-        if not isinstance(message, stage_pb2.RunResponse):
-            call.cancel()
-            raise protocol_error(f"{self._target.stage} sent bytes that are no RunResponse", stage=self._target.stage)
-        return message
+    async def _next_event(self) -> stage_pb2.RunResponse | None:
+        """What the caller is to have next; None at the end."""
+        assert self._stream is not None
+        try:
+            while True:
+                message = await self._stream.read()
+                if message.HasField("ended"):
+                    await self._stream.finish()
+                    if is_ok(message.ended):
+                        return None
+                    raise StageError.from_ended(message.ended)
+                if await self._take(self._stream, message):
+                    return message
+        except StageError as error:
+            return await self._replace(error)
+
+    async def _take(self, stream: Stream, message: stage_pb2.RunResponse) -> bool:
+        """Account for a message; whether it is for the caller too."""
+        assert self._account is not None
+        match message.WhichOneof("event"):
+            case "chunk":
+                self._account.accept(message.chunk)
+                self._losses_in_a_row = 0
+                return True
+            case "report" | "failover":
+                return True
+            case "credit":
+                stream.allowance.grant(message.credit.port, message.credit.total)
+                await self._pump()
+            case "release":
+                stream.sender.release(message.release)
+            case "keep":
+                if message.keep.port in self._inputs:
+                    self._inputs[message.keep.port].keep(message.keep.first)
+            case "opened":
+                raise protocol_error(f"{self._stage} sent Opened twice", stage=self._stage)
+        return False  # Events of a newer stage are ignored, as the contract says.
+
+    # Losing ----------------------------------------------------------------------------------------------------------------------
+
+    async def _replace(self, error: StageError) -> stage_pb2.RunResponse | None:
+        """Go on at another replica; the Failover that says so. None if nothing was left to come. Raises what cannot be mended."""
+        stream, account = self._stream, self._account
+        assert stream is not None and account is not None
+        seen = time.monotonic()
+        lost = isinstance(error, StreamLost)
+        stream.close()
+        if lost and account.complete:
+            return None
+        self._losses += 1
+        self._losses_in_a_row += 1
+        if not self._may_reopen(error):
+            raise error
+        self._stream = None
+        if lost:
+            self._lost_at[stream.address] = seen
+            self._route.lost(stream.address)
+        self._inline_only = self._inline_only or error.reason == "STALE_REFERENCE"
+        log.warning("link.lost", stage=self._stage, address=stream.address, reason=error.reason, message=error.message)
+        granted = dict(self._granted)
+        await self._open_somewhere()
+        self.failovers += 1
+        await self._catch_up(granted)
+        pause = time.monotonic() - seen
+        log.info("link.replaced", stage=self._stage, lost=stream.address, address=self.address, pause_s=round(pause, 3))
+        return stage_pb2.RunResponse(
+            failover=stage_pb2.Failover(
+                kind=self._route.kind, lost=stream.address, replica=self.address, reason=error.message, pause=duration(pause)
+            )
+        )
+
+    def _may_reopen(self, error: StageError) -> bool:
+        if self._losses_in_a_row > MAX_LOSSES_IN_A_ROW or self._losses > MAX_LOSSES:
+            return False
+        if error.reason == "STAGE_LOST":
+            return isinstance(error, StreamLost) or self._route.places_anew
+        return error.reason in REOPENED
+
+    async def _catch_up(self, granted: Mapping[str, int]) -> None:
+        """Send what Open could not say: credit that came since, an interrupt, and the input that is needed again."""
+        stream, account = self._stream, self._account
+        assert stream is not None and account is not None
+        for port, total in tuple(self._granted.items()):  # Others grant while this writes.
+            if total != granted.get(port):
+                await stream.write(stage_pb2.RunRequest(credit=stage_pb2.Credit(port=port, total=total - account.earlier(port))))
+        if self._interrupt is not None:
+            await stream.write(stage_pb2.RunRequest(interrupt=self._interrupt))
+        await self._pump()
 
     # Closing ----------------------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the stream, whatever its state, and give all tensors back. Idempotent.
-
-        A session that this end cancels frees its memory at once: what the stage may still make of it can reach nobody. A stream that was
-        lost leaves it in quarantine, because a stopped stage may wake and read.
-        """
-        call, self._call = self._call, None
-        lost = call is not None and call.done() and not call.cancelled() and self._ended is None
-        if call is not None and not call.done():
-            call.cancel()
-        self._sender.close(clean=not lost)
-
-    async def _finish(self, call: Call) -> None:
-        """The handshake after Ended: half-close, then wait for the status, which says nothing new."""
-        try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                if self._writer is None:
-                    await call.done_writing()
-                else:
-                    await self._writer.then(call.done_writing)
-                await call.code()
-        except TimeoutError:
-            call.cancel()
-        except (grpc.RpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
-            return  # The stage did not wait for the half-close, which grpc.aio reports as InternalError.
-
-    def _remaining(self) -> float:
-        return max(self._deadline - time.monotonic(), 0.0)
-
-    def _loss(self, message: str) -> StageError:
-        """A lost stage; but a link asks its own clock first: what ended at the deadline was not lost."""
-        if self._remaining() <= 0.01:
-            return StageError("DEADLINE", "the deadline of the request has passed", metadata={"stage": self._target.stage})
-        return StageError("STAGE_LOST", message, metadata={"stage": self._target.stage}, retry_delay_s=0.5)
-
-
-def _details(error: BaseException) -> str:
-    return (error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else "the stream is closed"
+        """End the stream, whatever its state, and give all tensors back. Idempotent."""
+        stream, self._stream = self._stream, None
+        self._over = True
+        self._room.set()
+        if stream is not None:
+            stream.close()
+        for inputs in self._inputs.values():
+            inputs.close()

@@ -8,20 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.connector.transport import Sender
 from omnistage.link.errors import StageError, protocol_error
-from omnistage.v1 import chunk_pb2
+from omnistage.v1 import chunk_pb2, tensor_pb2
 
-Payload = (
-    chunk_pb2.TextChunk
-    | chunk_pb2.CodeChunk
-    | chunk_pb2.AudioChunk
-    | chunk_pb2.ImageChunk
-    | chunk_pb2.VideoChunk
-    | chunk_pb2.ProgressChunk
-    | NDArray[np.generic]
+MessagePayload = (
+    chunk_pb2.TextChunk | chunk_pb2.CodeChunk | chunk_pb2.AudioChunk | chunk_pb2.ImageChunk | chunk_pb2.VideoChunk | chunk_pb2.ProgressChunk
 )
+
+Payload = MessagePayload | NDArray[np.generic]
 """What a chunk carries. An array becomes a Tensor when the transport of the stream is known."""
+
+Content = MessagePayload | list[tensor_pb2.Tensor] | None
+"""The same when it is known: a tensor is one message, or one for each of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +33,32 @@ class Output:
 
 
 class PortWriter:
-    """Gives the pieces of one port their `seq` and `first`, and their tensors a place."""
+    """Gives the pieces of one port their `seq` and `first`."""
 
-    def __init__(self, port: str) -> None:
+    def __init__(self, port: str, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
+        """seq, first, ended: where the port stands, when it goes on from an earlier stream."""
         self.port = port
-        self.seq = 0
-        self.first = 0
-        self.ended = False
+        self.seq = seq
+        self.first = first
+        self.ended = ended
 
-    def chunks(self, output: Output, sender: Sender) -> list[chunk_pb2.Chunk]:
-        """One chunk, or several for a tensor that travels inline in parts: all but the last part have count 0.
-
-        Tensors are placed here, before anything is awaited, so that a cancelled session knows of all memory it owns.
-        """
+    def chunks(self, count: int, content: Content, *, last: bool) -> list[chunk_pb2.Chunk]:
+        """One chunk, or several for a tensor that travels inline in parts: all but the last part have count 0."""
         if self.ended:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
-        if not isinstance(output.payload, np.ndarray):
-            return [self._chunk(output.count, output.last, output.payload)]
-        tensors = sender.pack(output.payload)
-        *parts, whole = tensors
+        if not isinstance(content, list):
+            return [self._chunk(count, last, content)]
+        *parts, whole = content
         chunks = []
         for part in parts:
             chunk = self._chunk(0, False, None)
             chunk.tensor.CopyFrom(part)
             chunks.append(chunk)
-        chunk = self._chunk(output.count, output.last, None)
+        chunk = self._chunk(count, last, None)
         chunk.tensor.CopyFrom(whole)
         return [*chunks, chunk]
 
-    def _chunk(self, count: int, last: bool, payload: Payload | None) -> chunk_pb2.Chunk:
+    def _chunk(self, count: int, last: bool, payload: MessagePayload | None) -> chunk_pb2.Chunk:
         chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self.first, count=count, last=last)
         match payload:
             case chunk_pb2.TextChunk():
@@ -87,11 +82,12 @@ class PortWriter:
 class PortReader:
     """Checks that the chunks of one port come without gap or repeat and within the credit they were given."""
 
-    def __init__(self, port: str, granted: int = 0) -> None:
+    def __init__(self, port: str, granted: int = 0, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
+        """seq, first, ended: where the port stands, when it goes on from an earlier stream."""
         self.port = port
-        self.seq = 0
-        self.first = 0
-        self.ended = False
+        self.seq = seq
+        self.first = first
+        self.ended = ended
         self.granted = granted
 
     def accept(self, chunk: chunk_pb2.Chunk) -> None:

@@ -1,0 +1,243 @@
+"""What a link can say again: the log of the input it sent down, and the account of the output that came up."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from omnistage.connector.transport import Parcel, Sender
+from omnistage.link.errors import StageError, protocol_error
+from omnistage.link.ports import Content, MessagePayload, Output, PortReader, PortWriter
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+MAX_PORTS = 64
+"""Ports of one stage and all hops behind it; a pipeline has a handful."""
+
+
+class ReplayExpired(StageError):
+    """A replacement needs input that the log has no more: whoever made that input has to be opened again."""
+
+    def __init__(self, port: str, needed: int, first: int) -> None:
+        super().__init__(
+            "REPLAY_EXPIRED", f"port {port!r} is needed from item {needed} and kept from item {first} only", metadata={"port": port}
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    first: int
+    count: int
+    last: bool
+    payload: MessagePayload | None
+    parcel: Parcel | None
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    def drop(self) -> None:
+        if self.parcel is not None:
+            self.parcel.drop()
+
+
+class InputLog:
+    """One input port of the next stage: what waits to be sent, and behind it what a replacement may need again.
+
+    dropped (Keep, or cut)  |  sent, kept for a replay  |  not sent on this stream yet
+                          first                        next                          end
+    """
+
+    def __init__(self, port: str, first: int = 0) -> None:
+        """first: item that the port begins with."""
+        self._entries: deque[_Entry] = deque()
+        self._next = 0
+        self._kept = first
+        self._start = first
+        self._end = first
+        self._ended = False
+        self._pending: deque[chunk_pb2.Chunk] = deque()
+        self._writer = PortWriter(port, first=first)
+        self.port = port
+        self.first = first
+        """Oldest item that can still be sent."""
+        self.bytes = 0
+        """Of all entries, sent or not."""
+
+    @property
+    def unsent(self) -> int:
+        """Entries that wait for credit or for a stream."""
+        return len(self._entries) - self._next
+
+    @property
+    def can_cut(self) -> bool:
+        """An entry was sent. The bare end of the port stays: without it a replica that needs no item any more would wait for ever."""
+        return self._next > 0 and not (self._entries[0].last and not self._entries[0].count)
+
+    def add(self, output: Output, sender: Sender) -> None:
+        """Take a piece. A tensor is placed here, before anything is awaited, so that a cancelled session knows of all memory it owns."""
+        if self._ended:
+            raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
+        entry = _Entry(self._end, output.count, output.last, None, None, 0)
+        if isinstance(output.payload, np.ndarray):
+            entry.parcel = sender.store(output.payload)
+            entry.size = entry.parcel.size
+        elif output.payload is not None:
+            entry.payload = output.payload
+            entry.size = output.payload.ByteSize()
+        self._entries.append(entry)
+        self._end += output.count
+        self._ended = output.last
+        self.bytes += entry.size
+
+    def next_chunk(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
+        """The chunk to be sent now; None when there is none or `credit`, chunks allowed on this stream, is used up."""
+        if not self._pending and not self._load(sender, credit):
+            return None
+        return self._pending.popleft() if self._pending[0].seq < credit else None
+
+    def _load(self, sender: Sender, credit: int) -> bool:
+        """Make chunks of the next entry. One that ends before what the stage needs is not sent."""
+        while self._next < len(self._entries):
+            if self._writer.seq >= credit:
+                return False
+            entry = self._entries[self._next]
+            self._next += 1
+            if entry.end <= self._start and not entry.last and entry.first < self._start:
+                self._writer.first = entry.end
+                continue
+            content: Content = entry.payload if entry.parcel is None else sender.post(entry.parcel)
+            self._pending.extend(self._writer.chunks(entry.count, content, last=entry.last))
+            return True
+        return False
+
+    def restart(self, needed: int) -> None:
+        """A new stream: send again, numbered from 0, from the entry that holds item `needed` or the first that is still to be kept.
+        Raises ReplayExpired."""
+        self._start = max(needed, self._kept)
+        if self._start < self.first:
+            raise ReplayExpired(self.port, self._start, self.first)
+        self._next = 0
+        self._pending.clear()
+        first = self._entries[0].first if self._entries else self._end
+        self._writer = PortWriter(self.port, first=first)
+
+    def keep(self, first: int) -> None:
+        """No replacement needs items before `first`."""
+        self._kept = max(self._kept, min(first, self._end))
+        while self._next and self._entries[0].end <= self._kept and not self._entries[0].last:
+            self._drop_first()
+
+    def cut(self) -> None:
+        """Forget the oldest sent entry, needed or not, but for the end of the port."""
+        ended = self._entries[0].last
+        self._drop_first()
+        if ended:
+            self._entries.append(_Entry(self._end, 0, True, None, None, 0))
+            self._next = 1
+
+    def _drop_first(self) -> None:
+        entry = self._entries.popleft()
+        self._next -= 1
+        self.first = entry.end
+        self.bytes -= entry.size
+        entry.drop()
+
+    def close(self) -> None:
+        """Give the memory of all tensors back."""
+        for entry in self._entries:
+            entry.drop()
+        self._entries.clear()
+        self._pending.clear()
+        self._next = 0
+
+
+class OutputAccount:
+    """What came up from a stage and all behind it: a place on every port, and the checkpoints, which rebuild that stage elsewhere."""
+
+    def __init__(self, expected: Iterable[str], checkpoints: Iterable[str], resume: stage_pb2.Resume | None = None) -> None:
+        """expected: ports that must end. resume: what the caller held already when it opened this link."""
+        self._expected = set(expected)
+        self._history: dict[str, list[chunk_pb2.Chunk]] = {port: [] for port in checkpoints}
+        self._ports: dict[str, PortReader] = {}
+        self._before: dict[str, int] = {}
+        for position in resume.positions if resume is not None else ():
+            self._ports[position.port] = PortReader(
+                position.port, granted=sys.maxsize, seq=position.seq, first=position.first, ended=position.ended
+            )
+        for chunk in resume.history if resume is not None else ():
+            self._history.setdefault(chunk.port, []).append(chunk)
+        self._begin = {port: reader.seq for port, reader in self._ports.items()}
+        self._stream_began = dict(self._begin)
+
+    def accept(self, chunk: chunk_pb2.Chunk) -> None:
+        """Take the next chunk of a port. Raises PROTOCOL for a gap or a repeat."""
+        reader = self._ports.get(chunk.port)
+        if reader is None:
+            if len(self._ports) >= MAX_PORTS:
+                raise protocol_error(f"more than {MAX_PORTS} ports")
+            reader = self._ports[chunk.port] = PortReader(chunk.port, granted=sys.maxsize)
+        reader.accept(chunk)
+        if chunk.port in self._history:
+            self._history[chunk.port].append(chunk)
+
+    @property
+    def complete(self) -> bool:
+        """Every expected port, and every port that has begun, has ended."""
+        return self._expected <= self._ports.keys() and all(reader.ended for reader in self._ports.values())
+
+    def expect(self, port: str) -> None:
+        """The caller made room for this port: it must end too."""
+        self._expected.add(port)
+
+    def has_ended(self, port: str) -> bool:
+        reader = self._ports.get(port)
+        return reader is not None and reader.ended
+
+    @property
+    def empty(self) -> bool:
+        """Nothing came since the very beginning of the answer."""
+        return not any(reader.seq for reader in self._ports.values())
+
+    def new_stream(self) -> None:
+        """From here on another stream counts its credit from 0."""
+        self._stream_began = {port: reader.seq for port, reader in self._ports.items()}
+
+    def earlier(self, port: str) -> int:
+        """Chunks of the port that came to this link on streams before this one: what credit counts less there."""
+        return self._stream_began.get(port, 0) - self._begin.get(port, 0)
+
+    def resume(self) -> stage_pb2.Resume:
+        """All of it, for the next replica."""
+        resume = stage_pb2.Resume()
+        for reader in self._ports.values():
+            resume.positions.add(port=reader.port, seq=reader.seq, first=reader.first, ended=reader.ended)
+        resume.history.extend(chunk for chunks in self._history.values() if (chunk := merged(chunks)) is not None)
+        return resume
+
+
+def merged(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
+    """Consecutive chunks of text or codes from item 0 as one; None for no chunk. The list then holds that one."""
+    if not chunks:
+        return None
+    whole = chunk_pb2.Chunk()
+    whole.CopyFrom(chunks[0])
+    whole.seq = 0
+    for chunk in chunks[1:]:
+        whole.count += chunk.count
+        whole.last = chunk.last
+        if chunk.HasField("codes"):
+            whole.codes.codebook_count = chunk.codes.codebook_count
+            whole.codes.codes.extend(chunk.codes.codes)
+        elif chunk.HasField("text"):
+            whole.text.token_ids.extend(chunk.text.token_ids)
+            whole.text.logprobs.extend(chunk.text.logprobs)
+            whole.text.finish_reason = chunk.text.finish_reason
+    if any(chunk.HasField("text") for chunk in chunks):
+        whole.text.text = "".join(chunk.text.text for chunk in chunks)
+    chunks[:] = [whole]
+    return whole

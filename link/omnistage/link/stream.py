@@ -1,0 +1,184 @@
+"""One `Run` stream to one replica: open, read, write, and the handshake at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import grpc.aio
+
+from omnistage.connector.transport import Sender
+from omnistage.link.channel import Channels, connect
+from omnistage.link.errors import StageError, protocol_error
+from omnistage.link.ports import Allowance
+from omnistage.link.writer import StreamWriter
+from omnistage.v1 import stage_pb2, stage_pb2_grpc
+
+CONNECT_TIMEOUT_S = 2.0
+
+OPEN_TIMEOUT_S = 10.0
+"""Time for Opened of one connected replica and of all hops behind it. A peer that stops meanwhile is found by keepalive, much sooner."""
+
+HANDSHAKE_TIMEOUT_S = 15.0
+"""Time for the half-close after Ended. A busy caller still reads what came before it; a dead one is found by keepalive. Nothing but the
+stream itself is held meanwhile."""
+
+Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
+Metadata = Sequence[tuple[str, str]]
+
+
+class StreamLost(StageError):
+    """This end saw that the replica is gone: no Ended came and none will."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__("STAGE_LOST", message, metadata={"stage": stage}, retry_delay_s=0.5)
+
+
+class Deadline:
+    """The end of a request's time. A link asks it first: what ended at the deadline was not lost."""
+
+    def __init__(self, at: float) -> None:
+        """at: in time.monotonic() seconds."""
+        self._at = at
+
+    @property
+    def remaining_s(self) -> float:
+        return max(self._at - time.monotonic(), 0.0)
+
+    def loss(self, stage: str, message: str) -> StageError:
+        """The error of a stream that ended without Ended."""
+        if self.remaining_s <= 0.01:
+            return StageError("DEADLINE", "the deadline of the request has passed", metadata={"stage": stage})
+        return StreamLost(stage, message)
+
+
+class Stream:
+    """An open stream. `opened` is the stage's first answer. allowance: credit for what goes down."""
+
+    def __init__(self, stage: str, address: str, call: Call, sender: Sender, deadline: Deadline, opened: stage_pb2.Opened) -> None:
+        """Use `open`."""
+        self._stage = stage
+        self._call = call
+        self._deadline = deadline
+        self._writer = StreamWriter(call.write)
+        self._ended = False
+        self.address = address
+        self.sender = sender
+        self.opened = opened
+        self.allowance = Allowance()
+        sender.accept(opened.answer, opened.offers)
+        for credit in opened.credits:
+            self.allowance.grant(credit.port, credit.total)
+
+    @classmethod
+    async def open(
+        cls,
+        channels: Channels,
+        stage: str,
+        address: str,
+        request: stage_pb2.Open,
+        sender: Sender,
+        deadline: Deadline,
+        metadata: Metadata,
+        open_timeout_s: float,
+    ) -> Stream:
+        """Open a session at one replica. Raises StageError: StreamLost if it cannot be reached or is lost, else what it answered."""
+        opened: stage_pb2.Opened | None = None
+        call: Call | None = None
+        try:
+            channel = channels.get(address)
+            await connect(channel, min(CONNECT_TIMEOUT_S, deadline.remaining_s))
+            call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=metadata, wait_for_ready=False)
+            del request.offers[:]
+            request.offers.extend(sender.offers())
+            async with asyncio.timeout(min(open_timeout_s, deadline.remaining_s)):
+                opened = await _ask(call, stage, request, deadline)
+            return cls(stage, address, call, sender, deadline, opened)
+        except ConnectionError as error:
+            raise deadline.loss(stage, f"{stage} cannot be reached: {error}") from None
+        except TimeoutError:
+            waited_for = "the connection" if call is None else f"Open within {open_timeout_s:g} s"
+            raise deadline.loss(stage, f"{stage} did not answer {waited_for}") from None
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise deadline.loss(stage, f"{stage} cannot be reached: {_details(error)}") from None
+        finally:
+            if opened is None:
+                if call is not None:
+                    call.cancel()
+                sender.close(clean=True)
+
+    async def read(self) -> stage_pb2.RunResponse:
+        """The next message. Raises StreamLost, DEADLINE, or PROTOCOL for bytes that are no message."""
+        try:
+            return await _read(self._call, self._stage, self._deadline)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise self._deadline.loss(self._stage, f"{self._stage} was lost: {_details(error)}") from None
+
+    async def write(self, message: stage_pb2.RunRequest) -> None:
+        """Write unless the stage has ended. A stream that is gone is not an error here: who reads sees the same end and says what it means,
+        because it alone knows whether Ended came before it."""
+        if self._ended:
+            return
+        try:
+            await self._writer.write(message)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return
+        except asyncio.CancelledError:
+            # A write that waits when this end cancels its call ends so too, and whoever waits for it was not cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+
+    async def finish(self) -> None:
+        """The stage sent Ended: half-close, then wait for the status, which says nothing new."""
+        self._ended = True
+        await _finish(self._call, self._writer)
+
+    def close(self) -> None:
+        """End the stream, whatever its state, and give the memory of its tensors back.
+
+        A session that this end cancels frees its memory at once: what the stage may still make of it can reach nobody. A stream that was
+        lost leaves it in quarantine, because a stopped stage may wake and read.
+        """
+        lost = self._call.done() and not self._call.cancelled() and not self._ended
+        if not self._call.done():
+            self._call.cancel()
+        self.sender.close(clean=not lost)
+
+
+async def _read(call: Call, stage: str, deadline: Deadline) -> stage_pb2.RunResponse:
+    message = await call.read()
+    if message is grpc.aio.EOF:
+        raise deadline.loss(stage, f"{stage} closed the stream without Ended")
+    if not isinstance(message, stage_pb2.RunResponse):  # What grpc.aio gives for bytes that it cannot decode.
+        call.cancel()
+        raise protocol_error(f"{stage} sent bytes that are no RunResponse", stage=stage)
+    return message
+
+
+async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadline) -> stage_pb2.Opened:
+    """Send Open and read the answer. Raises what the stage ended with instead."""
+    await call.write(stage_pb2.RunRequest(open=request))
+    message = await _read(call, stage, deadline)
+    if message.HasField("ended"):
+        await _finish(call, StreamWriter(call.write))
+        raise StageError.from_ended(message.ended)
+    if not message.HasField("opened"):
+        raise protocol_error(f"{stage} sent {message.WhichOneof('event')} before Opened", stage=stage)
+    return message.opened
+
+
+async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest]) -> None:
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            await writer.then(call.done_writing)
+            await call.code()
+    except TimeoutError:
+        call.cancel()
+    except (grpc.RpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+        return  # The stage did not wait for the half-close, which grpc.aio reports as InternalError.
+
+
+def _details(error: BaseException) -> str:
+    return (error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else "the stream is closed"
