@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
 
 from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, TensorView
@@ -46,17 +48,25 @@ class Inputs:
         self._view: TensorView | None = None
         self._half_closed = False
         self._interrupted = False
+        self._needs: Mapping[str, int] = {}
+        self._began: set[str] = set()
         self.items = dict.fromkeys(self._readers, 0)
 
     def credits(self) -> list[stage_pb2.Credit]:
         """The first credit of every port, for Opened."""
         return [stage_pb2.Credit(port=port, total=reader.granted) for port, reader in self._readers.items()]
 
+    def go_on_from(self, needs: Mapping[str, int]) -> None:
+        """The session was begun elsewhere. needs: first item that is still needed of each port; what comes before it is cut off."""
+        self._needs = dict.fromkeys(self._readers, 0) | dict(needs)
+
     def put(self, chunk: chunk_pb2.Chunk) -> None:
         """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for one that is not right."""
         reader = self._readers.get(chunk.port)
         if reader is None:
             raise protocol_error(f"no input port {chunk.port[:32]!r}; this stage takes {sorted(self._readers)}")
+        if chunk.port in self._needs and chunk.port not in self._began:
+            self._begin(reader, chunk)
         reader.accept(chunk)
         expected = _PAYLOAD_FIELD[self._specs[chunk.port].payload]
         field = chunk.WhichOneof("payload")
@@ -66,6 +76,14 @@ class Inputs:
             raise protocol_error(f"port {chunk.port!r}: more than {MAX_AUDIO_BYTES} bytes in one audio chunk", port=chunk.port)
         self._queue.append((chunk, self._view_of(chunk) if field == "tensor" else None))
         self._arrived.set()
+
+    def _begin(self, reader: PortReader, chunk: chunk_pb2.Chunk) -> None:
+        """A replayed port begins with the chunk that holds the needed item. One whose earlier items the caller need not keep may begin
+        later: a Keep of the replica before this one said so."""
+        may_be_later = self._specs[chunk.port].replay == stage_pb2.REPLAY_WINDOW
+        if chunk.first <= self._needs[chunk.port] or may_be_later:
+            reader.first = chunk.first
+        self._began.add(chunk.port)
 
     def half_close(self) -> None:
         """The caller sends nothing more. Whoever waits for input of a port that has not ended gets HALF_CLOSED."""
@@ -98,8 +116,13 @@ class Inputs:
             if chunk.count == 0 and not chunk.last and view is None:
                 continue  # A part of a tensor that is not whole yet.
             self._view = view
-            self.items[chunk.port] += chunk.count
-            return Input(chunk.port, chunk.first, chunk.count, chunk.last, _payload(chunk, view))
+            piece = Input(chunk.port, chunk.first, chunk.count, chunk.last, _payload(chunk, view))
+            if chunk.port in self._needs:
+                piece = _cut(piece, self._needs[chunk.port])
+            if piece.count == 0 and chunk.count and not chunk.last:
+                continue
+            self.items[chunk.port] += piece.count
+            return piece
 
     def close(self) -> None:
         """Give every view back. Nothing of the session reads one any more."""
@@ -149,6 +172,24 @@ class Inputs:
             view.release()
             raise protocol_error(f"port {chunk.port!r}: a [{chunk.count}, {spec.width}] tensor was expected, got {shape}", port=chunk.port)
         return view
+
+
+def _cut(piece: Input, needed: int) -> Input:
+    """Without the items before `needed`. Raises PROTOCOL for text, which cannot be cut between its tokens."""
+    skipped = min(max(needed - piece.first, 0), piece.count)
+    if not skipped:
+        return piece
+    left = piece.count - skipped
+    payload = piece.payload
+    match payload:
+        case chunk_pb2.CodeChunk():
+            width = payload.codebook_count
+            payload = chunk_pb2.CodeChunk(codes=payload.codes[skipped * width :], codebook_count=width) if left else None
+        case np.ndarray():
+            payload = payload[skipped:] if left else None
+        case _:
+            raise protocol_error(f"port {piece.port!r} cannot be cut at item {needed}", port=piece.port)
+    return Input(piece.port, piece.first + skipped, left, piece.last, payload)
 
 
 def _payload(chunk: chunk_pb2.Chunk, view: TensorView | None) -> InputPayload | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from omnistage.link.ports import Output
 from omnistage.v1 import chunk_pb2, stage_pb2
 
-__all__ = ["Input", "InputPayload", "LogicLoad", "Output", "StageLogic", "Timing", "Work"]
+__all__ = ["Input", "InputPayload", "Kept", "LogicLoad", "Output", "StageLogic", "Start", "Timing", "Work"]
 
 InputPayload = (
     chunk_pb2.TextChunk | chunk_pb2.CodeChunk | chunk_pb2.AudioChunk | chunk_pb2.ImageChunk | chunk_pb2.VideoChunk | NDArray[np.generic]
@@ -47,8 +47,40 @@ class Timing:
     cached_tokens: int = 0
 
 
-Work = Callable[[AsyncIterator[Input], Timing], AsyncGenerator[Output, None]]
-"""A session that was checked and can begin: from its inputs to its outputs. Closing the generator frees everything it holds."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Said by a logic among its outputs: after those before it, no replica of this revision needs items of input `port` before `first`."""
+
+    port: str
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the outputs of a session go on; all empty for a new one.
+
+    first: item of each output port that is to come first, 0 for a port that is not named. ended: ports that ended already; nothing may come
+    on them. history: all earlier output of the checkpoint ports of this stage, each port's as one chunk from item 0.
+    """
+
+    first: Mapping[str, int] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
+    history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
+
+
+Run = Callable[[AsyncIterator[Input], Timing, Start], AsyncGenerator[Output | Kept, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A session that was checked and can begin.
+
+    run: from its inputs to its outputs, which go on exactly where Start says. Closing the generator frees everything it holds.
+    needs: first item needed of each input port, 0 for a port that is not named.
+    """
+
+    run: Run
+    needs: Mapping[str, int] = field(default_factory=dict)
 
 
 class StageLogic(Protocol):
@@ -60,8 +92,11 @@ class StageLogic(Protocol):
 
     def load(self) -> LogicLoad: ...
 
-    def prepare(self, request: stage_pb2.Open) -> Work:
-        """Check `params` once and for all; raise StageError(BAD_REQUEST) with the field that is bad. Nothing is computed yet."""
+    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
+        """Check `params`, and what `start` says of the ports that go to the caller, once and for all; raise StageError(BAD_REQUEST) with
+        the field that is bad. Nothing is computed yet.
+
+        start: as in `Work.run`, but without the ports that go to the next hop only: it has not said yet where it needs them."""
 
     async def warm_up(self) -> None: ...
 

@@ -20,6 +20,8 @@ from omnistage.stage.session import SessionEnvironment
 from omnistage.stage.settings import StageSettings
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 
+SWEEP_PERIOD_S = 60.0
+
 LoadLogic = Callable[[StageSettings], StageLogic]
 """Load a model and wrap it for its kind. Runs in a thread, before the server says SERVING; raises StartError for what a user can mend."""
 
@@ -46,9 +48,11 @@ class StageServer:
             AllowList(settings.allow),
             self._arena,
             inline_limit=settings.inline_limit,
+            replay_limit=settings.replay_limit,
             session_limit_s=settings.session_limit,
         )
         self._servicer = StageServicer(self._environment, metrics)
+        self._sweeping: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
         stage_pb2_grpc.add_StageServiceServicer_to_server(self._servicer, server)
@@ -58,16 +62,30 @@ class StageServer:
 
     async def start(self) -> None:
         await self._logic.warm_up()
+        self._sweeping = asyncio.create_task(_sweep_for_ever())
         self._servicer.begin()
 
     async def drain(self, grace_s: float) -> None:
         await self._servicer.drain(grace_s)
 
+    def fail(self) -> None:
+        self._servicer.fail()
+
     async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
         await self._logic.close()
         await self._channels.close()
         if self._arena is not None:
             self._arena.close()
+
+
+async def _sweep_for_ever() -> None:
+    """Remove what stages that were killed since left behind, in a thread: a mount may hold thousands of files."""
+    while True:
+        await asyncio.sleep(SWEEP_PERIOD_S)
+        await asyncio.to_thread(sweep)
 
 
 async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic) -> None:

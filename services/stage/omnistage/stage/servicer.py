@@ -31,10 +31,12 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._environment = environment
         self._metrics = metrics
         self._sessions = 0
+        self._running: dict[str, Session] = {}
         self._transports: Counter[str] = Counter()
         self._streams = 0
         self._ready = False
         self._draining = False
+        self._broken = False
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -110,6 +112,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             reason = "OK" if error is None else error.reason or "INTERNAL"
             if error is not None:
                 log.info("session.ended", reason=reason, message=error.message)
+                if self._broken:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica is broken")  # Without Ended: a loss.
             await session.end(error)
         finally:
             session.close()
@@ -123,10 +127,13 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         """Run a session; the error it ends with, if any. This is the one place where an unforeseen error becomes INTERNAL."""
         try:
             await session.receive_open()
-            self._admit()
+            self._supersede_older_than(session)
+            self._admit(session)
             work = session.prepare()
         except StageError as error:
             return error
+        session_id = session.request.session_id
+        self._running[session_id] = session
         self._count(1)
         self._transports[session.transport] += 1
         try:
@@ -141,13 +148,28 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         finally:
             self._transports[session.transport] -= 1
             self._count(-1)
+            if self._running.get(session_id) is session:
+                del self._running[session_id]
         return None
 
-    def _admit(self) -> None:
+    def _supersede_older_than(self, session: Session) -> None:
+        """A newer Open of a session ends what is left of the older one, whose caller may be a stopped process that will wake. Raises
+        SUPERSEDED for an older Open: that process has woken."""
+        running = self._running.get(session.request.session_id)
+        if running is None:
+            return
+        if session.attempts < running.attempts:
+            raise StageError("SUPERSEDED", "the session goes on elsewhere; this caller was given up")
+        if session.attempts > running.attempts:
+            running.supersede()
+
+    def _admit(self, session: Session) -> None:
+        """A session that was begun elsewhere is let in above the limit, up to twice of it: a replica that takes another one's place must
+        not turn its sessions away while there is memory for them."""
         if self._draining or not self._ready:
             raise StageError("DRAINING", "this replica takes no sessions now; ask another")
         limit = self._environment.description.max_sessions
-        if self._sessions >= limit:
+        if self._sessions >= (2 * limit if session.is_again else limit):
             raise StageError("OVERLOADED", f"all {limit} sessions are taken", retry_delay_s=OVERLOADED_RETRY_S)
 
     def _count(self, change: int) -> None:
@@ -171,6 +193,11 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     def begin(self) -> None:
         """The model is warm: take sessions."""
         self._ready = True
+        self._notify()
+
+    def fail(self) -> None:
+        """The process is broken: no new sessions, and no running one ends with an error of its own."""
+        self._broken = self._draining = True
         self._notify()
 
     async def drain(self, grace_s: float) -> None:

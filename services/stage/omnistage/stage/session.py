@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import grpc.aio
+import numpy as np
 import structlog
 from google.protobuf.message import DecodeError
 
@@ -24,12 +25,16 @@ from omnistage.connector.transport import Receiver, Sender
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError, bad_request, protocol_error
-from omnistage.link.link import HANDSHAKE_TIMEOUT_S, Link, Target
+from omnistage.link.link import Link
 from omnistage.link.ports import Allowance, Output, PortWriter
+from omnistage.link.replay import MAX_PORTS
+from omnistage.link.route import FixedRoute
+from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
 from omnistage.link.writer import StreamWriter
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.inputs import Inputs
-from omnistage.stage.logic import StageLogic, Timing, Work
+from omnistage.stage.logic import Kept, StageLogic, Timing, Work
+from omnistage.stage.resumption import Resumption
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 log = structlog.get_logger(__name__)
@@ -59,6 +64,7 @@ class SessionEnvironment:
         arena: Arena | None,
         *,
         inline_limit: int,
+        replay_limit: int,
         session_limit_s: float,
     ) -> None:
         self.logic = logic
@@ -67,6 +73,7 @@ class SessionEnvironment:
         self.allow_list = allow_list
         self.arena = arena
         self.inline_limit = inline_limit
+        self.replay_limit = replay_limit
         self.session_limit_s = session_limit_s
         self.address = ""
         self.kind = stage_pb2.StageKind.Name(description.kind).removeprefix("STAGE_KIND_").lower()
@@ -84,7 +91,11 @@ class Session:
         self._deadline = time.monotonic() + limit
         self._allowance = Allowance()
         self._ports = {port.name: PortWriter(port.name) for port in environment.description.produces}
-        self._sender = Sender(environment.arena, inline_limit=environment.inline_limit)
+        self._resumption = Resumption()
+        self._begun_at: dict[str, int] = dict.fromkeys(self._ports, 0)
+        self._superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._share = environment.arena.share() if environment.arena is not None else None
+        self._sender = self._new_sender()
         self._receiver = Receiver()
         self._inputs = Inputs(environment.description.accepts, self._receiver, self._writer.write)
         self._link: Link | None = None
@@ -92,6 +103,8 @@ class Session:
         self._checkpoints: frozenset[str] = frozenset()
         self._timing = Timing()
         self._granted_behind: dict[str, int] = {}
+        self._uncredited: frozenset[str] = frozenset()
+        self._ended_behind: set[str] = set()
         self._relayed: dict[str, int] = {}
         self._interrupted = False
         self._half_closed = False
@@ -100,6 +113,7 @@ class Session:
         self._first_output_at = 0.0
         self._last_output_at = 0.0
         self._reader: asyncio.Task[None] | None = None
+        self._drain: asyncio.Task[None] | None = None
         self._clean = False
         self._answer = tensor_pb2.Answer()
         self._open_ports = set(self._ports)
@@ -124,12 +138,12 @@ class Session:
 
     def prepare(self) -> Work:
         """Check the params of the kind, which may cost some time: only for a session that has a place."""
-        return self._environment.logic.prepare(self.request)
+        return self._environment.logic.prepare(self.request, self._resumption.start({}))
 
     async def run(self, work: Work) -> None:
         """Open the rest of the route, answer Opened, and work. When it returns or raises, no work is left and no view is held."""
         try:
-            await self._open()
+            await self._open(work)
             await self._run(work)
         finally:
             self._inputs.close()
@@ -156,8 +170,24 @@ class Session:
         if self._reader is not None:
             self._reader.cancel()
             self._reader.add_done_callback(_look_at_error)
+        self._superseded.cancel()
         self._receiver.close()
         self._sender.close(clean=self._clean)
+
+    def supersede(self) -> None:
+        """The caller gave this session up and has opened it again: whoever still holds this end has no say any more."""
+        if not self._superseded.done():
+            self._superseded.set_result(None)
+
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """The greater, the newer is this Open among those of its session."""
+        return tuple(self.request.attempts)
+
+    @property
+    def is_again(self) -> bool:
+        """The session was begun elsewhere."""
+        return self._resumption.again
 
     @property
     def first_output_s(self) -> float | None:
@@ -180,23 +210,33 @@ class Session:
         description = self._environment.description
         if _SESSION_ID.fullmatch(request.session_id) is None:
             raise bad_request("open.session_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -")
+        if len(request.attempts) > MAX_HOPS + 1:
+            raise bad_request("open.attempts", f"at most {MAX_HOPS + 1} callers")
         if request.model != description.model:
             raise StageError("UNKNOWN_MODEL", f"this stage runs {description.model!r}, not {request.model[:64]!r}")
         if request.revision and request.revision != description.revision:
             raise StageError("REVISION_MISMATCH", f"this replica has revision {description.revision!r}")
-        if request.HasField("resume"):
-            raise bad_request("open.resume", "this version cannot resume a session; start a new one")
         produced = {port.name: port for port in description.produces}
         for name in request.checkpoints:
             if name not in produced or not produced[name].compact:
                 raise bad_request("open.checkpoints", f"{name[:32]!r} is not a compact output port of this stage")
         if request.route:
             self._check_route(request.route, produced)
+        if len(request.credits) > MAX_PORTS:
+            raise bad_request("open.credits", f"at most {MAX_PORTS} ports")
         self._checkpoints = frozenset(request.checkpoints)
+        self._resumption = Resumption.of(request, produced)
+        for name in (self._takes - self._checkpoints) & self._resumption.positions.keys():
+            raise bad_request("resume.positions", f"port {name!r} goes to the next hop only, which says where it goes on")
+        self._ports = {port: self._resumption.writer(port) for port in produced}
+        self._begun_at = {port: writer.seq for port, writer in self._ports.items()}
+        self._open_ports -= self._resumption.ended
 
     def _check_route(self, route: Sequence[stage_pb2.Hop], produced: dict[str, stage_pb2.Port]) -> None:
         if len(route) > MAX_HOPS:
             raise bad_request("open.route", f"at most {MAX_HOPS} hops")
+        if any(hop.kind not in stage_pb2.StageKind.values() for hop in route):
+            raise bad_request("open.route.kind", f"must be one of {stage_pb2.StageKind.keys()[1:]}")
         hop = route[0]
         for name in hop.takes:
             if name not in produced:
@@ -210,10 +250,15 @@ class Session:
                 raise bad_request("open.route.addresses", f"{address[:64]!r} is not on this stage's allow-list (--allow)")
         self._takes = frozenset(hop.takes)
 
-    async def _open(self) -> None:
+    async def _open(self, work: Work) -> None:
         opened = stage_pb2.Opened(
-            credits=self._inputs.credits(), revisions=[self._environment.description.revision], offers=self._sender.offers()
+            credits=self._inputs.credits(),
+            needs=[stage_pb2.Position(port=port, first=first) for port, first in work.needs.items()],
+            revisions=[self._environment.description.revision],
+            offers=self._sender.offers(),
         )
+        if self._resumption.again:
+            self._inputs.go_on_from(work.needs)
         if self.request.route:
             behind = await self._open_next()
             opened.revisions.extend(behind.revisions)
@@ -227,28 +272,36 @@ class Session:
     async def _open_next(self) -> stage_pb2.Opened:
         hop, *rest = self.request.route
         behind = [credit for credit in self.request.credits if credit.port not in self._ports]
-        uncredited = {name for hop in self.request.route for name in hop.checkpoints}
-        self._granted_behind = {credit.port: credit.total for credit in behind if credit.port not in uncredited}
+        self._uncredited = frozenset(name for hop in self.request.route for name in hop.checkpoints)
+        self._ended_behind = {position.port for position in self._resumption.behind.positions if position.ended}
+        for credit in behind:
+            self._note_credit_behind(credit)
         request = stage_pb2.Open(
             session_id=self.request.session_id,
             model=hop.model,
             params=hop.params,
             seed=self.request.seed,
             credits=behind,
-            route=rest,
             revision=hop.revision,
             checkpoints=hop.checkpoints,
+            resume=self._resumption.behind if self._resumption.again else None,
+            attempts=self.request.attempts,
         )
         metadata = [(key, str(value)) for key, value in self._context.invocation_metadata() or () if key in FORWARDED_METADATA]
         self._link = Link(
             self._environment.channels,
-            Target(stage_pb2.StageKind.Name(hop.kind).removeprefix("STAGE_KIND_").lower(), hop.addresses),
+            FixedRoute(hop.kind, hop.addresses, rest),
             request,
-            sender=Sender(self._environment.arena, inline_limit=self._environment.inline_limit),
+            sender=self._new_sender,
             deadline=self._deadline,
             metadata=metadata,
+            replay_bytes=self._environment.replay_limit,
         )
         return await self._link.open()
+
+    def _new_sender(self) -> Sender:
+        """All streams of a session have one share of the arena: a replaced one, whose log lives on, must not bring another."""
+        return Sender(self._environment.arena, inline_limit=self._environment.inline_limit, share=self._share)
 
     # Running ---------------------------------------------------------------------------------------------------------------------------
 
@@ -258,13 +311,15 @@ class Session:
         jobs = [asyncio.create_task(self._produce(work))]
         if self._link is not None:
             jobs.append(asyncio.create_task(self._relay(self._link)))
-        waiting = {self._reader, *jobs}
+        waiting: set[asyncio.Future[None]] = {self._reader, self._superseded, *jobs}
         try:
             while not all(job.done() for job in jobs):
                 remaining = self._deadline - time.monotonic()
                 done, waiting = await asyncio.wait(waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     raise StageError("DEADLINE", "the deadline of the session has passed")
+                if self._superseded in done:
+                    raise StageError("SUPERSEDED", "the session was opened again; this end of it was given up")
                 for task in done:
                     task.result()
         finally:
@@ -277,20 +332,49 @@ class Session:
                 await _cancel(*jobs)
         except TimeoutError:
             await _cancel(*jobs)
+        if self._drain is not None:
+            await _cancel(self._drain)
 
     async def _produce(self, work: Work) -> None:
-        async with aclosing(work(self._inputs, self._timing)) as outputs:
+        start = self._resumption.start(await self._feed_next())
+        async with aclosing(work.run(self._inputs, self._timing, start)) as outputs:
             async for output in outputs:
                 if self._interrupted:
                     break
-                await self._emit(output)
+                if isinstance(output, Kept):
+                    await self._writer.write(stage_pb2.RunResponse(keep=stage_pb2.Keep(port=output.port, first=output.first)))
+                else:
+                    await self._emit(output)
         await self._end_ports()
         await self._writer.write(stage_pb2.RunResponse(report=self._report()))
         await self._inputs.flush()
+        self._drain = asyncio.create_task(self._take_the_rest())
         # After a half-close no Release can come: the end of the stream gives the blocks back.
         while self._sender.outstanding and not self._half_closed:
             self._released.clear()
             await self._released.wait()
+
+    async def _take_the_rest(self) -> None:
+        """Take input that the logic did not want, so that the caller, whose other ports may wait behind it, can go on."""
+        try:
+            async for _ in self._inputs:
+                pass
+        except StageError as error:
+            log.debug("session.rest", reason=error.reason)  # Half-closed: nothing more comes.
+
+    async def _feed_next(self) -> dict[str, int]:
+        """Give the next hop what was made before as if it had just been made; where the ports that only it gets must go on."""
+        link = self._link
+        if link is None:
+            return {}
+        begins = {port: link.needs.get(port, 0) for port in self._takes - self._checkpoints}
+        for port, first in begins.items():
+            link.begin_at(port, first)
+        for port, chunk in self._resumption.history.items():
+            if port in self._takes:
+                payload = chunk.text if chunk.HasField("text") else chunk.codes if chunk.HasField("codes") else None
+                await link.send(Output(port, chunk.count, payload, chunk.last))
+        return begins
 
     async def _emit(self, output: Output) -> None:
         """Up first: a checkpoint must not come later than what is made from it."""
@@ -309,11 +393,13 @@ class Session:
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:
         port = self._ports[output.port]
-        if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and port.seq >= self._allowance.total(output.port):
+        sent = port.seq - self._begun_at[output.port]
+        if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and sent >= self._allowance.total(output.port):
             return  # Progress is droppable: a newer one follows.
-        for chunk in port.chunks(output, self._sender):
+        content = self._sender.pack(output.payload) if isinstance(output.payload, np.ndarray) else output.payload
+        for chunk in port.chunks(output.count, content, last=output.last):
             if credited:
-                await self._allowance.wait(output.port, chunk.seq)
+                await self._allowance.wait(output.port, chunk.seq - self._begun_at[output.port])
             await self._writer.write(stage_pb2.RunResponse(chunk=chunk))
 
     async def _end_ports(self) -> None:
@@ -329,9 +415,10 @@ class Session:
             async for event in events:
                 await self._writer.write(event)
                 if event.HasField("chunk"):
-                    self._relayed[event.chunk.port] = event.chunk.seq + 1
+                    self._relayed[event.chunk.port] = self._relayed.get(event.chunk.port, 0) + 1
                     if event.chunk.last:
                         self._granted_behind.pop(event.chunk.port, None)
+                        self._ended_behind.add(event.chunk.port)
                     if self._half_closed:
                         self._check_credit_behind()
 
@@ -355,7 +442,7 @@ class Session:
                     self._sender.release(message.release)
                     self._released.set()
                 case "answer":
-                    self._sender.accept(message.answer)
+                    self._sender.accept(message.answer, self.request.offers)
                 case "interrupt":
                     self._interrupted = True
                     self._inputs.interrupt()
@@ -368,12 +455,18 @@ class Session:
         if credit.port in self._ports:
             self._allowance.grant(credit.port, credit.total)
         elif self._link is not None:
-            if credit.port in self._granted_behind:
-                self._granted_behind[credit.port] = max(credit.total, self._granted_behind[credit.port])
             await self._link.grant(credit.port, credit.total)
+            self._note_credit_behind(credit)
+
+    def _note_credit_behind(self, credit: stage_pb2.Credit) -> None:
+        if credit.port not in self._uncredited and credit.port not in self._ended_behind:
+            self._granted_behind[credit.port] = max(credit.total, self._granted_behind.get(credit.port, 0))
 
     def _check_credit_behind(self) -> None:
-        """The caller cannot send credit any more: a port of a hop behind that used all of its credit up and has not ended never will."""
+        """The caller cannot send credit any more: a port of a hop behind that used all of its credit up and has not ended never will. The last
+        hop has a port at least that needs some."""
+        if self._link is not None and not self._granted_behind and not self._ended_behind - self._uncredited:
+            raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
         for port, total in self._granted_behind.items():
             if self._relayed.get(port, 0) >= total:
                 raise StageError("HALF_CLOSED", OUT_OF_CREDIT, metadata={"port": port})
@@ -389,6 +482,7 @@ class Session:
             input_items=self._inputs.items,
             output_items=self._items,
             cached_tokens=self._timing.cached_tokens,
+            failovers=self._link.failovers if self._link is not None else 0,
         )
 
     async def _receive(self) -> stage_pb2.RunRequest | None:

@@ -25,6 +25,9 @@ class StageSettings(ServerSettings):
     )
     inline_limit: int = Field(64 << 10, ge=0, description="tensors below this many bytes travel in the message")
     arena_bytes: int = Field(-1, ge=-1, description="shared memory for tensors; -1: a share of what is free; 0: none")
+    replay_limit: int = Field(
+        64 << 20, ge=0, description="bytes that a session keeps of what it sent to the next hop, for a replacement of it"
+    )
     session_limit: float = Field(600.0, gt=0, description="seconds that a session without a deadline may take")
 
     @field_validator("allow", mode="before")

@@ -1,0 +1,113 @@
+"""What a session begins with: nothing, or all that the caller holds of one that was lost elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from omnistage.link.errors import bad_request
+from omnistage.link.ports import PortWriter
+from omnistage.link.replay import MAX_PORTS, merged
+from omnistage.stage.logic import Start
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+MAX_POSITION = 1 << 48
+"""Of items and chunks: no session comes near it, and what is counted on from it still fits into 64 bits."""
+
+MAX_HISTORY = 1 << 16
+"""Chunks; a link sends one for each port, a client at most one for each token."""
+
+_PORT = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """positions: of this stage's own ports that go to the caller. history: of its own checkpoint ports, merged. behind: what concerns the
+    hops behind. A session that is new has none of it; `again` tells it from one that was lost before its first output."""
+
+    positions: Mapping[str, stage_pb2.Position] = field(default_factory=dict)
+    history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
+    behind: stage_pb2.Resume = field(default_factory=stage_pb2.Resume)
+    again: bool = False
+
+    @classmethod
+    def of(cls, request: stage_pb2.Open, produced: Mapping[str, stage_pb2.Port]) -> Resumption:
+        """Check `Open.resume`. Raises BAD_REQUEST with the field that is bad."""
+        if not request.HasField("resume"):
+            return cls()
+        positions = _positions(request.resume)
+        history = _history(request.resume)
+        for port, chunks in history.items():
+            _check_history(port, chunks, positions.get(port))
+        own = {port: position for port, position in positions.items() if port in produced}
+        for port, position in own.items():
+            if produced[port].compact and position.seq and port not in history:
+                raise bad_request("resume.history", f"port {port!r} stands at item {position.first}, and nothing of it is given")
+        for port in history.keys() & produced.keys():
+            expected = _CONTENT.get(produced[port].payload)
+            if not produced[port].compact or any(chunk.WhichOneof("payload") not in (None, expected) for chunk in history[port]):
+                raise bad_request("resume.history", f"port {port!r} of this stage is no checkpoint of this content")
+        behind = stage_pb2.Resume(
+            positions=[position for port, position in positions.items() if port not in produced],
+            history=[chunk for port, chunks in history.items() if port not in produced for chunk in chunks],
+        )
+        whole = {port: merged(list(chunks)) for port, chunks in history.items() if port in produced}
+        return cls(own, {port: chunk for port, chunk in whole.items() if chunk is not None}, behind, again=True)
+
+    def start(self, needs: Mapping[str, int]) -> Start:
+        """needs: first item of the ports that go to the next hop only."""
+        first = {**needs, **{port: position.first for port, position in self.positions.items()}}
+        return Start(first, frozenset(self.ended), self.history)
+
+    @property
+    def ended(self) -> set[str]:
+        return {port for port, position in self.positions.items() if position.ended}
+
+    def writer(self, port: str) -> PortWriter:
+        """Numbers what goes to the caller on a port."""
+        position = self.positions.get(port)
+        return PortWriter(port) if position is None else PortWriter(port, seq=position.seq, first=position.first, ended=position.ended)
+
+
+def _positions(resume: stage_pb2.Resume) -> dict[str, stage_pb2.Position]:
+    if len(resume.positions) > MAX_PORTS:
+        raise bad_request("resume.positions", f"at most {MAX_PORTS} ports")
+    positions = {position.port: position for position in resume.positions}
+    if len(positions) != len(resume.positions):
+        raise bad_request("resume.positions", "a port is named twice")
+    for position in resume.positions:
+        if _PORT.fullmatch(position.port) is None:
+            raise bad_request("resume.positions", f"{position.port[:32]!r} is no name of a port")
+        if max(position.seq, position.first) > MAX_POSITION:
+            raise bad_request("resume.positions", f"port {position.port!r} is too far")
+        if position.seq == 0 and (position.first or position.ended):
+            raise bad_request("resume.positions", f"port {position.port!r} has items and no chunk")
+    return positions
+
+
+def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
+    if len(resume.history) > MAX_HISTORY:
+        raise bad_request("resume.history", f"at most {MAX_HISTORY} chunks")
+    history: dict[str, list[chunk_pb2.Chunk]] = {}
+    for chunk in resume.history:
+        history.setdefault(chunk.port, []).append(chunk)
+    return history
+
+
+def _check_history(port: str, chunks: Sequence[chunk_pb2.Chunk], position: stage_pb2.Position | None) -> None:
+    """All of a port from item 0 to its position, each item with its content."""
+    if position is None:
+        raise bad_request("resume.history", f"port {port[:32]!r} has a history and no position")
+    reached = 0
+    for number, chunk in enumerate(chunks):
+        if chunk.first != reached or (chunk.last and number < len(chunks) - 1):
+            raise bad_request("resume.history", f"port {port!r}: a gap or repeat at item {chunk.first}, after item {reached}")
+        codes = chunk.codes
+        whole = len(chunk.text.token_ids) if chunk.HasField("text") else len(codes.codes) // max(codes.codebook_count, 1)
+        if whole != chunk.count:
+            raise bad_request("resume.history", f"port {port!r}: a chunk says it has {chunk.count} items and has {whole}")
+        reached += chunk.count
+    if reached != position.first or chunks[-1].last != position.ended:
+        raise bad_request("resume.history", f"port {port!r}: {reached} items are given, its position is {position.first}")
