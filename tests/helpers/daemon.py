@@ -1,0 +1,176 @@
+"""A docker daemon of the test's own, in namespaces of its own: nothing of it outlives it, and nobody else's docker is touched.
+
+Its network, mounts and processes are not those of the machine, so bridges, firewall rules, forwarding and mounts end with it. Its
+network has no way out. What it writes outside of its folder goes into a layer of memory over /etc, /run and /opt that it alone sees.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from helpers.processes import wait_end
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ("dockerd", "containerd", "runc", "docker", "iptables", "ip", "mount", "setpriv", "unshare", "nsenter", "make")
+UNSHARED = ("unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child=KILL", "--mount-proc", "--propagation", "private")
+FREE_BYTES = 10 << 30
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+
+START = """
+set -eu
+folder=$1; shift
+ip link set lo up
+mkdir "$folder/own"
+mount -t tmpfs tmpfs "$folder/own"
+for name in etc run opt; do
+    mkdir -p "$folder/own/$name/upper" "$folder/own/$name/work"
+    mount -t overlay -o "lowerdir=/$name,upperdir=$folder/own/$name/upper,workdir=$folder/own/$name/work" overlay "/$name"
+done
+exec dockerd "$@"
+"""
+
+PROBE = """
+set -eu
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/upper /mnt/work
+mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work overlay /etc
+ip link add name probe type bridge
+iptables --table nat --list
+"""
+
+
+def obstacle() -> str:
+    """Why no daemon can run here; empty if one can."""
+    if os.geteuid() != 0:
+        return "a docker daemon of the test's own needs root"
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        return f"not installed: {', '.join(missing)}"
+    if (free := shutil.disk_usage(tempfile.gettempdir()).free) < FREE_BYTES:
+        return f"images need {FREE_BYTES >> 30} GB in {tempfile.gettempdir()}, and {free >> 30} are free"
+    done = subprocess.run([*UNSHARED, "sh", "-c", PROBE], capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        return f"this machine allows no namespaces with overlay, bridge and NAT: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
+    return ""
+
+
+class Daemon:
+    """The daemon, from `start` to `stop`. environment: for docker, docker-compose and make, so that they talk to it and to no other."""
+
+    def __init__(self) -> None:
+        # Not pytest's folder: the path of a socket has little room.
+        self.folder = Path(tempfile.mkdtemp(prefix="omnistage-docker-"))
+        self.cgroup = self.folder.name
+        self.log_path = self.folder / "log"
+        theirs = ("COMPOSE_", "DOCKER_", "BUILDKIT_", "OMNISTAGE_", "MAKE", "MFLAGS")
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+        self.environment |= {
+            "DOCKER_HOST": f"unix://{self.folder}/socket",
+            "DOCKER_CONFIG": str(self.folder / "config"),
+            # One after the other: the classic builder takes from its cache only what another build has finished.
+            "COMPOSE_PARALLEL_LIMIT": "1",
+        }
+        self._unshare: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        """Of dockerd, as this machine sees it."""
+
+    def start(self) -> None:
+        """Return when it takes calls. Raises AssertionError with its log."""
+        command = ["setpriv", "--pdeathsig", "KILL", *UNSHARED, "sh", "-c", START, "sh", str(self.folder)]
+        command += [f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec", f"--pidfile={self.folder}/pid"]
+        command += ["--host", self.environment["DOCKER_HOST"], "--cgroup-parent", f"/{self.cgroup}"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, self.log_path.open("wb") as log:
+            notified.bind(str(self.folder / "notify"))
+            environment = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "notify")}
+            self._unshare = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            self._wait_ready(notified, self._unshare.pid)
+        (self.pid,) = _children(self._unshare.pid)
+
+    def _wait_ready(self, notified: socket.socket, pid: int) -> None:
+        ended = os.pidfd_open(pid)
+        try:
+            readable, _, _ = select.select([notified.fileno(), ended], [], [], START_TIMEOUT_S)
+        finally:
+            os.close(ended)
+        told = notified.recv(1024) if notified.fileno() in readable else b""
+        assert b"READY=1" in told, f"dockerd did not start:\n{self.log()}"
+
+    def log(self) -> str:
+        """The end of the daemon's own log."""
+        return self.log_path.read_text(errors="replace")[-4000:]
+
+    def run(self, *command: str, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None) -> str:
+        """What a command prints that talks to this daemon. Raises AssertionError with all of it if it fails."""
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**self.environment, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-8000:]}"
+        return done.stdout
+
+    def docker(self, *arguments: str, timeout_s: float = 60.0) -> str:
+        return self.run("docker", *arguments, timeout_s=timeout_s)
+
+    def inspect(self, container: str, template: str) -> str:
+        return self.docker("inspect", "--format", template, container).strip()
+
+    def beside(self, *command: str) -> list[str]:
+        """A command line that runs in the daemon's network, where published ports are."""
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--", *command]
+
+    def crash(self, container: str) -> None:
+        """SIGKILL to the main process of a container. `docker kill` would be taken as a wish, after which nothing is restarted."""
+        pid = self.inspect(container, "{{.State.Pid}}")
+        assert int(pid) > 1
+        self.run("nsenter", "--target", str(self.pid), "--pid", "--", "kill", "-KILL", pid)
+
+    def stop(self) -> None:
+        """End it and remove all that it stored. May be called again."""
+        unshare, self._unshare = self._unshare, None
+        if unshare is not None:
+            # The first process of a process namespace takes all others with it, and ends after them.
+            for pid in _children(unshare.pid):
+                os.kill(pid, signal.SIGTERM)
+                if not wait_end(pid, STOP_TIMEOUT_S):
+                    os.kill(pid, signal.SIGKILL)
+                    wait_end(pid, STOP_TIMEOUT_S)
+            unshare.wait(STOP_TIMEOUT_S)
+        for cgroup in self.cgroups():
+            # A group goes after those in it.
+            for group in [*sorted((path for path in cgroup.rglob("*") if path.is_dir()), reverse=True), cgroup]:
+                group.rmdir()
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+
+    def cgroups(self) -> list[Path]:
+        """The control groups of its containers that are there."""
+        return [path for pattern in ("", "*/") for path in Path("/sys/fs/cgroup").glob(f"{pattern}{self.cgroup}")]
+
+
+def compose_program() -> str:
+    """The docker-compose of the development environment."""
+    return str(Path(sys.executable).parent / "docker-compose")
+
+
+def _children(pid: int) -> list[int]:
+    """None of a process that is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []

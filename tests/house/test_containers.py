@@ -1,0 +1,66 @@
+"""What the container files must keep: layers in common, and room for a drain. A stack in containers is in tests/system/test_compose.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WITH_TORCH = ("services/thinker", "services/talker", "services/code2wav", "sdk")
+WITHOUT_TORCH = ("services/diffusion", "router")
+SERVERS = ("router", "thinker", "talker", "code2wav")
+
+
+def instructions(folder: str) -> list[str]:
+    """The lines of a Dockerfile without its comments."""
+    lines = (ROOT / folder / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def installing(folder: str) -> list[str]:
+    """From the first line to the one that installs the dependencies."""
+    lines = instructions(folder)
+    last = next(number for number, line in enumerate(lines) if "--extras" in line)
+    return lines[: last + 1]
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    return found
+
+
+@pytest.mark.parametrize("folders", [WITH_TORCH, WITHOUT_TORCH], ids=["with torch", "without torch"])
+def test_images_that_install_the_same_begin_with_the_same_lines(folders: tuple[str, ...]) -> None:
+    """Docker builds and stores them once then."""
+    first, *others = (installing(folder) for folder in folders)
+    assert [other for other in others if other != first] == []
+
+
+def test_every_image_is_in_one_of_the_groups() -> None:
+    found = {path.parent.relative_to(ROOT).as_posix() for pattern in ("*/Dockerfile", "*/*/Dockerfile") for path in ROOT.glob(pattern)}
+    assert found == {*WITH_TORCH, *WITHOUT_TORCH}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_has_time_to_drain_and_comes_back_when_it_dies(name: str) -> None:
+    service = services()[name]
+    assert seconds(service["stop_grace_period"]) > float(service["environment"]["OMNISTAGE_GRACE"]) + 5
+    assert service["restart"] == "unless-stopped"
+    assert any(line.startswith("HEALTHCHECK --interval") for line in instructions(str(Path(service["build"]["dockerfile"]).parent)))
+
+
+@pytest.mark.parametrize("name", sorted(services()))
+def test_a_container_may_do_no_more_than_it_needs(name: str) -> None:
+    service = services()[name]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["user"] == "10001:10001"
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def seconds(duration: str) -> float:
+    found = re.fullmatch(r"(\d+)s", duration)
+    assert found, duration
+    return float(found[1])

@@ -1,0 +1,232 @@
+"""The stack of docker-compose.yml in real containers: two Talkers, the default model, a daemon of the test's own, no network.
+
+The tests go on from one another on one stack, as someone who runs it would: up, ask, lose a container, stop, down.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.asr import heard, recogniser, word_error_rate
+from helpers import daemon as daemons
+from helpers import images
+from helpers.daemon import Daemon, compose_program
+from helpers.machine import Machine, processes_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BASE = "omnistage-test-base"
+ROUTER = "127.0.0.1:50050"
+CONTAINER_USER = 10001
+SERVERS = ("router", "thinker", "talker", "code2wav")
+TALKERS = {"talker": 2}
+BUILD_TIMEOUT_S = 420.0
+ANSWER_TIMEOUT_S = 120.0
+
+QUESTION: dict[str, Any] = {"prompt": "What is a river?", "seed": 1, "max_tokens": 40}
+LONG: dict[str, Any] = {"prompt": "Tell me about the moon.", "seed": 2, "max_tokens": 160}
+
+
+@dataclass
+class Containers:
+    """The stack, up since the first test. before: the machine without it."""
+
+    daemon: Daemon
+    before: Machine
+
+    def compose(self, *arguments: str) -> str:
+        return self.daemon.run(compose_program(), *arguments)
+
+    def make(self, target: str, arguments: str, timeout_s: float) -> str:
+        asked = (f"COMPOSE={compose_program()}", f"ARGS={arguments}")
+        return self.daemon.run("make", target, *asked, timeout_s=timeout_s, environment={"BASE_IMAGE": BASE})
+
+    def of(self, service: str) -> list[str]:
+        """The containers of a service, running or not."""
+        return self.compose("ps", "--all", "--quiet", service).split()
+
+    def at(self, address: str) -> str:
+        """The container that has HOST:PORT in the network of the stages."""
+        template = '{{(index .NetworkSettings.Networks "omnistage_stages").IPAddress}}'
+        host = address.rpartition(":")[0]
+        (found,) = [container for service in SERVERS for container in self.of(service) if self.daemon.inspect(container, template) == host]
+        return found
+
+    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """The account of a whole answer."""
+        with self.asking(asked) as client:
+            return client.read()
+
+    @contextmanager
+    def asking(self, asked: dict[str, Any], what: str = "ask") -> Iterator[Asker]:
+        command = self.daemon.beside(sys.executable, str(Path(daemons.__file__).with_name("asker.py")), ROUTER, what, json.dumps(asked))
+        with self.started(*command) as process:
+            yield Asker(process)
+
+    @contextmanager
+    def started(self, *command: str) -> Iterator[subprocess.Popen[str]]:
+        """A command that runs beside the test and is ended with the block."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, cwd=daemons.ROOT, env=self.daemon.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def wait_logged(self, container: str, event: str) -> None:
+        """Return when this container has logged the event."""
+        # Servers log to stderr.
+        follow = 'exec timeout "$1" docker logs --follow "$2" 2>&1'
+        with self.started("sh", "-c", follow, "sh", str(ANSWER_TIMEOUT_S), container) as following:
+            assert following.stdout is not None
+            assert any(f'"event": "{event}"' in line for line in following.stdout), f"{container} logged no {event}"
+
+    def wait_serving(self, **wanted: int) -> dict[str, list[str]]:
+        """Addresses by stage, once the router has this many replicas that take sessions."""
+        with self.asking(wanted, "serving") as client:
+            return client.read()
+
+
+@dataclass
+class Asker:
+    """A client that was started; see helpers/asker.py."""
+
+    process: subprocess.Popen[str]
+
+    def read(self) -> dict[str, Any]:
+        """The next thing that it tells. Raises AssertionError with what it complained of."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            _, complaint = self.process.communicate(timeout=ANSWER_TIMEOUT_S)
+            raise AssertionError(f"the client told nothing more:\n{complaint[-4000:]}")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def go_on(self) -> None:
+        """After a pause."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    if reason := daemons.obstacle() or images.obstacle():
+        pytest.skip(reason)
+    before = Machine.now(CONTAINER_USER)
+    daemon = Daemon()
+    try:
+        daemon.start()
+        context = tmp_path_factory.mktemp("base")
+        images.write_context(context)
+        daemon.docker("build", "--tag", BASE, str(context), timeout_s=120)
+        running = Containers(daemon, before)
+        try:
+            printed = running.make("up", "--scale talker=2", BUILD_TIMEOUT_S)
+            assert ROUTER in printed, "make up does not say where to ask"
+            yield running
+        except BaseException as error:
+            error.add_note(f"--- dockerd:\n{daemon.log()}")
+            raise
+    finally:
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: Containers) -> dict[str, Any]:
+    """The long answer as it is when nothing happens."""
+    return stack.ask(LONG)
+
+
+def same(answer: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Word for word and sample for sample."""
+    return all(answer[part] == other[part] for part in ("text", "samples", "sha256", "finish_reason"))
+
+
+def test_a_question_through_the_published_port_is_answered_in_words_that_can_be_heard(stack: Containers, tmp_path: Path) -> None:
+    answer = stack.ask({**QUESTION, "save": str(tmp_path / "samples.npy")})
+    assert len(answer["text"].split()) > 5 and answer["loudness"] > 0.01
+    samples = np.load(tmp_path / "samples.npy")
+    assert word_error_rate([(answer["text"], heard(recogniser(), samples, answer["sample_rate_hz"]))]) <= 0.1
+    assert same(stack.ask(QUESTION), answer)
+
+
+def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -> None:
+    found = stack.wait_serving(**TALKERS)["talker"]
+    assert sorted(map(stack.at, found)) == sorted(stack.of("talker"))
+    with stack.asking({**LONG, "pause": 1}) as one:
+        assert len(one.read()["talkers"]) == 1
+        with stack.asking({**LONG, "pause": 2}) as other:
+            assert sorted(other.read()["talkers"]) == sorted(found)
+            one.go_on()
+            other.go_on()
+            assert same(one.read(), other.read())
+
+
+def test_a_client_inside_the_network_gets_an_answer(stack: Containers) -> None:
+    printed = stack.compose("run", "--rm", "--no-TTY", "ask", QUESTION["prompt"], "--seed", "1", "--max-tokens", "40", "--json")
+    told = json.loads(printed.strip().splitlines()[-1])
+    assert told["text"] and told["audio_s"] > 1
+
+
+def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talker_comes_back(
+    stack: Containers, undisturbed: dict[str, Any]
+) -> None:
+    stack.wait_serving(**TALKERS)
+    with stack.asking({**LONG, "pause": 1}) as client:
+        (address,) = client.read()["talkers"]
+        killed = stack.at(address)
+        stack.daemon.crash(killed)
+        client.go_on()
+        answer = client.read()
+    assert same(answer, undisturbed)
+    (failover,) = answer["failovers"]
+    assert (failover["stage"], failover["lost"]) == ("talker", address) and failover["replica"] != address
+    assert same(stack.ask(LONG), undisturbed)
+    stack.wait_serving(**TALKERS)
+    assert stack.daemon.inspect(killed, "{{.RestartCount}}") == "1"
+
+
+def test_a_stop_lets_a_running_answer_end_and_every_server_drains(stack: Containers, undisturbed: dict[str, Any]) -> None:
+    (router,) = stack.of("router")
+    with stack.asking({**LONG, "pause": 1}) as client:
+        client.read()
+        with stack.started(compose_program(), "stop") as stopping:
+            stack.wait_logged(router, "server.draining")
+            client.go_on()
+            assert same(client.read(), undisturbed)
+            printed, _ = stopping.communicate(timeout=ANSWER_TIMEOUT_S)
+            assert stopping.returncode == 0, printed
+    for service in SERVERS:
+        for container in stack.of(service):
+            assert stack.daemon.inspect(container, "{{.State.Status}} {{.State.ExitCode}}") == "exited 0", service
+            log = stack.daemon.docker("logs", container)
+            events = [json.loads(line)["event"] for line in log.splitlines() if line.startswith("{")]
+            assert events[events.index("server.draining") :][-1] == "server.stopped" and "drain.cut" not in events, log
+
+
+def test_nothing_is_left(stack: Containers) -> None:
+    daemon = stack.daemon
+    stack.make("down", "--volumes", ANSWER_TIMEOUT_S)
+    assert daemon.docker("ps", "--all", "--quiet") == ""
+    assert daemon.docker("volume", "ls", "--quiet") == ""
+    assert set(daemon.docker("network", "ls", "--format", "{{.Name}}").split()) == {"bridge", "host", "none"}
+    namespace = Path(f"/proc/{daemon.pid}/ns/pid").readlink()
+    assert processes_in(str(namespace)) and daemon.cgroups()
+    daemon.stop()
+    assert processes_in(str(namespace)) == []
+    assert daemon.cgroups() == []
+    assert not daemon.folder.exists()
+    assert Machine.now(CONTAINER_USER) == stack.before
