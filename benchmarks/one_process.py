@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from benchmarks.prompts import QUESTION
 from omnistage.client.playback import is_audible
 from omnistage.engine.types import Sampling
-from omnistage.models.interface import Code2WavModel, SpeechRequest, TalkerModel, TextPiece, TextRequest, ThinkerModel, Turn, WaveRequest
+from omnistage.models.interface import (
+    Code2WavModel,
+    SpeechFrames,
+    SpeechRequest,
+    TalkerModel,
+    TextPiece,
+    TextRequest,
+    ThinkerModel,
+    Turn,
+    WaveRequest,
+)
 from omnistage.models.registry import LoadOptions, load_code2wav, load_talker, load_thinker
 
 REPETITION_PENALTY = 1.1
@@ -51,11 +61,11 @@ class OneProcess:
         sampling = Sampling(repetition_penalty=REPETITION_PENALTY)
         request = TextRequest((Turn("user", question),), seed, sampling, max_tokens=max_tokens, ignore_eos=True)
         frames = self._frames(self._noted(self._thinker.generate(request)), seed)
-        async with aclosing(self._code2wav.decode(WaveRequest(seed), frames)) as sound:
-            async for piece in sound:
+        async with aclosing(self._code2wav.decode(WaveRequest(seed), frames)) as sounds:
+            async for sound in sounds:
                 last_sound = time.perf_counter() - self._begun
-                samples += len(piece)
-                if not first_sound and is_audible(piece):
+                samples += len(sound.samples)
+                if not first_sound and is_audible(sound.samples):
                     first_sound = last_sound
         audio_s = samples / self._code2wav.info.produces[0].rate_hz
         return {"ttft_s": self._ttft_s, "ttfa_s": first_sound, "audio_s": audio_s, "rtf": last_sound / audio_s}
@@ -76,7 +86,7 @@ class OneProcess:
             while (piece := await queue.get()) is not None:
                 yield piece
 
-    async def _frames(self, text: AsyncIterator[TextPiece], seed: int) -> AsyncIterator[NDArray[np.uint32] | NDArray[np.float32]]:
+    async def _frames(self, text: AsyncIterator[TextPiece], seed: int) -> AsyncIterator[SpeechFrames]:
         queue: asyncio.Queue[NDArray[np.uint32] | NDArray[np.float32] | None] = asyncio.Queue(256)
 
         async def fill() -> None:
@@ -84,11 +94,13 @@ class OneProcess:
                 await queue.put(frames.rows)
             await queue.put(None)
 
+        first = 0
         async with asyncio.TaskGroup() as group:
             group.create_task(fill())
             while (rows := await queue.get()) is not None:
                 if len(rows):
-                    yield rows
+                    yield SpeechFrames(first, rows)
+                    first += len(rows)
 
 
 async def main() -> None:

@@ -70,6 +70,20 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(seed: int) -> N
     await together.close()
 
 
+async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype) -> None:
+    running = engine(dtype=dtype)
+    events = await read(running.submit(ask(max_tokens=201)))
+    before = running.stats()
+    rest = await read(running.submit(ask(max_tokens=201, history=tuple(ids(events)[:200]))))
+    after = running.stats()
+    assert ids(rest) == ids(events)[200:]
+    chunks = 1 + -(-200 // Limits().chunk_tokens)  # of the prompt, and of the history
+    assert after.steps - before.steps <= chunks
+    assert after.tokens - before.tokens == 1
+    assert_empty(running)
+    await running.close()
+
+
 async def test_ten_thousand_cancels_free_every_page_and_none_reads_a_freed_one(seed: int) -> None:
     rng = random.Random(seed)
     running = engine(pages=60, dtype=torch.bfloat16, max_sequences=8, max_waiting=32)

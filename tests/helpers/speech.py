@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import Frames, SpeechRequest, TextPiece, WaveRequest
+from omnistage.models.interface import Frames, Sound, SpeechFrames, SpeechRequest, TextPiece, WaveRequest
 from omnistage.models.smol.code2wav import SmolCode2Wav
 from omnistage.models.smol.prosody import FEATURE_WIDTH
 from omnistage.models.smol.talker import SmolTalker
@@ -21,11 +21,12 @@ async def pieces(texts: Iterable[str]) -> AsyncIterator[TextPiece]:
         yield TextPiece(text, ())
 
 
-async def arrays(parts: Iterable[Array]) -> AsyncIterator[Array]:
-    """Rows as they arrive; the memory of each is overwritten when the next is asked for, as shared memory is."""
+async def arrays(parts: Iterable[Array], first: int = 0) -> AsyncIterator[SpeechFrames]:
+    """Rows as they arrive, from row `first` on; the memory of each is overwritten when the next is asked for, as shared memory is."""
     for part in parts:
         view = part.copy()
-        yield view
+        yield SpeechFrames(first, view)
+        first += len(view)
         view.fill(np.nan)
 
 
@@ -39,9 +40,14 @@ async def rows_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None
     return np.concatenate([frames.rows for frames in await frames_of(talker, *texts, request=request)]).astype(np.float32)
 
 
+async def sounds_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None, first: int = 0) -> list[Sound]:
+    """All that is yielded for rows that arrive in these parts, from row `first` on."""
+    return [sound async for sound in code2wav.decode(request or WaveRequest(seed=0), arrays(parts, first))]
+
+
 async def chunks_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None) -> list[Array]:
     """The chunks of sound for rows that arrive in these parts."""
-    return [chunk async for chunk in code2wav.decode(request or WaveRequest(seed=0), arrays(parts))]
+    return [sound.samples for sound in await sounds_of(code2wav, *parts, request=request)]
 
 
 async def samples_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None) -> Array:
@@ -52,10 +58,12 @@ async def samples_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest
 async def spoken(talker: SmolTalker, code2wav: SmolCode2Wav, text: str) -> Array:
     """The samples of a text, the two stages running at the same time."""
 
-    async def rows() -> AsyncIterator[Array]:
+    async def rows() -> AsyncIterator[SpeechFrames]:
+        first = 0
         async for frames in talker.speak(SpeechRequest(seed=0), pieces([text])):
             assert frames.rows.shape[1] == FEATURE_WIDTH
-            yield frames.rows.astype(np.float32)
+            yield SpeechFrames(first, frames.rows.astype(np.float32))
+            first += len(frames.rows)
 
-    chunks = [chunk async for chunk in code2wav.decode(WaveRequest(seed=0), rows())]
+    chunks = [sound.samples async for sound in code2wav.decode(WaveRequest(seed=0), rows())]
     return np.concatenate([np.empty((0, 1), np.float32), *chunks])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from helpers.speech import Array, arrays, chunks_of, rows_of, samples_of
-from omnistage.models.interface import BadRequest, WaveRequest
+from omnistage.models.interface import BadRequest, SpeechFrames, WaveRequest
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession, chunk_rows
 from omnistage.models.smol.decoder import SpectrumNet
 from omnistage.models.smol.prosody import COUNT, F0, FEATURE_WIDTH, INDEX
@@ -42,11 +42,11 @@ def net(default_model: Path) -> SpectrumNet:
 
 def decoded(net: SpectrumNet, rows: Array, schedule: tuple[int, ...], seed: int = 0) -> Array:
     session = WaveSession(net, seed, schedule)
-    session.feed(rows)
+    session.feed(SpeechFrames(0, rows))
     session.end()
     chunks = []
     while session.ready():
-        chunks.append(session.step())
+        chunks.append(session.step().samples)
     return np.concatenate(chunks)
 
 
@@ -99,12 +99,12 @@ async def test_profiles_are_schedules(code2wav: SmolCode2Wav, rows: Array, profi
 async def test_first_chunk_waits_only_for_its_context(code2wav: SmolCode2Wav, rows: Array) -> None:
     more = asyncio.Event()
 
-    async def arriving() -> AsyncIterator[Array]:
-        yield rows[:23]
+    async def arriving() -> AsyncIterator[SpeechFrames]:
+        yield SpeechFrames(0, rows[:23])
         await more.wait()
 
     sound = code2wav.decode(WaveRequest(seed=0), arriving())
-    assert len(await anext(sound)) == 8 * SAMPLES_PER_ROW
+    assert len((await anext(sound)).samples) == 8 * SAMPLES_PER_ROW
     await sound.aclose()
 
 

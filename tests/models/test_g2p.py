@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +80,11 @@ def test_no_text_is_an_error(phonemizer: Phonemizer, text: str) -> None:
     for ids in phonemizer.ids(text):
         assert len(ids) > 2
         assert all(0 <= one < 178 for one in ids)
+
+
+def test_an_unknown_word_makes_no_library_write_down_or_tell_that_it_was_used(tmp_path: Path) -> None:
+    """onnxruntime does both, unless it is told not to before its import."""
+    program = "from omnistage.models.smol.g2p import Phonemizer; Phonemizer({}).phonemes('zorbling'); import onnxruntime"
+    unset = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")}
+    subprocess.run([sys.executable, "-c", program], env={**unset, "HOME": str(tmp_path)}, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []

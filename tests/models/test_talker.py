@@ -144,3 +144,27 @@ def test_folder_of_another_model_is_refused(default_model: Path, tmp_path: Path)
         SmolTalker.from_directory(default_model / "code2wav")
     with pytest.raises(BadCheckpoint, match=r"config\.json is missing"):
         SmolTalker.from_directory(tmp_path)
+
+
+async def test_speech_goes_on_at_any_row(talker: SmolTalker, seed: int) -> None:
+    draw = random.Random(seed)
+    whole = await rows_of(talker, TEXT)
+    for first in (0, 1, len(whole) - 1, len(whole), *(draw.randrange(len(whole)) for _ in range(8))):
+        frames = await frames_of(talker, TEXT[:20], TEXT[20:], request=SpeechRequest(seed=0, first=first))
+        assert np.array_equal(np.concatenate([one.rows for one in frames]), whole[first:])
+        assert frames[-1].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("first", [0, 40, 99, 100])
+async def test_max_frames_counts_the_rows_before(talker: SmolTalker, first: int) -> None:
+    whole = await rows_of(talker, TEXT)
+    frames = await frames_of(talker, TEXT, request=SpeechRequest(seed=0, max_frames=100, first=first))
+    assert np.array_equal(np.concatenate([one.rows for one in frames]), whole[first:100])
+    assert frames[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("limit", [0, 30])
+async def test_speech_that_ends_before_its_first_row_is_refused(talker: SmolTalker, limit: int) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await frames_of(talker, "Hello there.", request=SpeechRequest(seed=0, max_frames=limit, first=200))
+    assert refused.value.field == "resume.positions"

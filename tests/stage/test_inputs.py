@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from helpers.run import tensor_of
+from helpers.run import code_chunks, row_chunks, tensor_of
 from helpers.servers import toy_logic
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender
@@ -17,6 +21,7 @@ from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW, Inputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
+CODES = toy_logic("code2wav").description.accepts
 PORTS = toy_logic("talker").description.accepts
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 
@@ -106,3 +111,105 @@ async def test_views_are_given_back_when_a_session_ends_early(arena: Arena):
     receiver.close()
     sender.close(clean=True)
     assert arena.leases == 0
+
+
+# Ports that go on ----------------------------------------------------------------------------------------------------------------------
+
+
+async def _nobody(message: stage_pb2.RunResponse) -> None:
+    return
+
+
+async def _taken(inputs: Inputs) -> tuple[list[int], list[list[float]]]:
+    """Where each piece with items begins, and all items."""
+    firsts: list[int] = []
+    items: list[list[float]] = []
+    async for piece in inputs:
+        whole: NDArray[Any]
+        match piece.payload:
+            case chunk_pb2.CodeChunk() as codes:
+                whole = np.array(codes.codes, np.float64).reshape(piece.count, codes.codebook_count)
+            case np.ndarray() as rows:
+                whole = rows
+            case _:
+                assert piece.payload is None
+                whole = np.empty((0, 1))
+        assert len(whole) == piece.count
+        firsts.extend([piece.first] * bool(piece.count))
+        items.extend(whole.tolist())
+    return firsts, items
+
+
+@given(
+    port=st.sampled_from(["codes", "hidden"]),
+    cuts=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    needed=st.integers(0, 40),
+    earlier=st.integers(0, 3),
+)
+def test_a_port_that_goes_on_gives_its_items_from_the_needed_one(port: str, cuts: Sequence[int], needed: int, earlier: int) -> None:
+    """The caller sends from some piece before, or from the one that holds it; a port of which all is needed comes whole."""
+    total = sum(cuts)
+    width = formulas.CODEBOOKS if port == "codes" else formulas.WIDTH
+    items = np.arange(total * width).reshape(total, width)
+    chunks = code_chunks(items.astype(np.uint32), cuts) if port == "codes" else row_chunks("hidden", items.astype(np.float32), cuts)
+    if port == "codes":
+        holding = next((n for n, chunk in enumerate(chunks) if chunk.first + chunk.count > needed), len(chunks) - 1)
+        chunks = chunks[max(holding - earlier, 0) :]
+        for seq, chunk in enumerate(chunks):
+            chunk.seq = seq
+
+    async def play() -> None:
+        inputs = Inputs(CODES if port == "codes" else PORTS, Receiver(), _nobody)
+        inputs.go_on_from({port: needed})
+        for chunk in chunks:
+            inputs.put(chunk)
+        firsts, taken = await _taken(inputs)
+        assert taken == items[needed:].tolist()
+        assert all(first >= min(needed, total) for first in firsts)
+        assert inputs.items == {port: max(total - needed, 0)}
+
+    asyncio.run(play())
+
+
+async def test_a_tensor_in_parts_is_cut_when_it_is_whole():
+    data = ROWS.astype("<f4").tobytes()
+    inputs = Inputs(PORTS, Receiver(), _nobody)
+    inputs.go_on_from({"hidden": 6})
+    for seq, (begin, end) in enumerate([(0, 300), (300, 700), (700, len(data))]):
+        inline = tensor_pb2.InlinePart(data=data[begin:end], offset=begin, total_bytes=len(data))
+        tensor = tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_FLOAT32, shape=ROWS.shape, inline=inline)
+        last = end == len(data)
+        inputs.put(chunk_pb2.Chunk(port="hidden", seq=seq, first=0, count=len(ROWS) if last else 0, last=last, tensor=tensor))
+    assert await _taken(inputs) == ([6], ROWS[6:].tolist())
+
+
+@pytest.mark.parametrize("first", [1, 3, (1 << 64) - 1])
+async def test_a_port_that_must_be_replayed_whole_may_not_begin_later(first: int):
+    inputs = Inputs(PORTS, Receiver(), _nobody)
+    inputs.go_on_from({})
+    late = chunk(0)
+    late.first = first
+    with pytest.raises(StageError, match="PROTOCOL"):
+        inputs.put(late)
+
+
+async def test_text_cannot_be_cut():
+    """Its characters do not say which token they come from; a stage that takes text needs all of it."""
+    text = stage_pb2.Port(name="text", payload=stage_pb2.PAYLOAD_TEXT, replay=stage_pb2.REPLAY_ALL)
+    inputs = Inputs([text], Receiver(), _nobody)
+    inputs.go_on_from({"text": 1})
+    inputs.put(chunk_pb2.Chunk(port="text", count=2, last=True, text=chunk_pb2.TextChunk(text="a b ", token_ids=[1, 2])))
+    with pytest.raises(StageError, match="PROTOCOL"):
+        await anext(inputs)
+
+
+async def test_what_comes_after_the_end_of_a_session_is_not_held(arena: Arena):
+    """A caller may not have seen Ended yet."""
+    sender, receiver = Sender(arena, inline_limit=0), Receiver()
+    sender.accept(receiver.answer(sender.offers()))
+    inputs = Inputs(PORTS, receiver, _nobody)
+    inputs.put(chunk(0, *sender.pack(ROWS[:1])))
+    inputs.close()
+    inputs.put(chunk(1, *sender.pack(ROWS[:1])))
+    assert receiver.held == 0
+    sender.close(clean=True)

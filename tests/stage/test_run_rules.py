@@ -74,7 +74,13 @@ async def test_bytes_that_are_no_message(after_open: bool):
         ({"model": "other"}, "UNKNOWN_MODEL", grpc.StatusCode.NOT_FOUND, None),
         ({"model": ""}, "UNKNOWN_MODEL", grpc.StatusCode.NOT_FOUND, None),
         ({"revision": "other"}, "REVISION_MISMATCH", PRECONDITION, None),
-        ({"resume": stage_pb2.Resume()}, "BAD_REQUEST", INVALID, "open.resume"),
+        (
+            {"resume": stage_pb2.Resume(positions=[stage_pb2.Position(port="codes", seq=1, first=2)])},
+            "BAD_REQUEST",
+            INVALID,
+            "resume.history",
+        ),
+        ({"resume": stage_pb2.Resume(positions=[stage_pb2.Position(port="Codes")])}, "BAD_REQUEST", INVALID, "resume.positions"),
         ({"session_id": ""}, "BAD_REQUEST", INVALID, "open.session_id"),
         ({"session_id": "a" * 65}, "BAD_REQUEST", INVALID, "open.session_id"),
         ({"session_id": "a/b"}, "BAD_REQUEST", INVALID, "open.session_id"),
@@ -109,6 +115,13 @@ async def test_open_is_checked(fields: dict[str, object], reason: str, code: grp
         ended = await caller.expect(reason, code)
         assert ended.metadata.get("field") == field
         assert caller.heard.opened is None
+
+
+async def test_a_session_that_was_lost_before_its_first_output_begins_anew():
+    async with stage_of("talker") as stage:
+        heard = await run_once(stage.stub, stage.open(resume=stage_pb2.Resume()), row_chunks("hidden", ROWS, [3, 5]))
+        heard.check_whole(["codes"])
+        np.testing.assert_array_equal(heard.codes(), formulas.frames(ROWS))
 
 
 async def test_a_route_that_cannot_be_reached_is_a_lost_stage(free_port: int):

@@ -201,9 +201,10 @@ class Engine:
                     self._step()
         except BaseException as error:
             cause = error
-            raise
-        finally:
-            self._end_all(cause)
+            # As for any thread that ends by an error, but before the streams hear of it: the process is to know first, or an answer would
+            # end with an error of its own instead of going on elsewhere.
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread())))
+        self._end_all(cause)
 
     def _take_orders(self) -> bool:
         """Wait until there is something to do, and take in what was asked. False when the engine is to close."""

@@ -104,7 +104,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """What a Thinker is asked. max_tokens >= 1. verbatim: say exactly this instead of generating; empty: generate."""
+    """What a Thinker is asked. max_tokens >= 1. verbatim: say exactly this instead of generating; empty: generate.
+
+    To go on with an answer that an equal request began: history: all tokens it has so far. rows_from: hidden rows are wanted
+    from this token on, at most len(history). finished: the answer has ended so; only rows of its history are wanted.
+    """
 
     turns: tuple[Turn, ...]
     seed: int
@@ -115,6 +119,9 @@ class TextRequest:
     ignore_eos: bool = False
     logprobs: bool = False
     verbatim: str = ""
+    history: tuple[int, ...] = ()
+    rows_from: int = 0
+    finished: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,12 @@ class ThinkerModel(Model, Protocol):
         """Raise BadRequest for what `generate` would refuse (too long a prompt ...). Cheap; called before a session is opened."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them."""
+        """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them.
+
+        With a history, a model with hidden rows first yields pieces for the tokens history[rows_from:] again, with their rows and without
+        text; no piece has tokens of both sides. Then, and in a model without rows at once, the answer goes on: token for token as if it had
+        never stopped. `finished` is on the last piece. A history costs a prefill, not a repetition.
+        """
 
 
 # Talker ----------------------------------------------------------------------------------------------------------------------------
@@ -148,13 +160,19 @@ class ThinkerModel(Model, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2."""
+    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2.
+
+    To go on with speech that an equal request began: first: the frame that is to come first. history: [first, codebooks], the codes made so
+    far, for a model whose codes are kept by the caller; None for others.
+    """
 
     seed: int
     voice: str = ""
     sampling: Sampling = field(default_factory=Sampling)
     max_frames: int = 0
     speed: float = 1.0
+    first: int = 0
+    history: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +189,8 @@ class TalkerModel(Model, Protocol):
     def check(self, request: SpeechRequest) -> None: ...
 
     def speak(self, request: SpeechRequest, inputs: AsyncIterator[TextPiece | NDArray[np.float32]]) -> AsyncGenerator[Frames, None]:
-        """inputs: TextPiece for a text port, [n, width] rows for a tensor port (a row array is valid until the next is asked for)."""
+        """inputs: TextPiece for a text port, [n, width] rows for a tensor port (a row array is valid until the next is asked for); always
+        all of them, from the first. Raises BadRequest for speech that ends before frame `request.first`."""
 
 
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
@@ -179,12 +198,30 @@ class TalkerModel(Model, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
-    """What a Code2Wav is asked. profile: latency, balanced, quality, offline. sample_rate_hz: 0 is the model's own."""
+    """What a Code2Wav is asked. profile: latency, balanced, quality, offline. sample_rate_hz: 0 is the model's own. first: the sample (per
+    channel) that is to come first, for a sound that an equal request began."""
 
     seed: int
     profile: str = "balanced"
     sample_rate_hz: int = 0
     voice: str = ""
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechFrames:
+    """Consecutive frames that go into a Code2Wav. first: index of the first one. rows: [n, width], valid until the next are asked for."""
+
+    first: int
+    rows: NDArray[np.uint32] | NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Consecutive samples, [n, channels] float32 in -1..1. needs: first frame that a replacement would need to go on after them."""
+
+    samples: NDArray[np.float32]
+    needs: int = 0
 
 
 class Code2WavModel(Model, Protocol):
@@ -192,11 +229,13 @@ class Code2WavModel(Model, Protocol):
 
     def check(self, request: WaveRequest) -> None: ...
 
-    def decode(
-        self, request: WaveRequest, frames: AsyncIterator[NDArray[np.uint32] | NDArray[np.float32]]
-    ) -> AsyncGenerator[NDArray[np.float32], None]:
-        """frames: [n, width] arrays, each valid until the next is asked for. Yields [samples, channels] in -1..1; chunk borders that change
-        the samples are a function of the frame index, never of how the frames arrived."""
+    def first_frame(self, request: WaveRequest) -> int:
+        """First frame needed for sound from sample `request.first` on: left context included, 0 where only the frames themselves tell."""
+
+    def decode(self, request: WaveRequest, frames: AsyncIterator[SpeechFrames]) -> AsyncGenerator[Sound, None]:
+        """frames: without gap, from frame first_frame(request), or from the `Sound.needs` of a sound before sample `request.first`, or from
+        any frame between. Yields the sound from that sample on; chunk borders that change the samples are a function of the frame index,
+        never of how the frames arrived or where they began. Raises BadRequest for sound that ends before sample `request.first`."""
 
 
 # Diffusion -------------------------------------------------------------------------------------------------------------------------
@@ -204,7 +243,8 @@ class Code2WavModel(Model, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """What a Diffusion model is asked. Pixels, steps: 0 is the model's default. results: 1 to 8."""
+    """What a Diffusion model is asked. Pixels, steps: 0 is the model's default. results: 1 to 8. first: the picture that is to come first,
+    below `results`, for a request that an equal one began."""
 
     seed: int
     prompt: str
@@ -215,6 +255,7 @@ class DrawRequest:
     guidance_scale: float | None = None
     results: int = 1
     previews: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 A chunk ends at the end of a phrase or where the schedule says, and the schedule is a function of the frame index: the samples do not
 depend on how the rows arrive.
+
+Phrases do not touch each other, so a session that goes on begins with the phrase of its first sample. In that phrase the running phase of
+the pulses is needed from the beginning, the net only from a little before: what it keeps after a chunk depends on the end of that chunk.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, WaveRequest
+from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, Sound, SpeechFrames, WaveRequest
 from omnistage.models.smol import decoder, waveform
 from omnistage.models.smol.decoder import SpectrumNet, SpectrumStream
 from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH
@@ -32,6 +35,8 @@ SAMPLES_PER_ROW = SAMPLE_RATE_HZ // FRAME_RATE_HZ
 FRAMES_PER_ROW = SAMPLES_PER_ROW // waveform.HOP
 LOOKAHEAD_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
 """Rows after a row that its samples depend on: 15, or 0.375 s of speech. None beyond the end of the phrase."""
+CONTEXT_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
+"""Rows before a row that its samples depend on, besides the running phase: 14. None before the beginning of the phrase."""
 MAX_PHRASE_ROWS = 4096
 _FADE = torch.sin(torch.arange(1, 121) / 121 * math.pi / 2) ** 2
 """5 ms at both ends of a phrase: what is left of a sound there would click."""
@@ -60,10 +65,16 @@ def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
 
 
 class _Phrase:
-    """One phrase on its way from rows to samples. first_row: where it begins in the session. rows: how many it has."""
+    """One phrase on its way from rows to samples.
 
-    def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int) -> None:
+    first_row: where it begins in the session. rows: how many it has. wanted: the row of the phrase from which on samples are wanted; those
+    before it may be anything, and with wanted >= rows it takes rows and gives nothing.
+    """
+
+    def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, wanted: int) -> None:
+        self.first_row = first_row
         self.rows = rows
+        self._wanted = wanted
         self.received = 0
         self.given = 0
         self._waiting: deque[Samples] = deque()
@@ -77,8 +88,14 @@ class _Phrase:
         self._overlap = OverlapAdd()
         self._samples = torch.zeros(0)
 
+    @property
+    def skipped(self) -> bool:
+        """Whether none of its samples are wanted."""
+        return self._wanted >= self.rows
+
     def receive(self, rows: Samples) -> None:
-        self._waiting.append(rows)
+        if not self.skipped:
+            self._waiting.append(rows)
         self.received += len(rows)
 
     def needs(self, rows: int) -> int:
@@ -106,42 +123,61 @@ class _Phrase:
         return rows[:count]
 
     def _push(self, rows: Samples, last: bool) -> None:
-        f0, energy = rows[:, F0].reshape(-1), rows[:, ENERGY].reshape(-1)
-        text = np.repeat(rows[:, :TEXT_WIDTH], FRAMES_PER_ROW, axis=0)
-        pitch = np.log(np.maximum(f0, 0) + 1) / np.float32(5)
-        frames = np.concatenate([text, pitch[:, None], energy[:, None] / np.float32(5)], axis=1)
-        maps = self._spectra.push(torch.from_numpy(frames).to(self._device), last).cpu()
+        f0 = rows[:, F0].reshape(-1)
         pulses = torch.cat([self._pulses, self._train.push(f0, last)])
-        count = maps.shape[0]
-        spectra = waveform.mix(maps, pulses[:count], waveform.noise(self._seed, self._next_frame, count))
+        if not last and self._wanted >= self._pushed + CONTEXT_ROWS:
+            # Nothing wanted depends on these rows but the phase of the pulses.
+            count = self._spectra.skip(len(f0))
+            spectra = torch.zeros(count, decoder.BINS, dtype=torch.complex64)
+        else:
+            maps = self._spectra.push(torch.from_numpy(self._frames(rows)).to(self._device), last).cpu()
+            count = maps.shape[0]
+            spectra = waveform.mix(maps, pulses[:count], waveform.noise(self._seed, self._next_frame, count))
         self._pulses = pulses[count:]
         self._next_frame += count
         self._samples = torch.cat([self._samples, self._overlap.push(spectra, last)])
 
+    @staticmethod
+    def _frames(rows: Samples) -> Samples:
+        """Rows as the net takes them, [len(rows) * FRAMES_PER_ROW, decoder.IN_WIDTH]."""
+        text = np.repeat(rows[:, :TEXT_WIDTH], FRAMES_PER_ROW, axis=0)
+        f0, energy = rows[:, F0].reshape(-1, 1), rows[:, ENERGY].reshape(-1, 1)
+        pitch = np.log(np.maximum(f0, 0) + 1) / np.float32(5)
+        return np.concatenate([text, pitch, energy / np.float32(5)], axis=1)
+
 
 @dataclass(slots=True)
 class WaveSession:
-    """Rows in, chunks of samples out, for one session. Knows no thread: `step` is the unit of work, `ready` says whether there is one."""
+    """Rows in, chunks of samples out, for one session. Knows no thread: `step` is the unit of work, `ready` says whether there is one.
+
+    first_sample: the sample that is to come first; what lies before it is computed only where the rest depends on it.
+    """
 
     net: SpectrumNet
     seed: int
     schedule: tuple[int, ...]
+    first_sample: int = 0
     _phrases: deque[_Phrase] = field(default_factory=deque)
+    _begun: bool = False
     _received: int = 0
     _given: int = 0
+    _silent: bool = True
 
     @property
-    def first(self) -> bool:
-        """No samples have been made yet."""
-        return self._given == 0
+    def silent(self) -> bool:
+        """No samples have been given yet."""
+        return self._silent
 
-    def feed(self, rows: NDArray[np.uint32] | NDArray[np.float32]) -> None:
+    def feed(self, frames: SpeechFrames) -> None:
         """Take the next rows [n, FEATURE_WIDTH] float32 (copied). Raises BadRequest for rows that no Talker of this model makes."""
+        rows = frames.rows
         if rows.ndim != 2 or rows.shape[1] != FEATURE_WIDTH or rows.dtype != np.float32:
             raise BadRequest("features", f"rows must be float32 [n, {FEATURE_WIDTH}], not {rows.dtype} {list(rows.shape)}")
         own = np.array(rows, np.float32)
         if not np.isfinite(own).all():
             raise BadRequest("features", "holds NaN or infinity: send the rows of the Talker of this model unchanged")
+        if not self._begun:
+            own = self._begin(frames.first, own)
         while len(own):
             if not self._phrases or self._phrases[-1].received == self._phrases[-1].rows:
                 self._begin_phrase(float(own[0, COUNT]))
@@ -152,24 +188,48 @@ class WaveSession:
                 raise BadRequest("features", f"rows of a phrase of {phrase.rows} are missing or out of order near row {places[0]}")
             phrase.receive(taken)
             self._received += len(taken)
+            if phrase.skipped and phrase.received == phrase.rows:
+                self._phrases.popleft()
+                self._given += phrase.rows
+
+    def _begin(self, first: int, rows: Samples) -> Samples:
+        """What is left of the first rows of the session, row `first` and on, when those before the first phrase are dropped. A session that
+        goes on may begin in the middle of a phrase that it does not need."""
+        begins = np.flatnonzero(rows[:, INDEX] == 0)
+        dropped = 0 if first == 0 else int(begins[0]) if len(begins) else len(rows)
+        self._begun = first == 0 or len(begins) > 0
+        self._received = self._given = first + dropped
+        if self._given * SAMPLES_PER_ROW > self.first_sample:
+            needed = f"rows from the beginning of the phrase of sample {self.first_sample}"
+            raise BadRequest("features", f"{needed} are needed, the first phrase after row {first} begins too late")
+        return rows[dropped:]
 
     def end(self) -> None:
-        """No more rows come. A phrase that was broken off ends where its rows end."""
+        """No more rows come. A phrase that was broken off ends where its rows end. Raises BadRequest if that is before `first_sample`."""
+        samples = self._received * SAMPLES_PER_ROW
+        if samples < self.first_sample:
+            raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self.first_sample}")
         if self._phrases:
             self._phrases[-1].rows = self._phrases[-1].received
 
     def ready(self) -> bool:
         """Whether all rows that the next chunk depends on are here."""
-        return bool(self._phrases) and self._phrases[0].received >= self._phrases[0].needs(self._next_chunk())
+        if not self._phrases or self._phrases[0].skipped:
+            return False
+        return self._phrases[0].received >= self._phrases[0].needs(self._next_chunk())
 
-    def step(self) -> Samples:
-        """The next chunk, float32 [samples, 1]."""
+    def step(self) -> Sound:
+        """The next chunk, float32 [samples, 1], without what lies before `first_sample`: perhaps nothing."""
         phrase, rows = self._phrases[0], self._next_chunk()
-        samples = phrase.take(rows)
+        known = max(self.first_sample - self._given * SAMPLES_PER_ROW, 0)
+        samples = phrase.take(rows)[known:, None]
         self._given += rows
+        needs = phrase.first_row
         if phrase.given == phrase.rows:
             self._phrases.popleft()
-        return samples[:, None]
+            needs = self._given
+        self._silent = self._silent and not len(samples)
+        return Sound(samples, needs)
 
     def _next_chunk(self) -> int:
         phrase = self._phrases[0]
@@ -178,7 +238,8 @@ class WaveSession:
     def _begin_phrase(self, count: float) -> None:
         if not (1 <= count <= MAX_PHRASE_ROWS and count.is_integer()):
             raise BadRequest("features", f"a phrase of {count} rows; 1 to {MAX_PHRASE_ROWS} are possible")
-        self._phrases.append(_Phrase(self.net, self.seed, self._received, int(count)))
+        wanted = self.first_sample // SAMPLES_PER_ROW - self._received
+        self._phrases.append(_Phrase(self.net, self.seed, self._received, int(count), wanted))
 
 
 class SmolCode2Wav:
@@ -218,19 +279,28 @@ class SmolCode2Wav:
         if request.sample_rate_hz not in (0, SAMPLE_RATE_HZ):
             raise BadRequest("code2wav.sample_rate_hz", f"{request.sample_rate_hz} is not possible: ask for {SAMPLE_RATE_HZ} or 0")
 
-    async def decode(
-        self, request: WaveRequest, frames: AsyncIterator[NDArray[np.uint32] | NDArray[np.float32]]
-    ) -> AsyncGenerator[Samples, None]:
+    def first_frame(self, request: WaveRequest) -> int:
+        """Always 0: where the phrase of a sample begins is said by the rows alone. `Sound.needs` says it to whoever has heard the sound."""
+        return 0
+
+    async def decode(self, request: WaveRequest, frames: AsyncIterator[SpeechFrames]) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. No rows at all give no chunk. Raises BadRequest for what `check` refuses and for malformed rows."""
         self.check(request)
-        session = WaveSession(self._net, request.seed, SCHEDULES[request.profile])
-        async for rows in frames:
-            session.feed(rows)
-            while session.ready():
-                yield await self._worker.run(session.step, urgent=session.first)
+        session = WaveSession(self._net, request.seed, SCHEDULES[request.profile], request.first)
+        async for part in frames:
+            session.feed(part)
+            async for sound in self._sounds(session):
+                yield sound
         session.end()
+        async for sound in self._sounds(session):
+            yield sound
+
+    async def _sounds(self, session: WaveSession) -> AsyncIterator[Sound]:
+        """All chunks whose rows are here."""
         while session.ready():
-            yield await self._worker.run(session.step, urgent=session.first)
+            sound = await self._worker.run(session.step, urgent=session.silent)
+            if len(sound.samples):
+                yield sound
 
     async def warm_up(self) -> None:
         """Decode one second of silence."""
@@ -238,7 +308,7 @@ class SmolCode2Wav:
         rows[:, INDEX] = np.arange(FRAME_RATE_HZ)
         rows[:, COUNT] = FRAME_RATE_HZ
         session = WaveSession(self._net, 0, SCHEDULES["balanced"])
-        session.feed(rows)
+        session.feed(SpeechFrames(0, rows))
         while session.ready():
             await self._worker.run(session.step)
 

@@ -67,6 +67,14 @@ class SpectrumStream:
         out: Tensor = self._net.head(self._net.dec_norm(rows))
         return out
 
+    def skip(self, count: int) -> int:
+        """Go on as if `count` frames had been pushed, LOOKAHEAD or more if they are the first, without computing anything. Returns how many
+        spectra that would have given. From LOOKAHEAD frames after them on the spectra are those of a stream that was given all."""
+        half = KERNEL // 2
+        fresh = self._kept[0].shape[0] == half
+        self._kept = [kept.new_zeros(KERNEL - 1, kept.shape[1]) for kept in self._kept]
+        return count - LOOKAHEAD if fresh else count
+
     def _extend(self, layer: int, rows: Tensor, last: bool) -> Tensor:
         """What a layer kept, the new rows, and zeros after the end of the phrase; keeps what the next call needs."""
         parts = [self._kept[layer], rows]

@@ -6,6 +6,7 @@ Onnxruntime is imported by the package when the first word that is in no lexicon
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -59,6 +60,8 @@ class Phonemizer:
     def __init__(self, symbols: Mapping[str, int]) -> None:
         from hibari.g2p import G2P
 
+        # For words that are not in its lexicon it loads onnxruntime, which otherwise reports to its maker over the network.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         self._g2p = G2P()
         self._symbols = dict(symbols)
 

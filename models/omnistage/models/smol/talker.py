@@ -80,16 +80,21 @@ class SmolTalker:
         Raises BadRequest for what `check` refuses and for an input that is not text.
         """
         self.check(request)
-        made = 0
+        made, rest, finish_reason = 0, np.empty((0, FEATURE_WIDTH), np.float32), FinishReason.STOP
         async for phrase in _phrases(inputs):
-            rows = await self._worker.run(partial(self._rows, phrase, request.speed), urgent=made == 0)
+            rows = await self._worker.run(partial(self._rows, phrase, request.speed), urgent=made <= request.first)
             if request.max_frames and made + len(rows) > request.max_frames:
-                yield Frames(rows[: request.max_frames - made], FinishReason.LENGTH)
-                return
+                rows, finish_reason = rows[: request.max_frames - made], FinishReason.LENGTH
+            fresh = rows[max(request.first - made, 0) :]
             made += len(rows)
-            if len(rows):
-                yield Frames(rows)
-        yield Frames(np.empty((0, FEATURE_WIDTH), np.float32), FinishReason.STOP)
+            if finish_reason is FinishReason.LENGTH:
+                rest = fresh
+                break
+            if len(fresh):
+                yield Frames(fresh)
+        if made < request.first:
+            raise BadRequest("resume.positions", f"the speech has {made} frames: it cannot go on at frame {request.first}")
+        yield Frames(rest, finish_reason)
 
     def _rows(self, phrase: Phrase, speed: float) -> Rows:
         silence = SILENCE[phrase.pause]

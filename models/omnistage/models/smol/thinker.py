@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -117,8 +118,37 @@ class SmolThinker:
         vocabulary = self._tokenizer.get_vocab_size()
         if not all(0 <= token_id < vocabulary for token_id in request.sampling.logit_bias):
             raise BadRequest("thinker.sampling.logit_bias", f"token ids must be below {vocabulary}")
-        if not request.verbatim:
-            self._check_length(self.prompt(request.turns))
+        if not all(0 <= token_id < vocabulary for token_id in request.history):
+            raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
+        if request.verbatim:
+            self._check_verbatim(request)
+            return
+        prompt = self.prompt(request.turns)
+        self._check_length(prompt)
+        self._check_unfinished(request, prompt)
+
+    def _check_verbatim(self, request: TextRequest) -> None:
+        if list(request.history) != self._encode(request.verbatim)[: len(request.history)]:
+            raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
+
+    def _check_unfinished(self, request: TextRequest, prompt: Sequence[int]) -> None:
+        """An answer that has ended cannot go on; whoever has its last token also has its finish reason."""
+        if request.finished is not None:
+            return
+        if request.history and len(request.history) >= self._max_tokens(request, prompt):
+            raise BadRequest("resume.history", f"the answer ended before or with its {len(request.history)} tokens, by its length")
+        if request.stop and self._detokenizer(request).stopped:
+            raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
+
+    def _max_tokens(self, request: TextRequest, prompt: Sequence[int]) -> int:
+        return min(request.max_tokens, self._context - len(prompt))
+
+    def _detokenizer(self, request: TextRequest) -> Detokenizer:
+        """One that has seen the history, and holds back what was held back after it."""
+        detokenizer = Detokenizer(self._piece, request.stop)
+        for token_id in request.history:
+            detokenizer.push(token_id)
+        return detokenizer
 
     def _check_length(self, prompt: Sequence[int]) -> None:
         if len(prompt) >= self._context:
@@ -143,15 +173,18 @@ class SmolThinker:
         """Yield pieces as they are ready. At most `scheduler.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
         text is not among the ids; a stop string's tokens are, its text is not."""
         self.check(request)
-        pieces = self._say(request.verbatim) if request.verbatim else self._think(request)
+        if request.finished is not None:
+            yield TextPiece("", (), finish_reason=request.finished)
+            return
+        pieces = self._say(request) if request.verbatim else self._think(request)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
-    async def _say(self, text: str) -> AsyncGenerator[TextPiece, None]:
-        ids = self._encode(text)
-        detokenizer = Detokenizer(self._piece)
-        for first in range(0, len(ids), _PIECE_TOKENS):
+    async def _say(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        ids = self._encode(request.verbatim)
+        detokenizer = self._detokenizer(replace(request, stop=()))
+        for first in range(len(request.history), len(ids), _PIECE_TOKENS):
             part = ids[first : first + _PIECE_TOKENS]
             yield TextPiece("".join(map(detokenizer.push, part)), tuple(part))
         yield TextPiece(detokenizer.finish(), (), finish_reason=FinishReason.STOP)
@@ -162,16 +195,17 @@ class SmolThinker:
             TokenRequest(
                 prompt=prompt,
                 seed=request.seed,
-                max_tokens=min(request.max_tokens, self._context - len(prompt)),
+                max_tokens=self._max_tokens(request, prompt),
                 sampling=request.sampling,
                 min_tokens=request.min_tokens,
                 end_ids=frozenset({self._end}),
                 ignore_end=request.ignore_eos,
                 logprobs=request.logprobs,
+                history=request.history,
             )
         )
         async with aclosing(stream):
-            async for piece in self._pieces(stream, Detokenizer(self._piece, request.stop)):
+            async for piece in self._pieces(stream, self._detokenizer(request)):
                 yield piece
 
     async def _pieces(self, stream: TokenStream, detokenizer: Detokenizer) -> AsyncGenerator[TextPiece, None]:

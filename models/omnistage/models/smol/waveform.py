@@ -24,6 +24,8 @@ WINDOW = 1200
 _OVERLAP = WINDOW // HOP
 LOOKAHEAD = 2
 """Frames after a frame that its samples depend on, by the overlap of the windows."""
+LOOKBEHIND = 1
+"""Frames before it."""
 _LOWEST_HZ = 40.0
 _HIGHEST_HZ = 11000.0
 _HANN = torch.hann_window(WINDOW)

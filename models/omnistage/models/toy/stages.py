@@ -7,6 +7,7 @@ import random
 import struct
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,6 +24,8 @@ from omnistage.models.interface import (
     ModelInfo,
     Picture,
     PortSpec,
+    Sound,
+    SpeechFrames,
     SpeechRequest,
     TextPiece,
     TextRequest,
@@ -32,13 +35,17 @@ from omnistage.models.toy import formulas
 
 MAX_SESSIONS = 1024
 REVISION = "1"
+DIFFERENCE = 7
+"""What a Talker that differs adds to its codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToyOptions:
     """interval_s: pause before each token. max_chunk: most tokens, frames or blocks in one piece; 1 takes the chance out of the cut.
     stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens when the model ends by itself.
-    chunk_samples: most samples in one piece of sound; 0 is all that is there. interval_s of a Code2Wav is the pause before each piece."""
+    chunk_samples: most samples in one piece of sound; 0 is all that is there. interval_s of a Code2Wav is the pause before each piece.
+    context: frames that a Code2Wav asks for before the one that it goes on in, as one with a left context would. differs: a Talker that
+    makes other codes than others of its revision, as one that samples differently would."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -47,6 +54,8 @@ class ToyOptions:
     samples_per_frame: int = formulas.SAMPLES_PER_FRAME
     length: int = formulas.NATURAL_LENGTH
     chunk_samples: int = 0
+    context: int = 2
+    differs: bool = False
     max_sessions: int = MAX_SESSIONS
 
     @classmethod
@@ -99,15 +108,28 @@ class ToyThinker(_Toy):
     def check(self, request: TextRequest) -> None:
         if not request.turns and not request.verbatim:
             raise BadRequest("thinker.messages", "at least one turn is needed")
+        if request.finished is None and request.history and len(request.history) >= self._length(request):
+            raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
+
+    def _length(self, request: TextRequest) -> int:
+        """Tokens of the whole answer."""
+        spoken = request.verbatim.split()
+        natural = len(spoken) if spoken else self.options.length
+        return request.max_tokens if request.ignore_eos and not spoken else min(natural, request.max_tokens)
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
         """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
+        self.check(request)
+        async with aclosing(self._earlier(request)) as earlier:
+            async for piece in earlier:
+                yield piece
+        if request.finished is not None:
+            return
         spoken = request.verbatim.split()
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
-        natural = len(spoken) if spoken else self.options.length
-        total = request.max_tokens if request.ignore_eos and not spoken else min(natural, request.max_tokens)
+        natural, total = len(spoken) if spoken else self.options.length, self._length(request)
         finish = FinishReason.STOP if total == natural else FinishReason.LENGTH
-        n = 0
+        n = len(request.history)
         while n < total:
             if self.options.interval_s:
                 await asyncio.sleep(self.options.interval_s)
@@ -118,6 +140,15 @@ class ToyThinker(_Toy):
             yield TextPiece(words, tokens, hidden=self._rows(tokens), finish_reason=finish if n == total else None)
         if total == 0:
             yield TextPiece("", (), hidden=self._rows(()), finish_reason=finish)
+
+    async def _earlier(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        """The rows of the history again, without a pause: like a prefill they cost next to nothing."""
+        left = request.history[request.rows_from :]
+        while left:
+            tokens, left = left[: (cut := self._cut())], left[cut:]
+            yield TextPiece("", tokens, hidden=self._rows(tokens), finish_reason=None if left else request.finished)
+        if request.finished is not None and request.rows_from == len(request.history):
+            yield TextPiece("", (), hidden=self._rows(()), finish_reason=request.finished)
 
     def _rows(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         rows = np.empty((len(tokens), self.options.row_width), np.float32)
@@ -143,25 +174,38 @@ class ToyTalker(_Toy):
     def check(self, request: SpeechRequest) -> None:
         if request.voice not in ("", "toy"):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'toy'")
+        if request.max_frames and request.first >= request.max_frames:
+            raise BadRequest("resume.history", f"{request.first} frames are there and talker.max_frames is {request.max_frames}")
 
     async def speak(self, request: SpeechRequest, inputs: AsyncIterator[TextPiece | NDArray[np.float32]]) -> AsyncGenerator[Frames, None]:
+        """Codes depend on the rows alone: of the frames that were made before only the number counts."""
+        self.check(request)
         made = 0
         async for rows in inputs:
             if isinstance(rows, TextPiece):
                 raise TypeError("the toy Talker takes hidden rows")
-            codes = formulas.frames(rows)
-            if self.options.stamp:
-                stamps = rows[:, self.options.width :].astype(np.uint32)
-                codes = np.concatenate([codes, stamps.repeat(formulas.FRAMES_PER_ROW, axis=0)], axis=1)
-            if request.max_frames and made + len(codes) >= request.max_frames:
-                yield Frames(codes[: request.max_frames - made], FinishReason.LENGTH)
+            codes = self._codes(rows)
+            before, made = made, made + len(codes)
+            codes = codes[max(request.first - before, 0) :]
+            if request.max_frames and made >= request.max_frames:
+                yield Frames(codes[: len(codes) - (made - request.max_frames)], FinishReason.LENGTH)
                 return
-            made += len(codes)
             while len(codes):
                 cut = min(self._cut(), len(codes))
                 yield Frames(codes[:cut])
                 codes = codes[cut:]
+        if made < request.first:
+            raise BadRequest("resume.positions", f"the speech has {made} frames: it cannot go on at frame {request.first}")
         yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
+
+    def _codes(self, rows: NDArray[np.float32]) -> NDArray[np.uint32]:
+        codes = formulas.frames(rows)
+        if self.options.differs:
+            codes = (codes + np.uint32(DIFFERENCE)) % np.uint32(1024)
+        if self.options.stamp:
+            stamps = rows[:, self.options.width :].astype(np.uint32)
+            codes = np.concatenate([codes, stamps.repeat(formulas.FRAMES_PER_ROW, axis=0)], axis=1)
+        return codes
 
 
 class ToyCode2Wav(_Toy):
@@ -178,20 +222,39 @@ class ToyCode2Wav(_Toy):
         if request.sample_rate_hz not in (0, formulas.SAMPLE_RATE_HZ):
             raise BadRequest("code2wav.sample_rate_hz", f"only {formulas.SAMPLE_RATE_HZ} is possible")
 
-    async def decode(
-        self, request: WaveRequest, frames: AsyncIterator[NDArray[np.uint32] | NDArray[np.float32]]
-    ) -> AsyncGenerator[NDArray[np.float32], None]:
-        async for codes in frames:
-            if len(codes) == 0:
+    def first_frame(self, request: WaveRequest) -> int:
+        return self._needs(request.first)
+
+    def _needs(self, sample: int) -> int:
+        return max(sample // self.options.samples_per_frame - self.options.context, 0)
+
+    async def decode(self, request: WaveRequest, frames: AsyncIterator[SpeechFrames]) -> AsyncGenerator[Sound, None]:
+        """Samples depend on their own frame alone: those of the context are dropped, and those of the frame that were heard before."""
+        reached = 0
+        async for part in frames:
+            if not reached and part.first > self.first_frame(request):
+                needed = f"frames from {self.first_frame(request)} on are needed for sample {request.first}"
+                raise BadRequest("codes", f"{needed}, the first one is {part.first}")
+            begin, reached = (place * self.options.samples_per_frame for place in (part.first, part.first + len(part.rows)))
+            if reached <= request.first or not len(part.rows):
                 continue
-            sound = formulas.samples(np.asarray(codes, np.uint32), self.options.samples_per_frame)
-            if self.options.stamp:
-                sound[: 2 * formulas.LIMBS, 0] = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()]) / 32768
-            most = self.options.chunk_samples or len(sound)
-            for begin in range(0, len(sound), most):
+            sound = self._sound(np.asarray(part.rows, np.uint32))[max(request.first - begin, 0) :]
+            given = reached - len(sound)
+            most = self.options.chunk_samples or max(len(sound), 1)
+            for place in range(0, len(sound), most):
                 if self.options.interval_s:
                     await asyncio.sleep(self.options.interval_s)
-                yield sound[begin : begin + most]
+                piece = sound[place : place + most]
+                given += len(piece)
+                yield Sound(piece, self._needs(given))
+        if reached < request.first:
+            raise BadRequest("resume.positions", f"the sound has {reached} samples: it cannot go on at sample {request.first}")
+
+    def _sound(self, codes: NDArray[np.uint32]) -> NDArray[np.float32]:
+        sound = formulas.samples(codes, self.options.samples_per_frame)
+        if self.options.stamp:
+            sound[: 2 * formulas.LIMBS, 0] = np.concatenate([codes[0, formulas.CODEBOOKS :].astype(np.int64), formulas.stamp()]) / 32768
+        return sound
 
 
 class ToyDiffusion(_Toy):
@@ -215,11 +278,11 @@ class ToyDiffusion(_Toy):
             yield Picture(b"", "", step, steps)
             if step * request.previews // steps > (step - 1) * request.previews // steps:
                 yield Picture(png(self._pixels(request.seed, width, height) // 16 * 16), "image/png", step, steps, preview=True)
-        for n in range(request.results):
+        for n in range(request.first, request.results):
             yield Picture(png(self._pixels(request.seed + n, width, height)), "image/png", steps, steps)
 
     def _pixels(self, seed: int, width: int, height: int) -> NDArray[np.uint8]:
-        return ((seed + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)
+        return ((seed % 256 + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:

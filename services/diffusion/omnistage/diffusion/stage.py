@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
 from omnistage.models.interface import BadRequest, DiffusionModel, DrawRequest, Picture
 from omnistage.stage.describe import describe
-from omnistage.stage.logic import LogicLoad, Output, Work
-from omnistage.stage.params import bad_request, check_kind, refusals
+from omnistage.stage.logic import Input, LogicLoad, Output, Start, Timing, Work
+from omnistage.stage.params import POSITIONS, bad_request, check_kind, refusals
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 MAX_PROMPT_CHARACTERS = 20_000
@@ -27,12 +29,14 @@ class DiffusionStage:
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)
 
-    def prepare(self, request: stage_pb2.Open) -> Work:
+    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "diffusion")
-        draw = parse(request.params.diffusion, request.seed)
+        draw = replace(parse(request.params.diffusion, request.seed), first=start.first.get("image", 0))
+        if draw.first > draw.results:
+            raise bad_request(POSITIONS, f"port 'image' cannot go on at picture {draw.first}: {draw.results} are asked for")
         with refusals(BadRequest):
             self._model.check(draw)
-        return lambda inputs, timing: self._run(draw)
+        return Work(partial(self._run, draw))
 
     async def warm_up(self) -> None:
         await self._model.warm_up()
@@ -40,17 +44,22 @@ class DiffusionStage:
     async def close(self) -> None:
         await self._model.close()
 
-    async def _run(self, request: DrawRequest) -> AsyncGenerator[Output, None]:
-        with refusals(BadRequest):
-            async with aclosing(self._model.draw(request)) as pictures:
-                async for picture in pictures:
-                    if picture.data:
-                        for output in _parts(picture):
-                            yield output
-                    else:
-                        yield Output("progress", 0, chunk_pb2.ProgressChunk(done=picture.step, total=picture.steps))
-        yield Output("progress", 0, None, last=True)
-        yield Output("image", 0, None, last=True)
+    async def _run(self, request: DrawRequest, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
+        """Progress begins anew with a resumed session; pictures that the caller has are not drawn again."""
+        wants_progress, wants_image = "progress" not in start.ended, "image" not in start.ended
+        if wants_image and request.first < request.results:
+            with refusals(BadRequest):
+                async with aclosing(self._model.draw(request)) as pictures:
+                    async for picture in pictures:
+                        if picture.data:
+                            for output in _parts(picture):
+                                yield output
+                        elif wants_progress:
+                            yield Output("progress", 0, chunk_pb2.ProgressChunk(done=picture.step, total=picture.steps))
+        if wants_progress:
+            yield Output("progress", 0, None, last=True)
+        if wants_image:
+            yield Output("image", 0, None, last=True)
 
 
 def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:

@@ -48,6 +48,7 @@ class Inputs:
         self._view: TensorView | None = None
         self._half_closed = False
         self._interrupted = False
+        self._closed = False
         self._needs: Mapping[str, int] = {}
         self._began: set[str] = set()
         self.items = dict.fromkeys(self._readers, 0)
@@ -61,7 +62,10 @@ class Inputs:
         self._needs = dict.fromkeys(self._readers, 0) | dict(needs)
 
     def put(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for one that is not right."""
+        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for one that is not right. After
+        `close` it is dropped unseen: the caller may not have read Ended yet."""
+        if self._closed:
+            return
         reader = self._readers.get(chunk.port)
         if reader is None:
             raise protocol_error(f"no input port {chunk.port[:32]!r}; this stage takes {sorted(self._readers)}")
@@ -126,6 +130,7 @@ class Inputs:
 
     def close(self) -> None:
         """Give every view back. Nothing of the session reads one any more."""
+        self._closed = True
         self._release_view()
         for _, view in self._queue:
             if view is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import grpc.aio
@@ -21,6 +22,8 @@ from omnistage.stage.settings import StageSettings
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 
 SWEEP_PERIOD_S = 60.0
+
+EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 
 LoadLogic = Callable[[StageSettings], StageLogic]
 """Load a model and wrap it for its kind. Runs in a thread, before the server says SERVING; raises StartError for what a user can mend."""
@@ -58,7 +61,9 @@ class StageServer:
         stage_pb2_grpc.add_StageServiceServicer_to_server(self._servicer, server)
 
     def bound(self, address: str) -> None:
-        self._environment.address = address
+        """In reports a replica that listens everywhere goes by the name of its host, which in a container tells it from the others."""
+        host, _, port = address.rpartition(":")
+        self._environment.address = f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
 
     async def start(self) -> None:
         await self._logic.warm_up()

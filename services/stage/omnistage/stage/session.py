@@ -463,8 +463,8 @@ class Session:
             self._granted_behind[credit.port] = max(credit.total, self._granted_behind.get(credit.port, 0))
 
     def _check_credit_behind(self) -> None:
-        """The caller cannot send credit any more: a port of a hop behind that used all of its credit up and has not ended never will. The last
-        hop has a port at least that needs some."""
+        """The caller cannot send credit any more: a port of a hop behind that used all of its credit up and has not ended never will. The
+        last hop has a port at least that needs some."""
         if self._link is not None and not self._granted_behind and not self._ended_behind - self._uncredited:
             raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
         for port, total in self._granted_behind.items():

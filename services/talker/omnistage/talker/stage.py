@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +14,8 @@ from numpy.typing import NDArray
 from omnistage.engine.types import Sampling
 from omnistage.models.interface import BadRequest, Content, Frames, SpeechRequest, TalkerModel, TextPiece
 from omnistage.stage.describe import describe
-from omnistage.stage.logic import Input, LogicLoad, Output, Work
-from omnistage.stage.params import bad_request, check_kind, check_sampling, refusals
+from omnistage.stage.logic import Input, LogicLoad, Output, Start, Timing, Work
+from omnistage.stage.params import HISTORY, bad_request, check_kind, check_sampling, earlier_output, refusals
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_FRAMES = 1 << 20
@@ -30,12 +32,15 @@ class TalkerStage:
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)
 
-    def prepare(self, request: stage_pb2.Open) -> Work:
+    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "talker")
         speech = parse(request.params.talker, request.seed)
+        history = self._codes(start) if self._output.content is Content.CODES else None
+        if history is not None and self._output.name not in start.ended:
+            speech = replace(speech, first=len(history), history=history)
         with refusals(BadRequest):
             self._model.check(speech)
-        return lambda inputs, timing: self._run(speech, inputs)
+        return Work(partial(self._run, speech))
 
     async def warm_up(self) -> None:
         await self._model.warm_up()
@@ -43,11 +48,24 @@ class TalkerStage:
     async def close(self) -> None:
         await self._model.close()
 
-    async def _run(self, request: SpeechRequest, inputs: AsyncIterator[Input]) -> AsyncGenerator[Output, None]:
+    async def _run(
+        self, request: SpeechRequest, inputs: AsyncIterator[Input], timing: Timing, start: Start
+    ) -> AsyncGenerator[Output, None]:
+        if self._output.name in start.ended:
+            return
+        request = replace(request, first=start.first.get(self._output.name, 0))
         with refusals(BadRequest):
             async with aclosing(self._model.speak(request, _contents(inputs))) as pieces:
                 async for frames in pieces:
                     yield Output(self._output.name, len(frames.rows), self._payload(frames), frames.finish_reason is not None)
+
+    def _codes(self, start: Start) -> NDArray[np.uint32]:
+        """The frames that the caller already has, [frames, codebooks]. Raises BAD_REQUEST for others than this model makes."""
+        history, width = earlier_output(start, self._output.name), self._output.width
+        codes = np.array(history.codes.codes, np.uint32)
+        if codes.size != history.count * width or (history.count and history.codes.codebook_count != width):
+            raise bad_request(HISTORY, f"{history.count} frames of {width} codes were expected on port {self._output.name!r}")
+        return codes.reshape(history.count, width)
 
     def _payload(self, frames: Frames) -> chunk_pb2.CodeChunk | NDArray[np.generic] | None:
         if len(frames.rows) == 0:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 
 from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest, ThinkerModel, Turn
 from omnistage.stage.describe import describe
-from omnistage.stage.logic import Input, LogicLoad, Output, Timing, Work
-from omnistage.stage.params import bad_request, check_kind, check_sampling, refusals
+from omnistage.stage.logic import Input, LogicLoad, Output, Start, Timing, Work
+from omnistage.stage.params import HISTORY, bad_request, check_kind, check_sampling, earlier_output, protocol_error, refusals
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_TOKENS = 32768
@@ -23,6 +25,7 @@ FINISH = {
     FinishReason.LENGTH: chunk_pb2.FINISH_REASON_LENGTH,
     FinishReason.INTERRUPTED: chunk_pb2.FINISH_REASON_INTERRUPTED,
 }
+FINISHED = {number: reason for reason, number in FINISH.items()}
 
 
 class ThinkerStage:
@@ -37,12 +40,12 @@ class ThinkerStage:
         load = self._model.load()
         return LogicLoad(load.queued, load.kv_pages_used, load.kv_pages_total)
 
-    def prepare(self, request: stage_pb2.Open) -> Work:
+    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
-        text_request = parse(request.params.thinker, request.seed)
+        text_request = resumed(parse(request.params.thinker, request.seed), start)
         with refusals(BadRequest):
             self._model.check(text_request)
-        return lambda inputs, timing: self._run(text_request, inputs, timing)
+        return Work(partial(self._run, text_request))
 
     async def warm_up(self) -> None:
         await self._model.warm_up()
@@ -50,17 +53,27 @@ class ThinkerStage:
     async def close(self) -> None:
         await self._model.close()
 
-    async def _run(self, request: TextRequest, inputs: AsyncIterator[Input], timing: Timing) -> AsyncGenerator[Output, None]:
+    async def _run(self, request: TextRequest, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
+        wants_text = "text" not in start.ended
+        wants_rows = self._has_hidden and "hidden" not in start.ended
+        if not (wants_text or wants_rows):
+            return
+        known = len(request.history)
+        token = start.first.get("hidden", 0) if wants_rows else known
+        if token > known:
+            raise protocol_error(f"port 'hidden' cannot go on at row {token}: there are only {known} tokens so far", port="hidden")
         with refusals(BadRequest):
-            async with aclosing(self._model.generate(request)) as pieces:
+            async with aclosing(self._model.generate(replace(request, rows_from=token))) as pieces:
                 async for piece in pieces:
                     timing.queued_s += piece.queued_s
                     last = piece.finish_reason is not None
                     count = len(piece.token_ids)
-                    # Rows first: they have the longer way to the listener.
-                    if self._has_hidden:
+                    # Text first: the caller must have the tokens before anybody has what was made from them.
+                    if wants_text and token >= known:
+                        yield Output("text", count, _text(piece), last)
+                    if wants_rows:
                         yield Output("hidden", count, piece.hidden if count else None, last)
-                    yield Output("text", count, _text(piece), last)
+                    token += count
 
 
 def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
@@ -85,6 +98,17 @@ def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
         logprobs=params.logprobs,
         verbatim=params.verbatim,
     )
+
+
+def resumed(request: TextRequest, start: Start) -> TextRequest:
+    """The request, with what the caller already has of its answer. Raises BAD_REQUEST for a history that does not fit its position."""
+    history = earlier_output(start, "text")
+    if len(history.text.token_ids) != history.count:
+        raise bad_request(HISTORY, f"{history.count} tokens of port 'text' were expected, it has {len(history.text.token_ids)}")
+    finished = FINISHED.get(history.text.finish_reason)
+    if (finished is not None) != ("text" in start.ended):
+        raise bad_request(HISTORY, "port 'text' has a finish reason if it has ended, and only then")
+    return replace(request, history=tuple(history.text.token_ids), finished=finished)
 
 
 def sampling(params: stage_pb2.Sampling) -> Sampling:

@@ -1,0 +1,183 @@
+"""The default Thinker goes on after any token of an answer as if it had never stopped: tokens, text, log probabilities and end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from omnistage.engine.detokenizer import Detokenizer
+from omnistage.engine.types import FinishReason, Sampling
+from omnistage.models.interface import BadRequest, TextPiece, TextRequest, Turn
+from omnistage.models.smol.thinker import SmolThinker
+
+SMALL_CACHE = 256 << 20
+EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
+
+
+BOTH = pytest.mark.parametrize("thinker", ["bfloat16", "float32"], indirect=True)
+
+
+@pytest_asyncio.fixture
+async def thinker(default_model: Path, request: pytest.FixtureRequest) -> AsyncIterator[SmolThinker]:
+    """In bfloat16, or in the dtype that the test asks for."""
+    dtype = getattr(request, "param", "bfloat16")
+    size = SMALL_CACHE * (2 if dtype == "float32" else 1)
+    model = SmolThinker.from_directory(default_model / "thinker", dtype=dtype, kv_bytes=size, poison=True)
+    yield model
+    await model.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer or the rest of one."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reasons: tuple[FinishReason, ...]
+
+
+async def answer(model: SmolThinker, request: TextRequest) -> Answer:
+    async with aclosing(model.generate(request)) as generated:
+        pieces: list[TextPiece] = [piece async for piece in generated]
+    assert pieces[-1].finish_reason is not None
+    return Answer(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.token_ids),
+        tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        tuple(piece.finish_reason for piece in pieces if piece.finish_reason),
+    )
+
+
+def texts(model: SmolThinker, request: TextRequest, tokens: tuple[int, ...]) -> list[str]:
+    """What an undisturbed run has said after each number of tokens, before it ends."""
+    detokenizer = Detokenizer(model._piece, request.stop)
+    said = [""]
+    for token in tokens:
+        said.append(said[-1] + detokenizer.push(token))
+    return said
+
+
+async def check_cuts(model: SmolThinker, request: TextRequest) -> Answer:
+    """Go on after every number of tokens, all at the same time; returns the undisturbed answer."""
+    whole = await answer(model, request)
+    said = texts(model, request, whole.tokens)
+    ended_with_a_token = whole.finish_reasons == (FinishReason.LENGTH,) or bool(request.stop)
+    places = range(len(whole.tokens) + (not ended_with_a_token))
+    rests = await asyncio.gather(*(answer(model, replace(request, history=whole.tokens[:cut])) for cut in places))
+    for cut, rest in zip(places, rests, strict=True):
+        assert rest.tokens == whole.tokens[cut:], f"cut after {cut} tokens"
+        assert said[cut] + rest.text == whole.text, f"cut after {cut} tokens"
+        assert rest.logprobs == (whole.logprobs[cut:] if request.logprobs else ()), f"cut after {cut} tokens"
+        assert rest.finish_reasons == whole.finish_reasons, f"cut after {cut} tokens"
+    assert model.load().kv_pages_used == 0
+    return whole
+
+
+def ask(text: str, **changes: object) -> TextRequest:
+    settings: dict[str, object] = {"seed": 1, "max_tokens": 20, "logprobs": True, **changes}
+    return TextRequest((Turn("user", text),), **settings)  # type: ignore[arg-type]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.7, top_p=0.9, top_k=40),
+        Sampling(temperature=1.0, min_p=0.05),
+        Sampling(repetition_penalty=1.3),
+        Sampling(temperature=0.8, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.1),
+    ],
+    ids=["greedy", "filters", "min-p", "repetition", "penalties"],
+)
+async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: Sampling, seed: int) -> None:
+    await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=sampling))
+
+
+@BOTH
+async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int) -> None:
+    rng = random.Random(seed)
+    request = ask("What is rain?", seed=seed, max_tokens=70, sampling=Sampling(temperature=0.9, top_k=50), ignore_eos=True)
+    whole = await answer(thinker, request)
+    for cut in (64, rng.randrange(20, 70)):
+        rest = await answer(thinker, replace(request, history=whole.tokens[:cut]))
+        assert (rest.tokens, rest.logprobs) == (whole.tokens[cut:], whole.logprobs[cut:]), f"cut after {cut} tokens"
+
+
+async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolThinker, seed: int) -> None:
+    """The first byte of the longest characters is made certain: each waits for its next byte, and is replaced when none comes."""
+    lead = next(token for token in range(49152) if thinker._piece(token) == b"\xf0")
+    request = ask("Smile!", seed=seed, sampling=Sampling(temperature=1.0, top_k=50, logit_bias={lead: 100.0}))
+    whole = await check_cuts(thinker, request)
+    said = texts(thinker, request, whole.tokens)
+    assert [len(text) for text in said] == [0, *range(len(whole.tokens))], "each token is the beginning of a character"
+
+
+@BOTH
+async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: SmolThinker) -> None:
+    free = await answer(thinker, ask("What is water?"))
+    middle = len(free.text) // 2
+    stop = (free.text[middle - 6 : middle + 7], free.text[middle + 1 : middle + 20] + "never said")
+    request = ask("What is water?", stop=stop)
+    whole = await check_cuts(thinker, request)
+    assert whole.text == free.text[: free.text.index(stop[0])]
+    assert whole.finish_reasons == (FinishReason.STOP,)
+    said = texts(thinker, request, whole.tokens)
+    assert any(len(held) < len(texts(thinker, ask(""), whole.tokens)[cut]) for cut, held in enumerate(said[:-1])), "nothing was held back"
+    await check_cuts(thinker, ask("What is water?", stop=(free.text[-5:] + "x", "ÿ")))
+
+
+async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker) -> None:
+    question = "What is the capital of France?"
+    free = await check_cuts(thinker, ask(question, max_tokens=40))
+    assert free.finish_reasons == (FinishReason.STOP,)
+    count = len(free.tokens)
+    longer = await check_cuts(thinker, ask(question, max_tokens=count + 12, min_tokens=count + 3))
+    assert len(longer.tokens) >= count + 3
+    endless = await check_cuts(thinker, ask(question, max_tokens=count + 6, ignore_eos=True))
+    assert (len(endless.tokens), endless.finish_reasons) == (count + 6, (FinishReason.LENGTH,))
+
+
+@pytest.mark.parametrize("text", [EMOJI, "Say exactly this, please.", " "])
+async def test_verbatim_text_goes_on_after_every_token(thinker: SmolThinker, text: str) -> None:
+    whole = await check_cuts(thinker, TextRequest((), 0, verbatim=text))
+    assert whole.text == text
+
+
+async def test_an_answer_that_has_ended_is_not_made_again(thinker: SmolThinker) -> None:
+    request = ask("What is rain?", history=(1, 2, 3), max_tokens=3, finished=FinishReason.LENGTH)
+    assert await answer(thinker, request) == Answer("", (), (), (FinishReason.LENGTH,))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ask("x", history=(49152,)),
+        ask("x", history=tuple(range(20))),
+        ask("x", history=tuple(range(100))),
+        ask("x", max_tokens=32_768, history=(5,) * 8170),
+        TextRequest((), 0, verbatim="Say this.", history=(5,)),
+        TextRequest((), 0, verbatim="Say this.", history=tuple(range(90))),
+    ],
+    ids=["no token", "nothing left", "too long", "beyond the context", "another text", "more than the text"],
+)
+async def test_a_history_that_cannot_be_is_refused(thinker: SmolThinker, request_: TextRequest) -> None:
+    with pytest.raises(BadRequest) as refused:
+        thinker.check(request_)
+    assert refused.value.field == "resume.history"
+    assert thinker.load().kv_pages_used == 0
+
+
+async def test_a_history_with_a_stop_string_in_it_is_refused(thinker: SmolThinker) -> None:
+    tokens = tuple(thinker._encode("All is said and done here"))
+    thinker.check(ask("x", history=tokens))
+    with pytest.raises(BadRequest, match="stop string"):
+        thinker.check(ask("x", history=tokens, stop=("and",)))
