@@ -34,6 +34,7 @@ class Answer:
     started: omni_pb2.Started | None = None
     chunks: dict[str, list[chunk_pb2.Chunk]] = field(default_factory=dict)
     usage: omni_pb2.Usage | None = None
+    failovers: list[stage_pb2.Failover] = field(default_factory=list)
 
     def take(self, event: omni_pb2.GenerateResponse) -> None:
         """Note an event down; it must come in its place."""
@@ -47,6 +48,8 @@ class Answer:
                 self.chunks.setdefault(event.chunk.port, []).append(event.chunk)
             case "usage":
                 self.usage = event.usage
+            case "failover":
+                self.failovers.append(event.failover)
 
     def of(self, port: str) -> list[chunk_pb2.Chunk]:
         return self.chunks.get(port, [])

@@ -80,6 +80,10 @@ class ServerProcess:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
     def wait_ready(self) -> None:
         """Return when it is SERVING. Raises NotReady."""
         readable, _, _ = select.select([self._ready], [], [], READY_TIMEOUT_S)

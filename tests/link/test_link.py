@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
-import grpc
-import grpc.aio
 import numpy as np
 import pytest
 
+from helpers.link import (
+    Behaviour,
+    Context,
+    abort,
+    bare_peer,
+    codes_of,
+    hear,
+    link_by,
+    listen,
+    opening,
+    route_to,
+    say,
+    says,
+    silence,
+)
 from helpers.run import PLENTY, params
 from helpers.servers import all_free, local_stage, toy_logic, watch_until
-from omnistage.link.channel import Channels, server_options
 from omnistage.link.errors import StageError
-from omnistage.link.link import Link, Target
+from omnistage.link.link import Link
 from omnistage.link.ports import Output
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW
@@ -26,31 +37,8 @@ from omnistage.v1 import chunk_pb2, stage_pb2
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 
 
-def opening(kind: str = "talker", credit: int = PLENTY, **fields: object) -> stage_pb2.Open:
-    outputs = {"thinker": ["text", "hidden"], "talker": ["codes"], "code2wav": ["audio"]}[kind]
-    credits = [stage_pb2.Credit(port=port, total=credit) for port in outputs]
-    values = {"session_id": "s", "model": f"toy-{kind}", "params": params(kind), "credits": credits, **fields}
-    return stage_pb2.Open(**values)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def link_to(*addresses: str, within_s: float = 30.0, **options: object) -> AsyncIterator[Link]:
-    request = options.pop("request", None) or opening()
-    async with Channels() as channels:
-        link = Link(channels, Target("talker", addresses), request, deadline=time.monotonic() + within_s, **options)  # type: ignore[arg-type]
-        try:
-            yield link
-        finally:
-            await link.close()
-
-
-async def hear(link: Link) -> list[stage_pb2.RunResponse]:
-    async with asyncio.timeout(30), aclosing(link.events()) as events:
-        return [event async for event in events]
-
-
-def codes_of(events: list[stage_pb2.RunResponse]) -> list[int]:
-    return [code for event in events if event.HasField("chunk") for code in event.chunk.codes.codes]
+def link_to(*addresses: str, request: stage_pb2.Open | None = None, **options: Any) -> AbstractAsyncContextManager[Link]:
+    return link_by(route_to(*addresses), request or opening(), **options)
 
 
 # A peer that behaves -------------------------------------------------------------------------------------------------------------------
@@ -70,7 +58,7 @@ async def test_a_session_from_open_to_the_end():
 
 async def test_send_waits_when_as_much_as_may_be_is_unsent_and_goes_on_with_credit():
     """The stage takes WINDOW chunks on credit and at most one out of its queue: what is more stays here, up to the bound."""
-    async with local_stage(toy_logic("talker")) as talker, link_to(talker.address, request=opening(credit=0), max_unsent=10) as link:
+    async with local_stage(toy_logic("talker")) as talker, link_to(talker.address, request=opening(credits=0), max_unsent=10) as link:
         await link.open()
         hearing = asyncio.create_task(hear(link))
         sent = 0
@@ -157,12 +145,11 @@ async def test_interrupt_ends_well():
 async def test_the_stage_behind_is_told_when_its_deadline_is_and_what_trace_it_is_in():
     seen: dict[str, object] = {}
 
-    async def peer(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    async def peer(request: stage_pb2.Open, context: Context) -> None:
         seen["remaining"] = context.time_remaining()
         seen["metadata"] = dict(context.invocation_metadata() or ())
-        await context.write(stage_pb2.RunResponse(ended=StageError("OVERLOADED", "full").ended()).SerializeToString())
-        while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
-            pass
+        await say(context, stage_pb2.RunResponse(ended=StageError("OVERLOADED", "full").ended()))
+        await listen(context)
 
     async with bare_peer(peer) as address, link_to(address, within_s=7, metadata=[("traceparent", "00-a-b-01")]) as link:
         with pytest.raises(StageError, match="OVERLOADED"):
@@ -173,62 +160,23 @@ async def test_the_stage_behind_is_told_when_its_deadline_is_and_what_trace_it_i
 
 # A peer that does not ------------------------------------------------------------------------------------------------------------------
 
-Peer = Callable[["grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[None]]
-
-
-@asynccontextmanager
-async def bare_peer(behave: Peer) -> AsyncIterator[str]:
-    """A server whose `Run` does what it likes, in bytes."""
-
-    async def run(requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        await context.read()
-        await behave(context)
-
-    server = grpc.aio.server(options=server_options())
-    handler = grpc.method_handlers_generic_handler("omnistage.v1.StageService", {"Run": grpc.stream_stream_rpc_method_handler(run)})
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
-
-
-def says(*messages: stage_pb2.RunResponse | bytes) -> Peer:
-    async def behave(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        for message in messages:
-            await context.write(message if isinstance(message, bytes) else message.SerializeToString())
-
-    return behave
-
-
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 CHUNK = stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="codes"))
-
-
-async def _silence(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-    while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
-        pass
-
-
-async def _abort(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-    await context.abort(grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 @pytest.mark.parametrize(
     ("behave", "reason"),
     [
         (says(), "STAGE_LOST"),
-        (_abort, "STAGE_LOST"),
+        (abort, "STAGE_LOST"),
         (says(CHUNK), "PROTOCOL"),
         (says(b"\xff\xff\xff"), "PROTOCOL"),
         (says(stage_pb2.RunResponse()), "PROTOCOL"),
-        (_silence, "STAGE_LOST"),
+        (silence, "STAGE_LOST"),
     ],
     ids=["nothing", "status without Ended", "a chunk before Opened", "bytes", "an empty message", "silence"],
 )
-async def test_open_with_a_peer_that_breaks_the_contract(behave: Peer, reason: str):
+async def test_open_with_a_peer_that_breaks_the_contract(behave: Behaviour, reason: str):
     async with bare_peer(behave) as address, link_to(address, open_timeout_s=0.5) as link:
         with pytest.raises(StageError, match=reason):
             await link.open()
@@ -238,15 +186,22 @@ async def test_open_with_a_peer_that_breaks_the_contract(behave: Peer, reason: s
     ("behave", "reason"),
     [
         (says(OPENED), "STAGE_LOST"),
-        (says(OPENED, CHUNK), "STAGE_LOST"),
+        (says(OPENED, CHUNK), "PROTOCOL"),
         (says(OPENED, OPENED), "PROTOCOL"),
         (says(OPENED, b"\xff\xff\xff"), "PROTOCOL"),
         (says(OPENED, stage_pb2.RunResponse(ended=StageError("STALE_REFERENCE", "late").ended())), "STALE_REFERENCE"),
         (says(OPENED, stage_pb2.RunResponse(ended=stage_pb2.Ended(code=13))), "INTERNAL"),
     ],
-    ids=["nothing more", "a chunk and the end", "Opened twice", "bytes", "Ended without waiting for us", "a bug of the stage"],
+    ids=[
+        "nothing more",
+        "the same chunk again by the replica that goes on",
+        "Opened twice",
+        "bytes",
+        "Ended without waiting for us",
+        "a bug of the stage",
+    ],
 )
-async def test_a_session_with_a_peer_that_breaks_off(behave: Peer, reason: str):
+async def test_a_session_with_a_peer_that_breaks_off(behave: Behaviour, reason: str):
     async with bare_peer(behave) as address, link_to(address) as link:
         await link.open()
         with pytest.raises(StageError, match=reason):
@@ -270,13 +225,13 @@ async def test_events_of_a_newer_stage_are_ignored():
 
 
 async def test_a_deadline_is_not_a_loss():
-    async with bare_peer(_silence) as address, link_to(address, within_s=0.3) as link:
+    async with bare_peer(silence) as address, link_to(address, within_s=0.3) as link:
         with pytest.raises(StageError, match="DEADLINE"):
             await link.open()
 
-    async def opened_and_silent(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        await says(OPENED)(context)
-        await _silence(context)
+    async def opened_and_silent(request: stage_pb2.Open, context: Context) -> None:
+        await say(context, OPENED)
+        await listen(context)
 
     async with bare_peer(opened_and_silent) as address, link_to(address, within_s=0.3) as link:
         await link.open()
@@ -286,7 +241,7 @@ async def test_a_deadline_is_not_a_loss():
 
 async def test_a_peer_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch):
     """A frozen process: its kernel finishes the TCP handshake, nobody the one of HTTP/2."""
-    monkeypatch.setattr("omnistage.link.link.CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         async with local_stage(toy_logic("talker")) as talker, link_to(address, talker.address) as link:

@@ -12,29 +12,46 @@ from hypothesis import strategies as st
 from omnistage.connector.inline import PART_BYTES
 from omnistage.connector.transport import Sender
 from omnistage.link.errors import StageError
-from omnistage.link.ports import Allowance, Output, PortReader, PortWriter
+from omnistage.link.ports import Allowance, PortReader, PortWriter
 from omnistage.v1 import chunk_pb2
 
 
-def text(count: int, *, last: bool = False) -> Output:
-    return Output("text", count, chunk_pb2.TextChunk(text="a" * count) if count else None, last)
+def text(writer: PortWriter, count: int, *, last: bool = False) -> list[chunk_pb2.Chunk]:
+    return writer.chunks(count, chunk_pb2.TextChunk(text="a" * count) if count else None, last=last)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50))
 def test_what_a_writer_numbers_a_reader_takes(counts: list[int]):
     writer, reader = PortWriter("text"), PortReader("text", granted=len(counts))
     for number, count in enumerate(counts):
-        (chunk,) = writer.chunks(text(count, last=number == len(counts) - 1), Sender(None))
+        (chunk,) = text(writer, count, last=number == len(counts) - 1)
         assert (chunk.seq, chunk.first, chunk.count) == (number, sum(counts[:number]), count)
         reader.accept(chunk)
     assert writer.ended and reader.ended
     assert (reader.seq, reader.first) == (writer.seq, writer.first) == (len(counts), sum(counts))
 
 
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.lists(st.integers(0, 9), min_size=1, max_size=20))
+def test_a_port_that_goes_on_is_numbered_from_where_it_stood(seq: int, first: int, counts: list[int]):
+    writer, reader = PortWriter("text", seq=seq, first=first), PortReader("text", granted=seq + len(counts), seq=seq, first=first)
+    for number, count in enumerate(counts):
+        (chunk,) = text(writer, count, last=number == len(counts) - 1)
+        assert (chunk.seq, chunk.first) == (seq + number, first + sum(counts[:number]))
+        reader.accept(chunk)
+    assert reader.ended
+
+
+def test_nothing_comes_on_a_port_that_had_ended_elsewhere():
+    with pytest.raises(StageError, match="PROTOCOL: output after the last"):
+        text(PortWriter("text", seq=3, first=9, ended=True), 1)
+    with pytest.raises(StageError, match="PROTOCOL: chunk after the last"):
+        PortReader("text", 99, seq=3, first=9, ended=True).accept(chunk_pb2.Chunk(port="text", seq=3, first=9))
+
+
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=20), st.data())
 def test_a_reader_refuses_everything_but_the_next_chunk(counts: list[int], data: st.DataObject):
     writer, reader = PortWriter("text"), PortReader("text", granted=100)
-    chunks = [chunk for count in counts for chunk in writer.chunks(text(count), Sender(None))]
+    chunks = [chunk for count in counts for chunk in text(writer, count)]
     taken = data.draw(st.integers(0, len(chunks) - 1))
     for chunk in chunks[:taken]:
         reader.accept(chunk)
@@ -53,23 +70,23 @@ def test_a_reader_refuses_everything_but_the_next_chunk(counts: list[int], data:
 def test_a_reader_takes_exactly_what_it_granted(granted: int, sent: int):
     writer, reader = PortWriter("text"), PortReader("text", granted=granted)
     for _ in range(min(granted, sent)):
-        reader.accept(*writer.chunks(text(1), Sender(None)))
+        reader.accept(*text(writer, 1))
     assert reader.seq == min(granted, sent)
     if sent > granted:
         with pytest.raises(StageError, match="CREDIT_EXCEEDED") as raised:
-            reader.accept(*writer.chunks(text(1), Sender(None)))
+            reader.accept(*text(writer, 1))
         assert raised.value.metadata == {"port": "text"}
         assert reader.seq == granted
 
 
 def test_nothing_comes_after_last():
     writer, reader = PortWriter("text"), PortReader("text", granted=9)
-    (last,) = writer.chunks(text(0, last=True), Sender(None))
+    (last,) = text(writer, 0, last=True)
     reader.accept(last)
     with pytest.raises(StageError, match="PROTOCOL: chunk after the last"):
         reader.accept(chunk_pb2.Chunk(port="text", seq=1))
     with pytest.raises(StageError, match="PROTOCOL: output after the last"):
-        writer.chunks(text(1), Sender(None))
+        text(writer, 1)
 
 
 def test_items_need_a_payload():
@@ -81,7 +98,7 @@ def test_items_need_a_payload():
 def test_a_large_tensor_goes_in_parts_and_its_items_count_with_the_last(megabytes: int, last: bool):
     rows = np.ones((2, megabytes * PART_BYTES // 8), np.float32)
     writer = PortWriter("hidden")
-    chunks = writer.chunks(Output("hidden", 2, rows, last), Sender(None))
+    chunks = writer.chunks(2, Sender(None).pack(rows), last=last)
     assert [chunk.count for chunk in chunks] == [0] * (megabytes - 1) + [2]
     assert [chunk.last for chunk in chunks] == [False] * (megabytes - 1) + [last]
     assert [(chunk.seq, chunk.first) for chunk in chunks] == [(n, 0) for n in range(megabytes)]

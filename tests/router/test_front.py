@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -184,6 +184,11 @@ def _other(kind: str, **fields: object) -> omni_pb2.GenerateRequest:
     return request(**{kind: types[kind](**fields)})
 
 
+def _resume(outputs: Sequence[str] = (), **position: object) -> omni_pb2.GenerateRequest:
+    resume = stage_pb2.Resume(positions=[stage_pb2.Position(**position)])  # type: ignore[arg-type]
+    return request(outputs=outputs, resume=resume)
+
+
 BAD_REQUESTS = [
     (omni_pb2.GenerateRequest(), "thinker.messages"),
     (request(""), "thinker.messages"),
@@ -224,7 +229,15 @@ BAD_REQUESTS = [
     (request(request_id="a b"), "request_id"),
     (request(request_id="a" * 65), "request_id"),
     (request(conversation_id="\N{SNOWMAN}"), "conversation_id"),
-    (request(resume=stage_pb2.Resume()), "resume"),
+    (request(seed=None, resume=stage_pb2.Resume()), "seed"),
+    (request(revisions=["1"]), "revisions"),
+    (request(revisions=["1"] * 4, resume=stage_pb2.Resume()), "revisions"),
+    (_resume(["text"], port="audio", seq=1, first=1), "resume"),
+    (_resume(port="codes", seq=1, first=1), "resume"),
+    (_resume(port="hidden"), "resume"),
+    (_resume(port="text", seq=1, first=1), "resume.history"),
+    (_resume(port="audio", seq=0, first=7), "resume.positions"),
+    (_resume(port="audio", seq=0, ended=True), "resume.positions"),
 ]
 
 

@@ -8,7 +8,7 @@ from helpers.run import messages
 from omnistage.link.errors import StageError
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.request import validate
-from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 FILE = {
     "name": "speaker",
@@ -82,11 +82,37 @@ def test_good_ids(conversation_id: str):
     validate(omni_pb2.GenerateRequest(conversation_id=conversation_id), PIPELINES)
 
 
-def test_what_this_version_cannot_do_is_refused_by_name():
-    for asked in (omni_pb2.GenerateRequest(request_id="again"), omni_pb2.GenerateRequest(resume=stage_pb2.Resume())):
-        with pytest.raises(StageError, match="this version") as refused:
-            validate(asked, PIPELINES)
-        assert refused.value.reason == "BAD_REQUEST"
+def resuming(*ports: str, **fields: object) -> omni_pb2.GenerateRequest:
+    """A request that goes on with an answer of which these ports have begun."""
+    resume = stage_pb2.Resume(positions=[stage_pb2.Position(port=port, seq=2, first=5) for port in ports])
+    return omni_pb2.GenerateRequest(**{"seed": 7, "resume": resume, **fields})  # type: ignore[arg-type]
+
+
+def test_what_a_client_holds_of_an_answer_is_passed_on_as_it_is():
+    asked = resuming("text", "audio", revisions=["1", "2", "3"], request_id="again")
+    valid = validate(asked, PIPELINES)
+    assert (valid.seed, valid.resume, list(valid.revisions), valid.request_id) == (7, asked.resume, ["1", "2", "3"], "again")
+    new = validate(omni_pb2.GenerateRequest(), PIPELINES)
+    assert (new.resume, list(new.revisions), new.request_id) == (None, [], "")
+    nothing_yet = validate(resuming(), PIPELINES)
+    assert nothing_yet.resume == stage_pb2.Resume()
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (omni_pb2.GenerateRequest(resume=stage_pb2.Resume()), "seed"),
+        (resuming(revisions=["1"] * 4), "revisions"),
+        (omni_pb2.GenerateRequest(revisions=["1"]), "revisions"),
+        (resuming("audio", outputs=["text"]), "resume"),
+        (resuming("codes"), "resume"),
+        (resuming(resume=stage_pb2.Resume(history=[chunk_pb2.Chunk(port="codes")])), "resume"),
+    ],
+)
+def test_a_resume_that_is_not_of_such_an_answer_is_refused(asked: omni_pb2.GenerateRequest, field: str):
+    with pytest.raises(StageError, match="BAD_REQUEST") as refused:
+        validate(asked, PIPELINES)
+    assert refused.value.metadata == {"field": field}
 
 
 def test_an_unknown_model_is_told_what_there_is():

@@ -218,8 +218,8 @@ class Link:
             await self._room.wait()
 
     async def grant(self, port: str, total: int) -> None:
-        """Pass credit for an output port of the stage, or of one behind it, on. total: chunks since this link was opened. Raises PROTOCOL for
-        too many ports."""
+        """Pass credit for an output port of the stage, or of one behind it, on. total: chunks since this link was opened. Raises PROTOCOL
+        for too many ports."""
         if total <= self._granted.get(port, 0):
             return
         if port not in self._granted and len(self._granted) >= MAX_PORTS:

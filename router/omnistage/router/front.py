@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         self._metrics = metrics
         self._stall_limit_s = stall_limit_s
         self._session_limit_s = session_limit_s
+        self._by_id: dict[str, asyncio.Future[None]] = {}
         self.served: dict[str, Served] = {}
         metrics.inflight.set_function(lambda: admission.running)
 
@@ -106,11 +108,32 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         )
         structlog.contextvars.bind_contextvars(session_id=answer.session_id)
         try:
-            await answer.run()
+            await self._run_once(valid.request_id, answer)
         finally:
             for port, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
                 if port in answer.first:
                     histogram.labels(model=valid.pipeline.name).observe(answer.first[port])
+
+    async def _run_once(self, request_id: str, answer: Answer) -> None:
+        """Run an answer; when its client asks the same again, as it does after a lost connection, the new one takes its place."""
+        if not request_id:
+            await answer.run()
+            return
+        older = self._by_id.get(request_id)
+        if older is not None and not older.done():
+            older.set_result(None)
+        asked_again = self._by_id[request_id] = asyncio.get_running_loop().create_future()
+        run = asyncio.create_task(answer.run())
+        try:
+            await asyncio.wait({run, asked_again}, return_when=asyncio.FIRST_COMPLETED)
+            if not run.done():
+                raise StageError("SUPERSEDED", "the request was asked again; the newer call has the answer")
+            run.result()
+        finally:
+            if self._by_id.get(request_id) is asked_again:
+                del self._by_id[request_id]
+            run.cancel()
+            await asyncio.wait({run})
 
     async def ListModels(self, request: omni_pb2.ListModelsRequest, context: UnaryContext) -> omni_pb2.ListModelsResponse:
         return omni_pb2.ListModelsResponse(models=[_model(served) for served in self.served.values()])

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from google.protobuf import json_format
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from omnistage.router.names import check_address
 from omnistage.v1 import stage_pb2
 
 Kind = Literal["thinker", "talker", "code2wav", "diffusion"]
@@ -31,7 +32,7 @@ class PipelineError(ValueError):
 
 class StageSpec(BaseModel):
     """One stage. model, options: the family that `omnistage serve` starts, and how. takes: ports of the stage before. addresses: replicas,
-    if they are fixed."""
+    HOST:PORT each, or dns:///NAME:PORT for all addresses of a name; empty where `--stages` says them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +40,7 @@ class StageSpec(BaseModel):
     model: str
     takes: tuple[str, ...] = ()
     options: dict[str, int | float | str | bool] = Field(default_factory=dict)
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[Annotated[str, AfterValidator(check_address)], ...] = ()
 
 
 class Pipeline(BaseModel):

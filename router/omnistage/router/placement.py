@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import grpc
 import grpc.aio
 import structlog
 
 from omnistage.link.channel import Channels
 from omnistage.link.errors import StageError
+from omnistage.router.names import Name, Resolver, SystemResolver, name_of
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -18,31 +21,71 @@ log = structlog.get_logger(__name__)
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 DESCRIBE_TIMEOUT_S = 2.0
+LOOKUP_PERIOD_S = 1.0
 MAX_CANDIDATES = 8
+MAX_ADDRESSES = 256
+"""Of one name that are watched."""
+
+LOST, SERVING, DRAINING = omni_pb2.REPLICA_STATE_LOST, omni_pb2.REPLICA_STATE_SERVING, omni_pb2.REPLICA_STATE_DRAINING
 
 
-@dataclass(slots=True)
+def own_boot_id() -> str:
+    """The boot id of this host, as in DescribeResponse.boot_id; processes of one host have it in common, containers too."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(slots=True, eq=False)
 class Replica:
-    """One stage server. placed: sessions that this router gave it and that are not in its last report yet."""
+    """One stage server.
+
+    name: the DNS name that it was found under; None: it is in the configuration. listed: the name still has its address.
+    placed: sessions that this router gave it since its last report, which may not count them yet. suspect: a link lost it since then.
+    """
 
     kind: str
     address: str
-    state: omni_pb2.ReplicaState = omni_pb2.REPLICA_STATE_LOST
+    name: Name | None = None
+    listed: bool = True
+    state: omni_pb2.ReplicaState = LOST
     description: stage_pb2.DescribeResponse | None = None
     load: stage_pb2.WatchResponse = field(default_factory=stage_pb2.WatchResponse)
     placed: int = 0
+    suspect: bool = False
 
     @property
     def busy(self) -> int:
         return self.load.sessions + self.placed
 
+    @property
+    def boot_id(self) -> str:
+        return self.description.boot_id if self.description else ""
+
+    @property
+    def revision(self) -> str:
+        return self.description.revision if self.description else ""
+
 
 class Placement:
-    """The replicas of one pipeline. `watch()` runs for ever and keeps their state; `place()` orders them for a new session."""
+    """The replicas of one pipeline. `watch()` runs for ever and keeps their state; `place()` orders them for a session."""
 
-    def __init__(self, channels: Channels, replicas: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        replicas: Mapping[str, Sequence[str]],
+        *,
+        resolve: Resolver | None = None,
+        boot_id: str = "",
+        lookup_period_s: float = LOOKUP_PERIOD_S,
+    ) -> None:
+        """replicas: HOST:PORT or dns:///NAME:PORT by kind. resolve: asked for the addresses of names; None: the system. boot_id: of the
+        host that the first stage should be on; empty: this one."""
         self._channels = channels
-        self._replicas = {kind: [Replica(kind, address) for address in addresses] for kind, addresses in replicas.items()}
+        self._resolve = resolve or SystemResolver()
+        self._boot_id = boot_id or own_boot_id()
+        self._lookup_period_s = lookup_period_s
+        names = {kind: [(address, name_of(address)) for address in dict.fromkeys(addresses)] for kind, addresses in replicas.items()}
+        self._names = [(kind, name) for kind, addresses in names.items() for _, name in addresses if name]
+        self._replicas = {kind: [Replica(kind, address) for address, name in addresses if not name] for kind, addresses in names.items()}
         self._pinned: Mapping[str, stage_pb2.DescribeResponse] = {}
         self._changed = asyncio.Event()
 
@@ -50,13 +93,20 @@ class Placement:
         async with asyncio.TaskGroup() as group:
             for replica in self.all():
                 group.create_task(self._watch(replica))
+            for kind, name in self._names:
+                group.create_task(self._follow(kind, name, group))
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change of a replica's state. Take it, look, then wait for it: nothing is missed."""
+        return self._changed
 
     async def descriptions(self) -> dict[str, stage_pb2.DescribeResponse]:
         """What the first replica of every kind that takes sessions says of itself; waits for the slowest kind."""
         while True:
-            changed = self._changed
+            changed = self.changed
             found = {
-                kind: next((replica.description for replica in replicas if replica.state == omni_pb2.REPLICA_STATE_SERVING), None)
+                kind: next((replica.description for replica in replicas if replica.state == SERVING), None)
                 for kind, replicas in self._replicas.items()
             }
             described = {kind: description for kind, description in found.items() if description is not None}
@@ -64,57 +114,146 @@ class Placement:
                 return described
             await changed.wait()
 
-    def place(self, kind: str) -> list[str]:
-        """Addresses for a new session, best first. Raises STAGE_LOST if no replica takes sessions now."""
-        serving = [replica for replica in self._replicas[kind] if self._fits(replica)]
-        if not serving:
-            raise StageError("STAGE_LOST", f"no {kind} is reachable now", metadata={"stage": kind}, retry_delay_s=1.0)
-        serving.sort(key=lambda replica: replica.busy)
+    # Placing -------------------------------------------------------------------------------------------------------------------------
+
+    def place(self, kind: str, *, near: str = "", revision: str = "") -> list[str]:
+        """Addresses for a session, best first. Raises STAGE_LOST if no replica takes sessions now.
+
+        near: boot id of the host of the hop before; empty: the router's. A replica there comes before a less loaded one elsewhere while its
+        load is close: at most one session and a quarter above the least. A copy between hosts costs about as much as that, and more would
+        leave machines idle. revision: of a session that goes on; empty: any. A replica that a link lost comes last.
+        """
+        serving = self._serving(kind, revision)
+        host = near or self._boot_id
+        least = min((replica.busy for replica in serving if not replica.suspect), default=0)
+        close = least + 1 + least // 4
+
+        def rank(replica: Replica) -> tuple[bool, bool, int]:
+            is_neighbour = replica.boot_id == host and replica.busy <= close
+            return replica.suspect, not is_neighbour, replica.busy
+
+        serving.sort(key=rank)
         serving[0].placed += 1
         return [replica.address for replica in serving[:MAX_CANDIDATES]]
+
+    def lost(self, kind: str, address: str) -> None:
+        """A link lost this replica: it is asked last until it reports again."""
+        for replica in self._replicas[kind]:
+            if replica.address == address:
+                replica.suspect = True
+
+    def boot_id(self, kind: str, address: str) -> str:
+        """The host of a replica, for `near`; empty if it is not known."""
+        return next((replica.boot_id for replica in self._replicas[kind] if replica.address == address), "")
 
     def pin(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
         """From now on only replicas that run the model and have the ports that the pipeline was checked with get sessions."""
         self._pinned = descriptions
 
+    def all(self) -> list[Replica]:
+        return [replica for replicas in self._replicas.values() for replica in replicas]
+
+    def _serving(self, kind: str, revision: str) -> list[Replica]:
+        """Replicas that take sessions now. Where no replica at all has the revision, all of them: a stage then says why it refuses. One
+        that has it and cannot be reached is waited for instead: it may be back at once."""
+        serving = [replica for replica in self._replicas[kind] if self._fits(replica)]
+        if revision and any(replica.revision == revision for replica in self._replicas[kind]):
+            serving = [replica for replica in serving if replica.revision == revision]
+        if not serving:
+            raise StageError("STAGE_LOST", f"no {kind} is reachable now", metadata={"stage": kind}, retry_delay_s=1.0)
+        return serving
+
     def _fits(self, replica: Replica) -> bool:
         pinned, own = self._pinned.get(replica.kind), replica.description
-        if replica.state != omni_pb2.REPLICA_STATE_SERVING or own is None:
+        if replica.state != SERVING or own is None:
             return False
         return pinned is None or (own.model, own.accepts, own.produces) == (pinned.model, pinned.accepts, pinned.produces)
 
-    def all(self) -> Iterable[Replica]:
-        return [replica for replicas in self._replicas.values() for replica in replicas]
+    # Watching ------------------------------------------------------------------------------------------------------------------------
 
     async def _watch(self, replica: Replica) -> None:
+        """Keep a replica's state, until it is lost and its name does not list it any more.
+
+        With wait_for_ready gRPC connects anew by itself, at most about a second after the replica is there; so nothing sleeps here for one
+        that is not. The pauses are for a server that answers, but not as a stage does.
+        """
         backoff = FIRST_BACKOFF_S
         stub = stage_pb2_grpc.StageServiceStub(self._channels.get(replica.address))
         while True:
+            pause = 0.0
             try:
-                replica.description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
+                replica.description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True)
                 async for report in stub.Watch(stage_pb2.WatchRequest()):
                     if report is None:  # What grpc.aio gives for bytes that it cannot decode.
                         log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
                         break
                     self._take(replica, report)
                     backoff = FIRST_BACKOFF_S
+                pause = backoff
             except grpc.aio.AioRpcError as error:
-                if replica.state != omni_pb2.REPLICA_STATE_LOST:
+                if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                    pause = backoff
+                if replica.state != LOST:
                     log.warning("replica.lost", stage=replica.kind, address=replica.address, why=error.details())
-            replica.state = omni_pb2.REPLICA_STATE_LOST
-            self._notify()
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, MAX_BACKOFF_S)
+            replica.load, replica.placed = stage_pb2.WatchResponse(), 0
+            if replica.state != LOST:
+                self._set_state(replica, LOST)
+            if not replica.listed:
+                self._forget(replica)
+                return
+            await asyncio.sleep(pause)
+            backoff = min(2 * backoff, MAX_BACKOFF_S) if pause else backoff
 
     def _take(self, replica: Replica, report: stage_pb2.WatchResponse) -> None:
         replica.load = report
         replica.placed = 0
-        state = omni_pb2.REPLICA_STATE_DRAINING if report.draining else omni_pb2.REPLICA_STATE_SERVING
+        replica.suspect = False
+        state = DRAINING if report.draining or not replica.listed else SERVING
         if state != replica.state:
-            replica.state = state
             log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state))
-            self._notify()
+            self._set_state(replica, state)
 
-    def _notify(self) -> None:
+    def _set_state(self, replica: Replica, state: omni_pb2.ReplicaState) -> None:
+        replica.state = state
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    # Names ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _follow(self, kind: str, name: Name, group: asyncio.TaskGroup) -> None:
+        """Look a name up again and again. A lookup that fails or finds nothing changes nothing: DNS is down more often than all replicas
+        are, and those that are down are seen anyway."""
+        failing = False
+        while True:
+            found: Collection[str] = ()
+            why = "it has no address"
+            try:
+                found = await self._resolve(name)
+            except OSError as error:
+                why = str(error)
+            if not found and not failing:
+                log.warning("name.not_found", stage=kind, name=str(name), why=why)
+            failing = not found
+            if found:
+                for replica in self._list(kind, name, sorted(set(found))[:MAX_ADDRESSES]):
+                    group.create_task(self._watch(replica))
+            await asyncio.sleep(self._lookup_period_s)
+
+    def _list(self, kind: str, name: Name, found: Sequence[str]) -> list[Replica]:
+        """Take in the addresses of a name; returns the new replicas. One that is not listed any more takes no new session at once, and is
+        watched until it is lost."""
+        replicas = self._replicas[kind]
+        known = {replica.address for replica in replicas}
+        for replica in replicas:
+            if replica.name == name:
+                replica.listed = replica.address in found
+                if not replica.listed and replica.state == SERVING:
+                    log.info("replica.unlisted", stage=kind, address=replica.address, name=str(name))
+                    self._set_state(replica, DRAINING)
+        new = [Replica(kind, address, name) for address in found if address not in known]
+        replicas.extend(new)
+        return new
+
+    def _forget(self, replica: Replica) -> None:
+        self._replicas[replica.kind].remove(replica)
+        self._channels.forget(replica.address)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omnistage.link.errors import StageError, bad_request
@@ -17,12 +17,16 @@ _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A checked request. outputs: the ports the client gets. params: of every stage, defaults filled in."""
+    """A checked request. outputs: the ports the client gets. params: of every stage, defaults filled in. resume: what the client holds of
+    an answer that was interrupted; the stages check what is in it. revisions: of the stages that began it; empty: any."""
 
     pipeline: Pipeline
     outputs: frozenset[str]
     seed: int
     params: Mapping[str, stage_pb2.StageParams]
+    request_id: str
+    resume: stage_pb2.Resume | None
+    revisions: Sequence[str]
 
 
 def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> ValidRequest:
@@ -35,10 +39,6 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     for name in ("conversation_id", "request_id"):
         if _ID.fullmatch(getattr(request, name)) is None:
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
-    if request.request_id:
-        raise bad_request("request_id", "this version does not know requests again; leave it out")
-    if request.HasField("resume"):
-        raise bad_request("resume", "this version cannot resume an answer; ask again without it")
     outputs = frozenset(request.outputs or pipeline.outputs)
     if not outputs <= set(pipeline.outputs):
         raise bad_request("outputs", f"{sorted(outputs - set(pipeline.outputs))}: {pipeline.name} gives {', '.join(pipeline.outputs)}")
@@ -51,8 +51,31 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
         > MAX_TEXT_CHARACTERS
     ):
         raise bad_request("thinker.messages", f"at most {MAX_TEXT_CHARACTERS} characters")
+    _check_resume(request, outputs, pipeline)
     seed = request.seed if request.HasField("seed") else secrets.randbits(63)
-    return ValidRequest(pipeline, outputs, seed, _params(request, pipeline))
+    return ValidRequest(
+        pipeline,
+        outputs,
+        seed,
+        _params(request, pipeline),
+        request.request_id,
+        request.resume if request.HasField("resume") else None,
+        tuple(request.revisions),
+    )
+
+
+def _check_resume(request: omni_pb2.GenerateRequest, outputs: frozenset[str], pipeline: Pipeline) -> None:
+    if not request.HasField("resume"):
+        if request.revisions:
+            raise bad_request("revisions", "belong to a request with resume")
+        return
+    if not request.HasField("seed"):
+        raise bad_request("seed", "give the seed of the interrupted answer, from its Started; another one says something else")
+    if len(request.revisions) > len(pipeline.stages):
+        raise bad_request("revisions", f"{pipeline.name} has {len(pipeline.stages)} stages")
+    held = {position.port for position in request.resume.positions} | {chunk.port for chunk in request.resume.history}
+    if not held <= outputs:
+        raise bad_request("resume", f"{sorted(held - outputs)[:8]} are not among the outputs that are asked for")
 
 
 def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, stage_pb2.StageParams]:

@@ -65,6 +65,9 @@ class RouterServer:
         except TimeoutError:
             log.warning("drain.cut", answers=self._admission.running)
 
+    def fail(self) -> None:
+        self._admission.drain()
+
     async def close(self) -> None:
         for task in self._watching:
             task.cancel()

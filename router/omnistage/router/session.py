@@ -14,10 +14,12 @@ import structlog
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError
-from omnistage.link.link import Link, Metadata, Target
-from omnistage.router.pipeline import KINDS, StageSpec
+from omnistage.link.link import Link
+from omnistage.link.stream import Metadata
+from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
+from omnistage.router.route import Hop, PlacedRoute
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 log = structlog.get_logger(__name__)
@@ -69,15 +71,20 @@ class Answer:
         """Started, chunks, Usage. Raises StageError; whatever happens, the stages are told to stop."""
         link = self._link()
         try:
-            await link.open()
-            started = omni_pb2.Started(session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed)
+            opened = await link.open()
+            started = omni_pb2.Started(
+                session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed, revisions=opened.revisions
+            )
             await self._write(omni_pb2.GenerateResponse(started=started))
             async with aclosing(link.events()) as events:
                 async for event in events:
-                    if event.HasField("chunk"):
-                        await self._take(link, event.chunk)
-                    else:
-                        self._reports[event.report.kind] = event.report
+                    match event.WhichOneof("event"):
+                        case "chunk":
+                            await self._take(link, event.chunk)
+                        case "report":
+                            self._reports[event.report.kind] = event.report
+                        case "failover":
+                            await self._write(omni_pb2.GenerateResponse(failover=event.failover))
             await self._write(omni_pb2.GenerateResponse(usage=self._usage()))
         finally:
             await link.close()
@@ -111,10 +118,9 @@ class Answer:
     def _link(self) -> Link:
         stages = self._needed_stages()
         first, *rest = stages
-        checkpoints = self._checkpoints(stages)
         for stage in stages:
             for port in self._descriptions[stage.kind].produces:
-                if port.name not in checkpoints[stage.kind] and not any(port.name in after.takes for after in stages):
+                if not port.compact and not any(port.name in after.takes for after in stages):
                     self._granted[port.name] = WINDOW
                     self._written[port.name] = 0
         request = stage_pb2.Open(
@@ -123,15 +129,16 @@ class Answer:
             params=self._request.params[first.kind],
             seed=self._request.seed,
             credits=[stage_pb2.Credit(port=port, total=total) for port, total in self._granted.items()],
-            route=[self._hop(stage, checkpoints[stage.kind]) for stage in rest],
-            checkpoints=checkpoints[first.kind],
+            checkpoints=self._checkpoints(first.kind),
+            resume=self._request.resume,
         )
         return Link(
             self._channels,
-            Target(first.kind, self._placement.place(first.kind)),
+            PlacedRoute(self._placement, first.kind, [self._hop(stage) for stage in rest]),
             request,
             deadline=self._limits.deadline,
             metadata=self._metadata,
+            revisions=self._request.revisions,
         )
 
     def _needed_stages(self) -> Sequence[StageSpec]:
@@ -144,19 +151,14 @@ class Answer:
         ]
         return stages[: wanted[-1] + 1]
 
-    def _checkpoints(self, stages: Sequence[StageSpec]) -> dict[str, list[str]]:
-        """Ports that the next stage takes and the client wants too: they come up as checkpoints."""
-        takes = [*(stage.takes for stage in stages[1:]), ()]
-        return {stage.kind: [port for port in taken if port in self._request.outputs] for stage, taken in zip(stages, takes, strict=True)}
+    def _checkpoints(self, kind: str) -> list[str]:
+        """All compact ports of a stage, wanted or not: with them a replacement says what the lost replica would have said."""
+        return [port.name for port in self._descriptions[kind].produces if port.compact]
 
-    def _hop(self, stage: StageSpec, checkpoints: Sequence[str]) -> stage_pb2.Hop:
-        return stage_pb2.Hop(
-            kind=KINDS[stage.kind],
-            model=self._descriptions[stage.kind].model,
-            addresses=self._placement.place(stage.kind),
-            params=self._request.params[stage.kind],
-            takes=stage.takes,
-            checkpoints=checkpoints,
+    def _hop(self, stage: StageSpec) -> Hop:
+        """A hop without its addresses, which the route looks up for every attempt."""
+        return Hop(
+            stage.kind, self._descriptions[stage.kind].model, self._request.params[stage.kind], stage.takes, self._checkpoints(stage.kind)
         )
 
     def _usage(self) -> omni_pb2.Usage:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from omnistage.host.settings import ServerSettings
+from omnistage.router.names import check_address
 
 
 class RouterSettings(ServerSettings):
@@ -17,7 +18,9 @@ class RouterSettings(ServerSettings):
         ("smol",), description="pipeline names or YAML files, comma-separated; the first is the default"
     )
     stages: Annotated[tuple[tuple[str, str], ...], NoDecode] = Field(
-        (), description="KIND=HOST:PORT or PIPELINE/KIND=HOST:PORT, comma-separated; repeat a kind for replicas"
+        (),
+        description="KIND=HOST:PORT or PIPELINE/KIND=HOST:PORT, comma-separated; repeat a kind for replicas, "
+        "or write dns:///NAME:PORT for one at every address of a name",
     )
     max_sessions: int = Field(64, ge=1, le=4096, description="answers at once; one more is refused at once")
     stall_limit: float = Field(10.0, gt=0, description="seconds that a client may leave its answer unread")
@@ -36,4 +39,4 @@ class RouterSettings(ServerSettings):
         pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
         if not all(stage and equals and address for stage, equals, address in pairs):
             raise ValueError("must be KIND=HOST:PORT[,KIND=HOST:PORT...]")
-        return tuple((stage, address) for stage, _, address in pairs)
+        return tuple((stage, check_address(address)) for stage, _, address in pairs)

@@ -1,0 +1,73 @@
+"""Addresses that are names: `dns:///NAME:PORT` stands for a replica at every address that the name has now.
+
+docker-compose gives a service's name one address per container, Kubernetes a headless service's one per ready pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+LOOKUP_TIMEOUT_S = 2.0
+
+_PLAIN = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+_NAME = re.compile(r"dns:///(?P<host>[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,9}\.?):(?P<port>\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A host name with a port that all its addresses have in common."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"dns:///{self.host}:{self.port}"
+
+
+Resolver = Callable[[Name], Awaitable[Collection[str]]]
+"""The addresses, HOST:PORT, that a name has now. Raises OSError, of which TimeoutError is one, where that cannot be told."""
+
+
+def check_address(address: str) -> str:
+    """The address of a replica, or of several, if it is one. Raises ValueError."""
+    if not (_PLAIN.fullmatch(address) or _NAME.fullmatch(address)):
+        raise ValueError(f"{address!r} must be HOST:PORT, or dns:///NAME:PORT for all addresses of a name")
+    return address
+
+
+def name_of(address: str) -> Name | None:
+    """The name that a checked address is, or None for a plain HOST:PORT."""
+    found = _NAME.fullmatch(address)
+    return Name(found["host"], int(found["port"])) if found else None
+
+
+class SystemResolver:
+    """Asks the system: hosts file and DNS. One thread a name at most, however long an answer takes."""
+
+    def __init__(self) -> None:
+        self._lookups: dict[Name, asyncio.Task[list[str]]] = {}
+
+    async def __call__(self, name: Name) -> list[str]:
+        """A lookup that takes too long goes on, and the next call waits for it: a thread that waits for DNS cannot be stopped."""
+        lookup = self._lookups.get(name) or asyncio.create_task(_look_up(name))
+        self._lookups[name] = lookup
+        await asyncio.wait({lookup}, timeout=LOOKUP_TIMEOUT_S)
+        if not lookup.done():
+            raise TimeoutError(f"no answer within {LOOKUP_TIMEOUT_S:g} s")
+        del self._lookups[name]
+        return lookup.result()
+
+
+async def _look_up(name: Name) -> list[str]:
+    """A records, or AAAA records where there is none: with both, every replica would be there twice."""
+    found = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+    by_family = {
+        family: [address for also, _, _, _, (address, *_) in found if also == family] for family in (socket.AF_INET, socket.AF_INET6)
+    }
+    if by_family[socket.AF_INET]:
+        return [f"{address}:{name.port}" for address in by_family[socket.AF_INET]]
+    return [f"[{address}]:{name.port}" for address in by_family[socket.AF_INET6]]

@@ -1,0 +1,63 @@
+"""Where an answer may go: replicas that the placement finds anew for every attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omnistage.router.pipeline import KINDS
+from omnistage.router.placement import Placement
+from omnistage.v1 import stage_pb2
+
+PATIENCE_S = 1.4
+"""For a replica that comes back; with the detection of the loss an answer that has no replica left ends in less than two seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A stage behind the first one, but for its replicas."""
+
+    kind: str
+    model: str
+    params: stage_pb2.StageParams
+    takes: Sequence[str]
+    checkpoints: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRoute:
+    """A Route of the link, from the first stage on."""
+
+    placement: Placement
+    first: str
+    behind: Sequence[Hop]
+    places_anew: bool = True
+    patience_s: float = PATIENCE_S
+
+    @property
+    def kind(self) -> stage_pb2.StageKind:
+        return KINDS[self.first]
+
+    def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
+        """Each hop near the best replica of the one before it."""
+        revision = dict(enumerate(revisions))
+        addresses = self.placement.place(self.first, revision=revision.get(0, ""))
+        before = (self.first, addresses[0])
+        hops = []
+        for number, hop in enumerate(self.behind, start=1):
+            found = self.placement.place(hop.kind, near=self.placement.boot_id(*before), revision=revision.get(number, ""))
+            before = (hop.kind, found[0])
+            hops.append(
+                stage_pb2.Hop(
+                    kind=KINDS[hop.kind],
+                    model=hop.model,
+                    addresses=found,
+                    params=hop.params,
+                    takes=hop.takes,
+                    checkpoints=hop.checkpoints,
+                )
+            )
+        return addresses, hops
+
+    def lost(self, address: str) -> None:
+        self.placement.lost(self.first, address)

@@ -1,0 +1,71 @@
+"""`python -m helpers.breaking`: a Thinker on a tiny engine. BREAK ends the thread of the engine by an error, FAIL only a step of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import torch
+
+from helpers.tiny import TINY, tiny_weights
+from omnistage.engine.adapter import Attention
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.request import TokenRequest
+from omnistage.engine.types import Sampling
+from omnistage.host.process import run
+from omnistage.models.interface import Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest
+from omnistage.stage.server import serve_stage
+from omnistage.stage.settings import StageSettings
+from omnistage.thinker.stage import ThinkerStage
+
+BREAK, FAIL = "break", "fail"
+PROMPTS = {BREAK: (498,), FAIL: (497,)}
+"""The token that does it; random weights would draw it sooner or later, if they were not kept from it."""
+
+
+class BreakingDecoder(PackedDecoder):
+    """What it raises to break is no error of a step, as an error in the engine itself would be none."""
+
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        if PROMPTS[FAIL][0] in token_ids:
+            raise ValueError("told to fail")
+        if PROMPTS[BREAK][0] in token_ids:
+            raise AssertionError("told to break")
+        return super().hidden(token_ids, positions, attention)
+
+
+class BreakingThinker:
+    """Tokens as they come, each one as the word of its number."""
+
+    def __init__(self) -> None:
+        self._engine = Engine(BreakingDecoder(TINY, tiny_weights(torch.float32)), pages=100)
+        self.info = ModelInfo("breaking", "1", (), (PortSpec("text", Content.TEXT, compact=True),), max_sessions=8)
+
+    def load(self) -> Load:
+        stats = self._engine.stats()
+        return Load(stats.waiting, stats.pages_used, stats.pages_total)
+
+    def check(self, request: TextRequest) -> None:
+        return
+
+    async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+        prompt = PROMPTS.get(request.turns[-1].text, (1, 2, 3))
+        sampling = Sampling(logit_bias={token: -1e9 for (token,) in PROMPTS.values()})
+        asked = TokenRequest(prompt, request.seed, request.max_tokens, sampling, ignore_end=True)
+        async with aclosing(self._engine.submit(asked)) as stream:
+            while events := await stream.take():
+                ids = tuple(event.token_id for event in events if event.token_id is not None)
+                yield TextPiece("".join(f"{token} " for token in ids), ids, finish_reason=events[-1].finish_reason)
+
+    async def warm_up(self) -> None:
+        return
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+if __name__ == "__main__":
+    settings = StageSettings(_cli_parse_args=True)
+    sys.exit(run(lambda: serve_stage("thinker", settings, lambda _: ThinkerStage(BreakingThinker()))))

@@ -1,0 +1,113 @@
+"""Several replicas of every stage, and a router, that can be killed, stopped and started again in any order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from helpers.servers import CHAIN, ServerProcess, stage_flags
+
+
+class Fleet:
+    """Processes by name: `talker-1` is the second Talker. A name keeps its address from one process to the next."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._folder = log_folder
+        self._flags: dict[str, tuple[str, Sequence[str], Mapping[str, str] | None]] = {}
+        self._servers: dict[str, ServerProcess] = {}
+        self._addresses: dict[str, str] = {}
+        self._all = ExitStack()
+
+    def add(self, name: str, module: str, *flags: str, address: str = "", environment: Mapping[str, str] | None = None) -> None:
+        """Start a process under a new name. address: HOST:PORT; empty: a free port, which is kept from then on. environment: further
+        variables."""
+        self._flags[name] = (module, flags, environment)
+        if address:
+            self._addresses[name] = address
+        self.begin(name)
+
+    def begin(self, name: str) -> None:
+        """Start a process under this name; `ready` waits for it."""
+        module, flags, environment = self._flags[name]
+        address = ("--address", self._addresses[name]) if name in self._addresses else ()
+        self._servers[name] = ServerProcess(module, *flags, *address, log_folder=self._folder, environment=environment)
+        self._all.callback(self._servers[name].stop)
+
+    def ready(self, *names: str) -> None:
+        """Wait until these, or all, serve."""
+        for name in names or self._servers:
+            if name not in self._addresses or not self._servers[name].address:
+                self._servers[name].wait_ready()
+            self._addresses[name] = self._servers[name].address
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self._servers[name].pid, number)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and wait for the end."""
+        self.signal(name, signal.SIGKILL)
+        self._servers[name].wait()
+
+    def server(self, name: str) -> ServerProcess:
+        return self._servers[name]
+
+    def address(self, name: str) -> str:
+        return self._addresses[name]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._servers)
+
+    @property
+    def stages(self) -> list[str]:
+        """Names of all but the router."""
+        return [name for name in self._servers if name != "router"]
+
+    def of(self, kind: str) -> list[str]:
+        """Names of the replicas of a kind."""
+        return [name for name in self._servers if name.partition("-")[0] == kind]
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {name} ({server.pid}):\n{server.log()[-3000:]}" for name, server in self._servers.items())
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.terminate()
+        self._all.close()
+
+
+@contextmanager
+def fleet(
+    log_folder: Path,
+    *,
+    replicas: int | Mapping[str, int] = 2,
+    kinds: Sequence[str] = CHAIN,
+    pipeline: str = "toy",
+    model: str = "toy",
+    options: Mapping[str, object] | None = None,
+    options_of: Mapping[str, Mapping[str, object]] | None = None,
+    stage_args: Sequence[str] = (),
+    router_args: Sequence[str] = (),
+) -> Iterator[Fleet]:
+    """All of them serving. replicas: of every kind, or by kind. options_of: further options of the models of a kind, or of one name."""
+    running = Fleet(log_folder)
+    try:
+        counts = replicas if isinstance(replicas, Mapping) else dict.fromkeys(kinds, replicas)
+        for kind in kinds:
+            for number in range(counts.get(kind, 1)):
+                name = f"{kind}-{number}"
+                own = {**(options or {}), **(options_of or {}).get(kind, {}), **(options_of or {}).get(name, {})}
+                running.add(name, f"omnistage.{kind}", *stage_flags(own, model), *stage_args)
+        running.ready()
+        stages = ",".join(f"{name.partition('-')[0]}={running.address(name)}" for name in running.stages)
+        running.add("router", "omnistage.router", "--pipeline", pipeline, "--stages", stages, "--grace", "5", *router_args)
+        running.ready("router")
+        yield running
+    except BaseException as error:
+        error.add_note(running.logs())
+        raise
+    finally:
+        running.close()

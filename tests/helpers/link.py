@@ -1,0 +1,193 @@
+"""A link of a test's own, and servers for it that do what they like instead of what the contract says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
+
+from helpers.run import PLENTY, params
+from helpers.servers import Local, local_stage, toy_logic
+from omnistage.link.channel import Channels, server_options
+from omnistage.link.link import Link
+from omnistage.link.route import FixedRoute, Route
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+TIMEOUT_S = 30.0
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Behaviour = Callable[[stage_pb2.Open, Context], Awaitable[None]]
+"""What a bare peer does with a Run after it has read Open."""
+
+
+def opening(kind: str = "talker", credits: int | Mapping[str, int] = PLENTY, **fields: object) -> stage_pb2.Open:
+    """An Open for a toy stage, without route. credits: for each of its ports, or by port."""
+    outputs = {"thinker": ["text", "hidden"], "talker": ["codes"], "code2wav": ["audio"]}[kind]
+    given = credits if isinstance(credits, Mapping) else dict.fromkeys(outputs, credits)
+    values = {
+        "session_id": "s",
+        "model": f"toy-{kind}",
+        "params": params(kind),
+        "credits": [stage_pb2.Credit(port=port, total=total) for port, total in given.items()],
+        **fields,
+    }
+    return stage_pb2.Open(**values)  # type: ignore[arg-type]
+
+
+def route_to(*addresses: str, kind: str = "talker", **fields: object) -> FixedRoute:
+    """fields: of FixedRoute."""
+    return FixedRoute(stage_pb2.StageKind.Value(f"STAGE_KIND_{kind.upper()}"), addresses, **fields)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def link_by(route: Route, request: stage_pb2.Open, *, within_s: float = TIMEOUT_S, **options: object) -> AsyncIterator[Link]:
+    """A link with channels of its own. options: of Link."""
+    async with Channels() as channels:
+        link = Link(channels, route, request, deadline=time.monotonic() + within_s, **options)  # type: ignore[arg-type]
+        try:
+            yield link
+        finally:
+            await link.close()
+
+
+async def hear(link: Link) -> list[stage_pb2.RunResponse]:
+    """All events to the end."""
+    async with asyncio.timeout(TIMEOUT_S), aclosing(link.events()) as events:
+        return [event async for event in events]
+
+
+def chunks_of(events: Sequence[stage_pb2.RunResponse], port: str) -> list[chunk_pb2.Chunk]:
+    """Chunks of a port, which must be numbered without gap and repeat."""
+    chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.port == port]
+    first = 0
+    for seq, chunk in enumerate(chunks):
+        assert (chunk.seq, chunk.first) == (seq, first), port
+        first += chunk.count
+    return chunks
+
+
+def codes_of(events: Sequence[stage_pb2.RunResponse]) -> list[int]:
+    return [code for chunk in chunks_of(events, "codes") for code in chunk.codes.codes]
+
+
+def samples_of(events: Sequence[stage_pb2.RunResponse]) -> NDArray[np.int16]:
+    return np.frombuffer(b"".join(chunk.audio.data for chunk in chunks_of(events, "audio")), "<i2")
+
+
+def failovers_of(events: Sequence[stage_pb2.RunResponse]) -> list[stage_pb2.Failover]:
+    return [event.failover for event in events if event.HasField("failover")]
+
+
+# Replicas -------------------------------------------------------------------------------------------------------------------------------
+
+
+class Replica:
+    """A stage in this loop that can be stopped in the middle of its sessions, as if it were killed."""
+
+    def __init__(self, server: Local, stack: AsyncExitStack) -> None:
+        self.address = server.address
+        self.server = server
+        self._stack = stack
+
+    async def kill(self) -> None:
+        await self._stack.aclose()
+
+
+@asynccontextmanager
+async def replicas(kind: str, count: int = 2, options: Mapping[str, object] | None = None, **settings: Any) -> AsyncIterator[list[Replica]]:
+    async with AsyncExitStack() as everything:
+        running = []
+        for _ in range(count):
+            stack = AsyncExitStack()
+            server = await stack.enter_async_context(local_stage(toy_logic(kind, options), **settings))
+            everything.push_async_callback(stack.aclose)
+            running.append(Replica(server, stack))
+        yield running
+
+
+class Listener:
+    """What came up a link so far."""
+
+    def __init__(self, link: Link) -> None:
+        self._events = link.events()
+        self.heard: list[stage_pb2.RunResponse] = []
+
+    async def until(self, condition: Callable[[Sequence[stage_pb2.RunResponse]], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition(self.heard):
+                self.heard.append(await anext(self._events))
+
+    async def chunks(self, port: str, count: int) -> None:
+        await self.until(lambda events: len(chunks_of(events, port)) >= count)
+
+    async def finish(self) -> list[stage_pb2.RunResponse]:
+        async with asyncio.timeout(30):
+            async for event in self._events:
+                self.heard.append(event)
+        return self.heard
+
+
+# Peers ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def bare_peer(behave: Behaviour) -> AsyncIterator[str]:
+    """A server whose `Run` does what it likes, in bytes."""
+
+    async def run(requests: object, context: Context) -> None:
+        message = await context.read()
+        request = stage_pb2.RunRequest.FromString(message) if isinstance(message, bytes) else stage_pb2.RunRequest()
+        await behave(request.open, context)
+
+    server = grpc.aio.server(options=server_options())
+    handler = grpc.method_handlers_generic_handler("omnistage.v1.StageService", {"Run": grpc.stream_stream_rpc_method_handler(run)})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def say(context: Context, *messages: stage_pb2.RunResponse | bytes) -> None:
+    for message in messages:
+        await context.write(message if isinstance(message, bytes) else message.SerializeToString())
+
+
+def says(*messages: stage_pb2.RunResponse | bytes) -> Behaviour:
+    """Says so much, and ends the call without an error."""
+
+    async def behave(request: stage_pb2.Open, context: Context) -> None:
+        await say(context, *messages)
+
+    return behave
+
+
+async def listen(context: Context) -> None:
+    """Read up to the half-close."""
+    while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
+        pass
+
+
+async def heard(context: Context) -> stage_pb2.RunRequest:
+    """The caller's next message, which must be there."""
+    message = await context.read()
+    assert isinstance(message, bytes), "the caller half-closed"
+    return stage_pb2.RunRequest.FromString(message)
+
+
+async def abort(request: stage_pb2.Open, context: Context) -> None:
+    """As a broken connection looks at times."""
+    await context.abort(grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
+async def silence(request: stage_pb2.Open, context: Context) -> None:
+    await listen(context)

@@ -1,0 +1,226 @@
+"""Every field of GenerateRequest, changed at random: an answer, or an error of the table with its details. Clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.ask import ask, read, refusal, refused, request
+from helpers.mutation import changed
+from helpers.run import messages
+from helpers.servers import CLIENT_OPTIONS
+from helpers.ward import TYPED, Ward, ward
+from omnistage.link.errors import MAX_MESSAGE_BYTES
+from omnistage.models.toy import formulas
+from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+
+CASES = 2000
+ENOUGH = 40
+"""Events after which a client has heard enough of an answer that may be long."""
+
+WORDS = ["text", "audio", "codes", "hidden", "toy", "user", "assistant", "system", "1", "balanced", "png"]
+LONG = {"max_tokens": 20_000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[Ward]:
+    with ward() as opened:
+        yield opened
+
+
+def held(text: int, samples: int) -> stage_pb2.Resume:
+    """What a client has of the answer to `request()`: so many tokens and samples."""
+    resume = stage_pb2.Resume()
+    if text:
+        tokens = [formulas.token(1, "hello", n) for n in range(text)]
+        words = chunk_pb2.TextChunk(text="".join(map(formulas.word, tokens)), token_ids=tokens)
+        resume.positions.add(port="text", seq=text, first=text)
+        resume.history.add(port="text", count=text, text=words)
+    if samples:
+        resume.positions.add(port="audio", seq=3, first=samples)
+    return resume
+
+
+GOOD = [
+    request(),
+    request(thinker={"sampling": stage_pb2.Sampling(temperature=0.7, top_p=0.9, logit_bias={3: 1.0}), "stop": ["x"], "max_tokens": 50}),
+    request(outputs=["text"], request_id="mine", conversation_id="ours"),
+    request(talker=stage_pb2.TalkerParams(voice="toy", speed=1.0), code2wav=stage_pb2.Code2WavParams(profile="latency")),
+    omni_pb2.GenerateRequest(seed=3, thinker=stage_pb2.ThinkerParams(verbatim="one two three")),
+    request(resume=held(5, 700), revisions=["1", "1", "1"]),
+    request(resume=held(3, 0), outputs=["text"], revisions=["1"]),
+    request(resume=stage_pb2.Resume(), request_id="mine"),
+]
+
+
+async def end_of(stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest) -> str:
+    """The reason of the refusal; "OK" for an answer, or the beginning of one."""
+    call = stub.Generate(asked, timeout=30)
+    try:
+        for _ in range(ENOUGH):
+            if await call.read() is grpc.aio.EOF:
+                break
+    except grpc.aio.AioRpcError as error:
+        told = refusal(error)
+        assert told.reason in TYPED, told
+        assert len(told.message.encode()) <= MAX_MESSAGE_BYTES
+        return told.reason
+    finally:
+        call.cancel()
+    return "OK"
+
+
+@pytest.mark.slow
+def test_any_field_of_a_request(house: Ward) -> None:
+    reasons: Counter[str] = Counter()
+
+    @settings(max_examples=CASES, suppress_health_check=list(HealthCheck), database=None)
+    @given(asked=st.sampled_from(GOOD).flatmap(lambda asked: changed(asked, WORDS)))
+    def play(asked: omni_pb2.GenerateRequest) -> None:
+        reasons[house.play(end_of(house.omni, asked))] += 1
+
+    play()
+    house.play(house.still_well())
+    print(dict(reasons))
+    assert reasons["OK"] and reasons["BAD_REQUEST"] and reasons["UNKNOWN_MODEL"]
+
+
+@pytest.mark.parametrize(
+    "resume", [held(5, 700), held(1, 0), held(0, 1), held(formulas.NATURAL_LENGTH - 1, 2879)], ids=["both", "text", "sound", "most"]
+)
+def test_an_answer_goes_on_from_any_place(house: Ward, resume: stage_pb2.Resume) -> None:
+    """The good ones above are good."""
+
+    async def go_on() -> None:
+        whole = await ask(house.omni, request())
+        rest = omni_pb2.GenerateRequest()
+        rest.CopyFrom(request(resume=resume, revisions=["1", "1", "1"]))
+        parts: dict[str, list[chunk_pb2.Chunk]] = {"text": [], "audio": []}
+        async for event in house.omni.Generate(rest, timeout=30):
+            if event.HasField("chunk"):
+                parts[event.chunk.port].append(event.chunk)
+        places = {position.port: position for position in resume.positions}
+        text = whole.of("text")
+        words = [formulas.word(token) for chunk in text for token in chunk.text.token_ids]
+        begin = places["text"].first if "text" in places else 0
+        assert "".join(chunk.text.text for chunk in parts["text"]) == "".join(words[begin:])
+        begin = places["audio"].first if "audio" in places else 0
+        assert b"".join(chunk.audio.data for chunk in parts["audio"]) == whole.samples()[begin:].tobytes()
+        for port, position in places.items():
+            assert (parts[port][0].seq, parts[port][0].first) == (position.seq, position.first)
+
+    house.play(go_on())
+
+
+def test_a_message_that_quotes_what_was_sent_fits_into_the_trailers(house: Ward) -> None:
+    for asked in (
+        request(outputs=["\N{GRINNING FACE}" * 50_000]),
+        request(talker=stage_pb2.TalkerParams(voice="\N{GRINNING FACE}" * 50_000)),
+        request(model="x" * 100_000),
+    ):
+        told = house.play(refused(house.omni, asked))
+        assert told.reason in ("BAD_REQUEST", "UNKNOWN_MODEL")
+
+
+# Media and sizes -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        stage_pb2.Part(media=stage_pb2.Media(data=b"\x89PNG", media_type="image/png")),
+        stage_pb2.Part(media=stage_pb2.Media(data=bytes(32 << 20), media_type="audio/wav")),
+        stage_pb2.Part(media=stage_pb2.Media(media_type="\x00" * 1000, use_audio=True)),
+        stage_pb2.Part(port="microphone"),
+        stage_pb2.Part(port="text"),
+        stage_pb2.Part(),
+    ],
+    ids=["picture", "32 MiB of sound", "odd type", "port", "port of ours", "nothing"],
+)
+def test_media_is_refused_by_name_where_the_model_takes_text(house: Ward, part: stage_pb2.Part) -> None:
+    asked = request(thinker={"messages": [*messages("hm"), stage_pb2.Message(role="user", parts=[part])]})
+    told = house.play(refused(house.omni, asked))
+    assert (told.reason, told.fields) == ("BAD_REQUEST", ["thinker.messages.parts"])
+
+
+def test_pictures_to_draw_from_are_refused_by_name(house: Ward) -> None:
+    stage = house.stages["diffusion"]
+    opening = stage.open()
+    opening.params.diffusion.images.add(data=bytes(32 << 20), media_type="image/png")
+
+    async def refuse() -> None:
+        caller = stage.caller()
+        await caller.send(open=opening)
+        ended = await caller.expect("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
+        assert ended.metadata["field"] == "diffusion.images"
+
+    house.play(refuse())
+
+
+def test_more_than_64_mib_is_refused_by_the_servers_own_limit(house: Ward) -> None:
+    """By gRPC, before our code sees it, at the router and at a stage."""
+    many = request(
+        thinker={"messages": [stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=stage_pb2.Media(data=bytes(65 << 20)))])]}
+    )
+
+    async def refuse() -> None:
+        large = [*[option for option in CLIENT_OPTIONS if "message_length" not in option[0]], ("grpc.max_send_message_length", 1 << 28)]
+        async with grpc.aio.insecure_channel(house.router, options=large) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await ask(omni_pb2_grpc.OmniServiceStub(channel), many)
+            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    house.play(refuse())
+
+
+# Clients that go -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_vanish_at_any_moment(house: Ward, seed: int) -> None:
+    """The connection itself is gone, not only the call."""
+    chance = random.Random(seed)
+
+    async def vanish(moment: int) -> None:
+        channel = grpc.aio.insecure_channel(house.router, options=CLIENT_OPTIONS)
+        try:
+            call = omni_pb2_grpc.OmniServiceStub(channel).Generate(request(thinker=LONG), timeout=30)
+            for _ in range(moment):
+                await read(call)
+        finally:
+            await channel.close()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*[vanish(chance.choice([0, 1, 2, 3, 10, 50])) for _ in range(30)])
+
+    house.play(all_of_them())
+    house.play(house.still_well())
+
+
+def test_the_same_request_asked_many_times_is_answered_once(house: Ward) -> None:
+    """With one id, only the newest call has the answer; the others are told."""
+
+    async def insist() -> None:
+        calls = []
+        for _ in range(8):
+            calls.append(house.omni.Generate(request(thinker=LONG, request_id="again"), timeout=30))
+            assert (await read(calls[-1])).HasField("started")
+        for call in calls[:-1]:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert refusal(raised.value).reason == "SUPERSEDED"
+        assert (await read(calls[-1])).HasField("chunk")
+        calls[-1].cancel()
+        answer = await ask(house.omni, request(request_id="again"))
+        answer.check_toy(1, "hello")
+
+    house.play(insist())
+    house.play(house.still_well())

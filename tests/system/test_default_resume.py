@@ -1,0 +1,116 @@
+"""Stages of the default model that are killed in the middle of an answer: the text and the samples are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from hashlib import sha256
+from itertools import permutations
+
+import pytest
+
+from helpers.ask import Answer, ask, request
+from helpers.drill import Step, ask_through, audio_chunks, begun, holder, killed_holder, nothing_left, restore, text_chunks
+from helpers.fleet import Fleet, fleet
+from helpers.servers import CHAIN, omni_stub
+from omnistage.v1 import omni_pb2
+
+SEED = 11
+TOKENS, MORE_TOKENS = 120, 240
+"""The longer answer has more sound than may run ahead of a client that does not read, so it cannot end while a stage is started again."""
+
+QUESTION = "How do plants make food?"
+TIMEOUT_S = 100.0
+STALL_S = 100
+"""A client of these tests reads nothing while a stage loads its model."""
+
+
+def asked(tokens: int) -> omni_pb2.GenerateRequest:
+    return request(QUESTION, SEED, thinker={"max_tokens": tokens, "ignore_eos": True})
+
+
+class House:
+    """Two replicas of each stage, and the digests of undisturbed answers by their length."""
+
+    def __init__(self, running: Fleet) -> None:
+        self.fleet = running
+        self._undisturbed: dict[int, str] = {}
+
+    async def drill(self, *steps: Step, tokens: int = TOKENS) -> None:
+        """Ask; whatever the steps do, the answer is that of the undisturbed run. Afterwards everything is restored and nothing is left."""
+        try:
+            async with omni_stub(self.fleet.address("router")) as stub:
+                if tokens not in self._undisturbed:
+                    self._undisturbed[tokens] = digest(await ask(stub, asked(tokens), timeout_s=TIMEOUT_S))
+                answer = await ask_through(stub, asked(tokens), *steps, timeout_s=TIMEOUT_S)
+                print([(failover.lost, failover.pause.ToMilliseconds()) for failover in answer.failovers])
+                assert digest(answer) == self._undisturbed[tokens]
+                assert len(answer.failovers) >= len(steps)
+                await restore(self.fleet, stub)
+                await nothing_left(self.fleet)
+        except BaseException as error:
+            error.add_note(self.fleet.logs())
+            raise
+
+    def kill(self, kind: str) -> Callable[[], Awaitable[None]]:
+        async def act() -> None:
+            await killed_holder(self.fleet, kind)
+
+        return act
+
+
+def digest(answer: Answer) -> str:
+    """Of the text, its tokens and the samples, however they were cut."""
+    tokens = [token for chunk in answer.of("text") for token in chunk.text.token_ids]
+    for chunks in answer.chunks.values():
+        assert [chunk.seq for chunk in chunks] == list(range(len(chunks)))
+        assert chunks[-1].last
+    return sha256(repr((answer.text(), tokens)).encode() + answer.samples().tobytes()).hexdigest()
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def house(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[House]:
+    arguments = ["--dtype", request.param, "--inline-limit", "0"]
+    with fleet(
+        tmp_path_factory.mktemp("logs"),
+        model="smol",
+        pipeline="smol",
+        stage_args=arguments,
+        router_args=["--stall-limit", str(STALL_S)],
+    ) as running:
+        yield House(running)
+
+
+@pytest.mark.parametrize("kinds", [CHAIN[turn:] + CHAIN[:turn] for turn in range(3)], ids="-".join)
+async def test_one_stage_is_killed_before_the_first_output_one_in_mid_text_and_one_in_mid_speech(
+    house: House, kinds: Sequence[str]
+) -> None:
+    moments = (begun, text_chunks(20), audio_chunks(15))
+    await house.drill(*[Step(moment, house.kill(kind)) for moment, kind in zip(moments, kinds, strict=True)])
+
+
+async def test_a_thinker_is_killed_and_then_the_one_that_replaced_it(house: House) -> None:
+    """The second one when the first is back: there are only two."""
+
+    async def kill_again() -> None:
+        async with omni_stub(house.fleet.address("router")) as stub:
+            await restore(house.fleet, stub)
+        await killed_holder(house.fleet, "thinker")
+
+    await house.drill(Step(text_chunks(10), house.kill("thinker")), Step(text_chunks(25), kill_again), tokens=MORE_TOKENS)
+
+
+async def test_a_second_kill_hits_the_resume(house: House, seed: int) -> None:
+    """Another stage of the answer, a few milliseconds after the first."""
+    chance = random.Random(seed)
+    first, second = chance.choice(list(permutations(CHAIN, 2)))
+
+    async def kill_both() -> None:
+        victims = [await holder(house.fleet, kind) for kind in (first, second)]
+        house.fleet.kill(victims[0])
+        await asyncio.sleep(chance.uniform(0.001, 0.005))
+        house.fleet.kill(victims[1])
+
+    print(first, second)
+    await house.drill(Step(text_chunks(20), kill_both))

@@ -1,0 +1,85 @@
+"""A router that is killed: its clients ask another one for the rest of the answer, and nothing is missing or there twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from helpers.ask import Answer, ask, read, read_all, refusal, request
+from helpers.drill import after_text, audio_chunks, begun, continued, drilled, joined, text_chunks
+from helpers.fleet import Fleet, fleet
+from omnistage.v1 import omni_pb2, omni_pb2_grpc
+
+TOKENS = 150
+LONG = {"max_tokens": TOKENS, "ignore_eos": True}
+
+MOMENTS: dict[str, Callable[[Answer], bool]] = {
+    "before the first output": begun,
+    "in mid text": text_chunks(20),
+    "in mid speech": after_text(10),
+}
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One of each; every tensor is a reference into shared memory."""
+    options = {"interval_s": 0.005}
+    with fleet(tmp_path_factory.mktemp("logs"), replicas=1, options=options, stage_args=["--inline-limit", "0"]) as running:
+        yield running
+
+
+async def cut_off(
+    running: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, when: Callable[[Answer], bool]
+) -> Answer:
+    """What came of an answer whose router was killed at this point; the router is back."""
+    answer = Answer()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        async for event in stub.Generate(asked, timeout=60, wait_for_ready=True):
+            answer.take(event)
+            if when(answer) and running.server("router").alive:
+                running.kill("router")
+    assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+    running.begin("router")
+    await asyncio.to_thread(running.ready, "router")
+    return answer
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_the_rest_of_an_answer_comes_from_the_next_router(toys: Fleet, moment: str, seed: int) -> None:
+    async with drilled(toys) as stub:
+        asked = request("hello", seed, thinker=LONG, request_id="asked-twice")
+        begin = await cut_off(toys, stub, asked, MOMENTS[moment])
+        rest = await ask(stub, continued(asked, begin))
+        joined(begin, rest).check_toy(seed, "hello", TOKENS)
+        assert rest.started is not None and begin.started is not None
+        assert list(rest.started.revisions) == list(begin.started.revisions) == ["1", "1", "1"]
+
+
+async def test_a_router_is_killed_and_then_the_next_one(toys: Fleet, seed: int) -> None:
+    async with drilled(toys) as stub:
+        asked = request("hello", seed, thinker=LONG)
+        begin = await cut_off(toys, stub, asked, audio_chunks(10))
+        more = await cut_off(toys, stub, continued(asked, begin), audio_chunks(10))
+        both = joined(begin, more)
+        rest = await ask(stub, continued(asked, both))
+        joined(both, rest).check_toy(seed, "hello", TOKENS)
+
+
+async def test_a_request_that_is_asked_again_ends_the_older_one(toys: Fleet, seed: int) -> None:
+    """As when only the connection was lost and the router does not know it yet."""
+    async with drilled(toys) as stub:
+        asked = request("hello", seed, thinker=LONG, request_id="asked-again")
+        begin, old = Answer(), stub.Generate(asked, timeout=60)
+        while len(begin.of("audio")) < 10:
+            begin.take(await read(old))
+        rest = await ask(stub, continued(asked, begin))
+        joined(begin, rest).check_toy(seed, "hello", TOKENS)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            async for _ in read_all(old):
+                pass
+        told = refusal(failed.value)
+        assert (told.code, told.reason) == (grpc.StatusCode.ABORTED, "SUPERSEDED")

@@ -1,0 +1,141 @@
+"""Stages that are killed in the middle of an answer: the listener hears the same samples as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.ask import Answer, read, request
+from helpers.drill import Step, after_text, ask_through, begun, drilled, holder, killed_holder, nothing_left, restore, text_chunks
+from helpers.fleet import Fleet, fleet
+from helpers.servers import CHAIN, omni_stub
+from omnistage.models.toy.stages import png
+from omnistage.v1 import omni_pb2, stage_pb2
+
+TOKENS = 150
+ROUNDS = 3
+LONG = {"max_tokens": TOKENS, "ignore_eos": True}
+
+MOMENTS: dict[str, Callable[[Answer], bool]] = {
+    "before the first output": begun,
+    "in mid text": text_chunks(20),
+    "in mid speech": after_text(10),
+}
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three of each kind, so that one is left when two are lost at once. They cut their output at random, sound comes slower than text, and
+    every tensor is a reference into memory that dies with its owner."""
+    options = {"interval_s": 0.005}
+    with fleet(tmp_path_factory.mktemp("logs"), replicas=3, options=options, stage_args=["--inline-limit", "0"]) as running:
+        yield running
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("kind", CHAIN)
+async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int) -> None:
+    lost = []
+
+    async def kill() -> None:
+        lost.append(toys.address(await killed_holder(toys, kind)))
+
+    async with drilled(toys) as stub:
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(MOMENTS[moment], kill))
+        answer.check_toy(seed, "hello", TOKENS)
+        assert [failover.lost for failover in answer.failovers] == lost
+        print(f"{kind}, {moment}: replaced in {answer.failovers[0].pause.ToMilliseconds()} ms")
+
+
+@pytest.mark.parametrize("kind", CHAIN)
+async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, kind: str, seed: int) -> None:
+    async def kill() -> None:
+        await killed_holder(toys, kind)
+
+    async with drilled(toys) as stub:
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(5), kill), Step(text_chunks(25), kill))
+        answer.check_toy(seed, "hello", TOKENS)
+        assert len(answer.failovers) == 2
+
+
+@pytest.mark.parametrize("second", CHAIN)
+@pytest.mark.parametrize("first", CHAIN)
+async def test_a_second_kill_hits_the_resume(toys: Fleet, first: str, second: str, seed: int) -> None:
+    """Another stage that has the session, or another replica of the same kind, which may just be taking it over."""
+    chance = random.Random(seed)
+    moment = chance.choice(list(MOMENTS))
+
+    async def kill_both() -> None:
+        victim = await holder(toys, first)
+        other = await holder(toys, second) if second != first else chance.choice([name for name in toys.of(first) if name != victim])
+        toys.signal(victim, signal.SIGKILL)
+        await asyncio.sleep(chance.uniform(0.001, 0.005))
+        toys.signal(other, signal.SIGKILL)
+
+    async with drilled(toys) as stub:
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(MOMENTS[moment], kill_both))
+        answer.check_toy(seed, "hello", TOKENS)
+        assert answer.failovers
+        print(moment, [(failover.lost, failover.pause.ToMilliseconds()) for failover in answer.failovers])
+
+
+async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> None:
+    """The second Talker has never seen the memory of the first Thinker, from which the answer began."""
+    lost = []
+
+    async def kill_thinker() -> None:
+        lost.append(toys.address(await killed_holder(toys, "thinker")))
+
+    async def kill_talker() -> None:
+        lost.append(toys.address(await killed_holder(toys, "talker")))
+
+    async with drilled(toys) as stub:
+        steps = [Step(text_chunks(10), kill_thinker), Step(lambda answer: text_chunks(30)(answer) and bool(answer.failovers), kill_talker)]
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), *steps)
+        answer.check_toy(seed, "hello", TOKENS)
+        assert [failover.lost for failover in answer.failovers] == lost
+
+
+async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int) -> None:
+    """The client goes away within milliseconds of a loss: at once, before anybody has seen it, or while the session is opened elsewhere."""
+    chance = random.Random(seed)
+    for _ in range(ROUNDS):
+        async with drilled(toys) as stub:
+            for kind in chance.sample(CHAIN, 3):
+                call = stub.Generate(request("hello", seed, thinker=LONG), timeout=60)
+                answer = Answer()
+                while not MOMENTS["in mid text"](answer):
+                    answer.take(await read(call))
+                await killed_holder(toys, kind)
+                await asyncio.sleep(chance.choice([0, chance.uniform(0, 0.02), chance.uniform(0, 0.1)]))
+                call.cancel()
+                await nothing_left(toys)
+
+
+@pytest.mark.parametrize("steps_done", [0, 2])
+async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: int, seed: int) -> None:
+    """The next one draws the pictures that are missing from their first step on; progress begins anew."""
+    with fleet(tmp_path, kinds=("diffusion",), pipeline="toy-picture", options={"interval_s": 0.05}) as running:
+
+        async def kill() -> None:
+            await killed_holder(running, "diffusion")
+
+        params = stage_pb2.DiffusionParams(prompt="grey", width=8, height=8, steps=6, results=2)
+        asked = omni_pb2.GenerateRequest(seed=seed, diffusion=params)
+        async with omni_stub(running.address("router")) as stub:
+            moment = Step(lambda answer: begun(answer) and len(answer.of("progress")) >= steps_done, kill)
+            answer = await ask_through(stub, asked, moment)
+            assert len(answer.failovers) == 1
+            pictures = [chunk.image.data.data for chunk in answer.of("image") if chunk.count]
+            shades = np.add.outer(np.arange(8), np.arange(8))
+            assert pictures == [png(((seed + n + shades) % 256).astype(np.uint8)) for n in range(2)]
+            for chunks in answer.chunks.values():
+                assert [chunk.seq for chunk in chunks] == list(range(len(chunks))) and chunks[-1].last
+            await restore(running, stub)
+            await nothing_left(running)

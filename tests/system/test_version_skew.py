@@ -1,0 +1,106 @@
+"""This version beside the last one, as during an upgrade: stages, router and client of either, in toy form.
+
+Routers are upgraded before clients: the new stubs get their answers from an old router too, but the new client names its requests, so that
+it can go on after the loss of a router, and the first routers refused a named request rather than promise what they could not do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+
+import pytest
+
+from helpers.ask import ask, request
+from helpers.fleet import Fleet
+from helpers.previous import checkout, environment_of
+from helpers.servers import CHAIN, all_free, omni_stub, stage_flags
+from omnistage.models.toy import formulas
+
+CLIENT = """
+import sys
+from hashlib import sha256
+import numpy as np
+from omnistage.client import Omni
+with Omni(address=sys.argv[1]) as omni:
+    answer = omni.generate("hello", seed=int(sys.argv[2]))
+sys.stdout.write(answer.text + "|" + sha256(np.rint(answer.audio.samples * 32768).astype("<i2").tobytes()).hexdigest())
+"""
+
+OLD, NEW = "old", "new"
+
+MIXES = [
+    (NEW, (OLD, OLD, OLD)),
+    (NEW, (OLD, NEW, OLD)),
+    (NEW, (NEW, OLD, NEW)),
+    (OLD, (NEW, NEW, NEW)),
+    (OLD, (OLD, NEW, NEW)),
+    (OLD, (NEW, OLD, OLD)),
+]
+"""The router, then Thinker, Talker and Code2Wav: each kind of neighbours meets in both orders."""
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, str]]:
+    """By version."""
+    folder = tmp_path_factory.mktemp("last")
+    if not checkout(folder):
+        pytest.skip("this clone has no earlier version")
+    return {OLD: environment_of(folder), NEW: {}}
+
+
+@pytest.fixture(scope="module")
+def stages(environments: Mapping[str, Mapping[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Each stage in both versions; tensors travel by shared memory."""
+    running = Fleet(tmp_path_factory.mktemp("logs"))
+    try:
+        for kind in CHAIN:
+            for version, environment in environments.items():
+                running.add(f"{kind}-{version}", f"omnistage.{kind}", *stage_flags(), "--inline-limit", "0", environment=environment)
+        running.ready()
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=lambda mix: f"{mix[0]} router, {'-'.join(mix[1])}")
+async def test_old_and_new_answer_together(
+    stages: Fleet, environments: Mapping[str, Mapping[str, str]], mix: tuple[str, tuple[str, ...]], seed: int
+) -> None:
+    router, versions = mix
+    addresses = {kind: stages.address(f"{kind}-{version}") for kind, version in zip(CHAIN, versions, strict=True)}
+    given = ",".join(f"{kind}={address}" for kind, address in addresses.items())
+    name = f"router-{router}-{'-'.join(versions)}"
+    try:
+        flags = ["--pipeline", "toy", "--stages", given, "--grace", "5"]
+        stages.add(name, "omnistage.router", *flags, environment=environments[router])
+        await asyncio.to_thread(stages.ready, name)
+        async with omni_stub(stages.address(name)) as stub:
+            (await ask(stub, request("hello", seed))).check_toy(seed, "hello")
+        expected = formulas.audio(seed, "hello", formulas.NATURAL_LENGTH)[:, 0] * 32768
+        sound = sha256(expected.astype("<i2").tobytes()).hexdigest()
+        for version, environment in environments.items():
+            if (router, version) == (OLD, NEW):
+                continue
+            said = await _client(stages.address(name), seed, environment)
+            assert said == f"{formulas.text(seed, 'hello', formulas.NATURAL_LENGTH)}|{sound}", version
+        await all_free(list(addresses.values()))
+    except BaseException as error:
+        error.add_note(stages.logs())
+        raise
+    finally:
+        stages.server(name).stop()
+
+
+async def _client(address: str, seed: int, environment: Mapping[str, str]) -> str:
+    """What the client of a version got."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, address, str(seed), env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
