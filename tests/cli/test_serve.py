@@ -2,15 +2,20 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from helpers.processes import Family, wait_end
 from omnistage.client import Omni
+from omnistage.client.listing import Replica
 
 
 def serve(*words: str) -> subprocess.Popen[str]:
@@ -24,6 +29,37 @@ def read_address(server: subprocess.Popen[str]) -> str:
     line = server.stderr.readline()
     assert line.startswith("serving on "), line + server.stderr.read()
     return line.split()[2]
+
+
+def told(server: subprocess.Popen[str], what: str) -> str:
+    """What the next line of this kind says."""
+    assert server.stderr is not None
+    for line in iter(server.stderr.readline, ""):
+        if line.startswith(f"{what} "):
+            return line.removeprefix(f"{what} ").rstrip("\n")
+    raise AssertionError(f"the server ended and never said {what!r}")
+
+
+def pid_of(module: str, family: Family) -> int:
+    return next(pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def replicas_once_serving(address: str) -> list[Replica]:
+    """The replicas when the router has found all of them, which takes it about a second after a start."""
+    deadline = time.monotonic() + 30
+    with Omni(address=address) as omni:
+        while {replica.state for replica in omni.replicas()} != {"serving"}:
+            assert time.monotonic() < deadline, omni.replicas()
+            time.sleep(0.05)
+        return omni.replicas()
+
+
+def take_over(replica: Replica, taken: ExitStack) -> None:
+    """Kill it and listen at its address before it is back."""
+    os.kill(replica.pid, signal.SIGKILL)
+    assert wait_end(replica.pid, 30)
+    host, _, port = replica.address.rpartition(":")
+    taken.enter_context(socket.create_server((host, int(port))))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -61,18 +97,74 @@ def test_replicas_and_logs(family: Family, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["code2wav.log", "router.log", "talker-0.log", "talker-1.log", "thinker.log"]
 
 
-def test_a_stage_that_dies_is_told_and_the_router_ends_the_stack(family: Family) -> None:
+def test_what_dies_is_started_again_at_its_address(family: Family) -> None:
+    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2") as server:
+        address = read_address(server)
+        before = replicas_once_serving(address)
+        one = next(replica for replica in before if replica.stage == "talker")
+        os.kill(one.pid, signal.SIGKILL)
+        assert told(server, "lost") == f"talker-0 (pid {one.pid}) ended with signal SIGKILL"
+        assert re.fullmatch(r"talker-0 \(pid \d+\) after \d+\.\d s", told(server, "restarted"))
+        after = replicas_once_serving(address)
+        assert [replica.address for replica in after] == [replica.address for replica in before]
+        assert [now.pid == then.pid for now, then in zip(after, before, strict=True)] == [True, False, True, True]
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_a_router_that_dies_is_started_again_at_its_port(family: Family) -> None:
     with serve("toy", "--address", "127.0.0.1:0") as server:
-        assert server.stderr is not None
-        with Omni(address=read_address(server)) as omni:
-            pids = {replica.stage: replica.pid for replica in omni.replicas()}
-        os.kill(pids["talker"], signal.SIGKILL)
-        lines = iter(server.stderr.readline, "")
-        assert next(line for line in lines if line.startswith("lost")) == f"lost talker (pid {pids['talker']}) ended with signal SIGKILL\n"
-        router = next(pid for pid in family.pids() if b"omnistage.router" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(router, signal.SIGKILL)
+        address = read_address(server)
+        for _ in range(2):
+            router = pid_of("omnistage.router", family)
+            os.kill(router, signal.SIGKILL)
+            assert told(server, "lost") == f"router (pid {router}) ended with signal SIGKILL"
+            assert told(server, "restarted").startswith("router (pid ")
+            with Omni(address=address) as omni:
+                assert omni.generate("Hi").text
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.15, 0.4])
+def test_the_end_wins_over_a_start(family: Family, delay_s: float) -> None:
+    """Whatever is being started again when the stack is told to end: nothing is left."""
+    with serve("toy", "--address", "127.0.0.1:0") as server:
+        read_address(server)
+        for pid in [pid for pid in family.pids() if pid != server.pid]:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(delay_s)
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_start_again_is_given_up(family: Family) -> None:
+    """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""
+    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2") as server, ExitStack() as taken:
+        address = read_address(server)
+        with Omni(address=address) as omni:
+            talkers = [replica for replica in omni.replicas() if replica.stage == "talker"]
+        take_over(talkers[0], taken)
+        assert told(server, "given up").startswith("talker-0 ended with code 1 before it was ready")
+        with Omni(address=address) as omni:
+            assert omni.generate("Hi").text
+            assert [replica.state for replica in omni.replicas()] == ["serving", "lost", "serving", "serving"]
+        status = subprocess.run([sys.executable, "-m", "omnistage.cli", "status", "--address", address], capture_output=True, text=True)
+        rows = [line.split()[1:] for line in status.stdout.splitlines()[1:]]
+        assert [row[0] for row in rows] == ["thinker", "talker", "talker", "code2wav"]
+        assert rows[1][2:7] == [talkers[0].address, "-", "lost", "-", "-"]
+        assert rows[2][2:5] == [talkers[1].address, str(talkers[1].pid), "serving"]
+        take_over(talkers[1], taken)
+        assert told(server, "given up").startswith("talker-1 ended with code 1 before it was ready")
         assert server.wait(30) == 1
-        assert "the router ended" in server.stderr.read()
+        assert server.stderr is not None
+        said = server.stderr.read()
+        assert "port is taken" in said, "the last lines of its log"
+        assert "error: talker-1 ended with code 1" in said
     assert family.pids() == []
 
 

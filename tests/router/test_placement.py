@@ -3,40 +3,194 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
 import pytest
 
 from helpers.ask import ask, refusal, request
-from helpers.servers import local_stage, omni_stub, toy_logic
+from helpers.servers import local_stage, omni_stub, stage_stub, toy_logic
+from helpers.watching import SETTLE_S, thinker, until, waiting_session, watched
 from omnistage.link.channel import Channels
+from omnistage.link.errors import StageError
 from omnistage.router.admission import Admission
 from omnistage.router.front import Front
 from omnistage.router.metrics import RouterMetrics
-from omnistage.router.placement import Placement
-from omnistage.v1 import omni_pb2, omni_pb2_grpc
+from omnistage.router.placement import DRAINING, LOST, SERVING, Placement
+from omnistage.v1 import omni_pb2_grpc, stage_pb2
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[stage_pb2.DescribeRequest, stage_pb2.DescribeResponse]"
+
+
+class OtherHost(grpc.aio.ServerInterceptor):
+    """A stage that runs on another host, as far as its description goes."""
+
+    def __init__(self, boot_id: str) -> None:
+        self._boot_id = boot_id
+
+    async def intercept_service(  # type: ignore[override]
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(details)
+        if not details.method.endswith("/Describe"):
+            return handler
+        describe = handler.unary_unary
+
+        async def moved(request: stage_pb2.DescribeRequest, context: object) -> stage_pb2.DescribeResponse:
+            description = stage_pb2.DescribeResponse()
+            description.CopyFrom(await describe(request, context))  # type: ignore[misc, arg-type]
+            description.boot_id = self._boot_id
+            return description
+
+        return grpc.unary_unary_rpc_method_handler(moved, handler.request_deserializer, handler.response_serializer)
+
+
+@asynccontextmanager
+async def replicas_on(*hosts: str) -> AsyncIterator[tuple[Placement, list[str]]]:
+    """A watched placement of toy Thinkers, one on each of these hosts, and their addresses."""
+    async with AsyncExitStack() as exits:
+        stages = [await exits.enter_async_context(local_stage(toy_logic("thinker"), interceptors=[OtherHost(host)])) for host in hosts]
+        addresses = [stage.address for stage in stages]
+        placement = await exits.enter_async_context(watched({"thinker": addresses}))
+        await until(placement, dict.fromkeys(addresses, SERVING))
+        yield placement, addresses
+
+
+# The order ---------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_replica_with_other_ports_gets_no_session() -> None:
-    async with (
-        local_stage(toy_logic("thinker")) as fitting,
-        local_stage(toy_logic("thinker", {"width": 64})) as other,
-        Channels() as channels,
-    ):
-        placement = Placement(channels, {"thinker": [other.address, fitting.address]})
-        watching = asyncio.create_task(placement.watch())
-        async with asyncio.timeout(20):
-            while not all(replica.state == omni_pb2.REPLICA_STATE_SERVING for replica in placement.all()):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+    async with AsyncExitStack() as exits:
+        fitting = await exits.enter_async_context(local_stage(toy_logic("thinker")))
+        other = await exits.enter_async_context(local_stage(toy_logic("thinker", {"width": 64})))
+        placement = await exits.enter_async_context(watched({"thinker": [other.address, fitting.address]}))
+        await until(placement, {other.address: SERVING, fitting.address: SERVING})
         by_address = {replica.address: replica for replica in placement.all()}
         description = by_address[fitting.address].description
         assert description is not None
         assert set(placement.place("thinker")) == {fitting.address, other.address}
         placement.pin({"thinker": description})
         assert placement.place("thinker") == [fitting.address]
-        watching.cancel()
-        await asyncio.wait({watching})
+
+
+async def test_a_burst_between_two_reports_is_spread() -> None:
+    async with replicas_on("here", "here", "here") as (placement, addresses):
+        first = [placement.place("thinker")[0] for _ in range(3)]
+        assert sorted(first) == sorted(addresses)
+
+
+async def test_a_placed_session_that_never_came_is_forgotten_with_the_next_report() -> None:
+    async with replicas_on("here") as (placement, _):
+        placement.place("thinker")
+        (replica,) = placement.all()
+        assert replica.busy == 1
+        async with asyncio.timeout(SETTLE_S):
+            while replica.busy:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def test_the_least_loaded_is_first() -> None:
+    async with replicas_on("here", "here") as (placement, addresses), stage_stub(addresses[0]) as stub:
+        caller = await waiting_session(stub)
+        busy = next(replica for replica in placement.all() if replica.address == addresses[0])
+        async with asyncio.timeout(SETTLE_S):
+            while not busy.load.sessions:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert placement.place("thinker") == [addresses[1], addresses[0]]
+        caller.call.cancel()
+
+
+async def test_a_neighbour_comes_first_while_its_load_is_close() -> None:
+    async with replicas_on("here", "there", "there") as (placement, (here, *there)):
+        assert placement.place("thinker")[0] == here  # of the router
+        assert placement.place("thinker")[0] == here  # one more than the others is close
+        assert placement.place("thinker")[0] in there
+        assert placement.place("thinker", near="there")[0] in there
+        assert placement.boot_id("thinker", here) == "here"
+        assert placement.boot_id("thinker", "127.0.0.1:1") == ""
+
+
+async def test_a_replica_that_a_link_lost_is_asked_last_until_it_reports() -> None:
+    async with replicas_on("here", "here") as (placement, _):
+        lost = placement.place("thinker")[0]
+        placement.lost("thinker", lost)
+        placement.lost("thinker", "127.0.0.1:1")
+        assert [placement.place("thinker")[1] for _ in range(4)] == [lost] * 4
+        async with asyncio.timeout(SETTLE_S):
+            while placement.place("thinker")[0] != lost:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def test_a_session_that_goes_on_stays_with_its_revision() -> None:
+    changed = toy_logic("thinker")
+    changed.description.revision = "other"
+    async with AsyncExitStack() as exits:
+        old = await exits.enter_async_context(local_stage(toy_logic("thinker")))
+        new_one = AsyncExitStack()
+        new = await new_one.enter_async_context(local_stage(changed))
+        placement = await exits.enter_async_context(watched({"thinker": [old.address, new.address]}))
+        await until(placement, {old.address: SERVING, new.address: SERVING})
+        assert placement.place("thinker", revision="other") == [new.address]
+        assert set(placement.place("thinker", revision="of nobody")) == {old.address, new.address}
+        await new_one.aclose()
+        await until(placement, {old.address: SERVING, new.address: LOST})
+        with pytest.raises(StageError, match="STAGE_LOST"):
+            placement.place("thinker", revision="other")
+        assert placement.place("thinker") == [old.address]
+
+
+# Coming and going --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.serial
+async def test_replicas_come_and_go(tmp_path: Path, free_port: int) -> None:
+    """One that comes takes sessions, one that drains or is killed takes none, and it is found again at its address."""
+    late = f"127.0.0.1:{free_port}"
+    with thinker(tmp_path) as first:
+        first.wait_ready()
+        async with watched({"thinker": [first.address, late]}) as placement:
+            await until(placement, {first.address: SERVING, late: LOST})
+            assert placement.place("thinker") == [first.address]
+            with thinker(tmp_path, late):
+                await until(placement, {first.address: SERVING, late: SERVING})
+                async with stage_stub(first.address) as stub:
+                    caller = await waiting_session(stub)
+                    first.terminate()
+                    await until(placement, {first.address: DRAINING, late: SERVING})
+                    assert placement.place("thinker") == [late]
+                    caller.call.cancel()
+                await until(placement, {first.address: LOST, late: SERVING})
+            await until(placement, {first.address: LOST, late: LOST})
+            with pytest.raises(StageError, match="no thinker is reachable") as told:
+                placement.place("thinker")
+            assert (told.value.reason, told.value.retry_delay_s) == ("STAGE_LOST", 1.0)
+            with thinker(tmp_path, late) as again:
+                await until(placement, {first.address: LOST, late: SERVING})
+                again.process.kill()
+                await until(placement, {first.address: LOST, late: LOST})
+
+
+@pytest.mark.serial
+async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
+    with thinker(tmp_path) as one, thinker(tmp_path) as other:
+        one.wait_ready()
+        other.wait_ready()
+        async with watched({"thinker": [one.address, other.address]}) as placement:
+            await until(placement, {one.address: SERVING, other.address: SERVING})
+            os.kill(one.pid, signal.SIGSTOP)
+            try:
+                await until(placement, {one.address: LOST, other.address: SERVING})
+                assert placement.place("thinker") == [other.address]
+            finally:
+                os.kill(one.pid, signal.SIGCONT)
+            await until(placement, {one.address: SERVING, other.address: SERVING})
+            assert set(placement.place("thinker")) == {one.address, other.address}
 
 
 async def test_a_router_without_stages_says_come_again() -> None:

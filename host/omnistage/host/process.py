@@ -1,4 +1,8 @@
-"""The life of a server process: bind, get ready, serve, drain, stop."""
+"""The life of a server process: bind, get ready, serve, drain, stop.
+
+A thread that ends by an error that nobody foresaw ends the process: an engine without its thread answers nobody, and others take over from
+a process that is gone, not from one that only looks well.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol
 
 import grpc.aio
 import structlog
@@ -25,9 +31,19 @@ log = structlog.get_logger(__name__)
 
 STOP_GRACE_S = 0.5
 
+BROKEN_LIMIT_S = 5.0
+"""A broken process ends within this time, whatever else hangs in it."""
+
+BROKEN = 70
+"""Exit code of a broken process (EX_SOFTWARE of sysexits.h)."""
+
 
 class StartError(RuntimeError):
     """The server cannot start; the text says why and what to do."""
+
+
+class Broken(RuntimeError):
+    """A thread of this process ended by an error; what it did is done by nobody now."""
 
 
 class Service(Protocol):
@@ -47,11 +63,15 @@ class Service(Protocol):
     async def drain(self, grace_s: float) -> None:
         """Refuse new sessions, let the running ones finish, at most for `grace_s`."""
 
+    def fail(self) -> None:
+        """The process is broken and about to end. From now on no session may end as if that were its own fault: the streams break off, so
+        that the other end takes it for the loss that it is."""
+
     async def close(self) -> None: ...
 
 
 async def serve(settings: ServerSettings, service: Service, registry: CollectorRegistry, ready: dict[str, str]) -> None:
-    """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError."""
+    """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
     server = grpc.aio.server(options=server_options(settings.max_message_bytes))
     service.register(server)
     checks = health.HealthServicer()
@@ -61,41 +81,104 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     service.bound(address)
     metrics_address = _metrics(settings.metrics_address, registry)
     stopped = _stop_event(settings.lifeline_fd)
+    line: dict[str, object] = {"address": address, "metrics_address": metrics_address, "pid": os.getpid(), **ready}
     # The library's servicer begins with SERVING for the whole server.
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    await server.start()
+    with _broken_by_threads(service) as broken:
+        await server.start()
+        try:
+            await _unless_broken(_live(settings, service, checks, stopped, line), broken)
+        finally:
+            await checks.enter_graceful_shutdown()
+            await server.stop(0 if broken.done() else STOP_GRACE_S)
+            await service.close()
+            await _last_tasks()
+            log.info("server.stopped", address=address)
+
+
+async def _live(
+    settings: ServerSettings, service: Service, checks: health.HealthServicer, stopped: asyncio.Event, line: dict[str, object]
+) -> None:
+    """Get ready, serve until told to stop, drain. line: said when it serves."""
+    starting = asyncio.create_task(service.start())
+    stopping = asyncio.create_task(stopped.wait())
+    either: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {starting, stopping}
     try:
-        starting = asyncio.ensure_future(service.start())
-        stopping = asyncio.ensure_future(stopped.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
-            return
-        stopping.cancel()
-        starting.result()
-        await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
-        line = {"address": address, "metrics_address": metrics_address, "pid": os.getpid(), **ready}
-        log.info("server.ready", **line)
-        _tell(settings.ready_fd, line)
-        await stopped.wait()
-        log.info("server.draining", grace_s=settings.grace)
-        await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
-        await service.drain(settings.grace)
+    if starting.cancelled():
+        return
+    starting.result()
+    await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
+    log.info("server.ready", **line)
+    _tell(settings.ready_fd, line)
+    await stopped.wait()
+    log.info("server.draining", grace_s=settings.grace)
+    await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await service.drain(settings.grace)
+
+
+async def _last_tasks() -> None:
+    """gRPC hears of the end of a call that `stop` cut off a moment later; where the loop has ended by then it logs a bug that is none."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=STOP_GRACE_S)
+
+
+@contextmanager
+def _broken_by_threads(service: Service) -> Iterator[asyncio.Future[str]]:
+    """A future that is done when a thread of the process has ended by an error; the service is told at that moment."""
+    loop = asyncio.get_running_loop()
+    broken: asyncio.Future[str] = loop.create_future()
+
+    def fail(thread: str) -> None:
+        if not broken.done():
+            service.fail()
+            broken.set_result(f"thread {thread} ended by an error")
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        thread = ended.thread.name if ended.thread else "unknown"
+        log.critical("thread.broken", thread=thread, exc_info=ended.exc_value)
+        last_resort = threading.Timer(BROKEN_LIMIT_S, os._exit, (BROKEN,))
+        last_resort.daemon = True
+        last_resort.start()
+        loop.call_soon_threadsafe(fail, thread)
+
+    before, threading.excepthook = threading.excepthook, hook
+    try:
+        yield broken
     finally:
-        await checks.enter_graceful_shutdown()
-        await server.stop(STOP_GRACE_S)
-        await service.close()
-        log.info("server.stopped", address=address)
+        threading.excepthook = before
+
+
+async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Future[str]) -> None:
+    """Run to the end, or raise Broken at once."""
+    living = asyncio.create_task(life)
+    either: set[asyncio.Task[None] | asyncio.Future[str]] = {living, broken}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if broken.done():
+            raise Broken(broken.result())
+        living.result()
+    finally:
+        living.cancel()
+        await asyncio.wait({living})
 
 
 def run(main: Callable[[], Awaitable[None]]) -> int:
-    """asyncio.run with the exit code of a server: 0, or 1 with the reason on stderr."""
+    """asyncio.run with the exit code of a server: 0, or 1 for one that cannot start, or BROKEN; with the reason on stderr."""
     try:
         asyncio.run(_as_coroutine(main))
     except StartError as error:
         log.error("server.cannot_start", reason=str(error))
         return 1
+    except Broken as error:
+        log.critical("server.broken", reason=str(error))
+        return BROKEN
     return 0
 
 

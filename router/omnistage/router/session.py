@@ -16,7 +16,7 @@ from omnistage.link.durations import duration
 from omnistage.link.errors import StageError
 from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
-from omnistage.router.pipeline import StageSpec
+from omnistage.router.pipeline import KINDS, StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
 from omnistage.router.route import Hop, PlacedRoute
@@ -84,10 +84,17 @@ class Answer:
                         case "report":
                             self._reports[event.report.kind] = event.report
                         case "failover":
-                            await self._write(omni_pb2.GenerateResponse(failover=event.failover))
+                            await self._tell(event.failover)
             await self._write(omni_pb2.GenerateResponse(usage=self._usage()))
         finally:
             await link.close()
+
+    async def _tell(self, failover: stage_pb2.Failover) -> None:
+        """A stage was replaced, here or further behind: the client may want to know, and the placement must."""
+        for stage in self._request.pipeline.stages:
+            if KINDS[stage.kind] == failover.kind:
+                self._placement.lost(stage.kind, failover.lost)
+        await self._write(omni_pb2.GenerateResponse(failover=failover))
 
     async def _take(self, link: Link, chunk: chunk_pb2.Chunk) -> None:
         """Pass a chunk on if the client wants its port, then make room for more of it."""

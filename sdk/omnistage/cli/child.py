@@ -1,4 +1,4 @@
-"""One server process of a stack: started, awaited until it serves, and stopped."""
+"""One server process of a stack: started, awaited until it serves, started again, and stopped."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ STOP_MARGIN_S = 5.0
 
 
 class Child:
-    """A process of ours. name: for humans, such as talker-1. log: the file that gets its output; None: this process's stderr."""
+    """A process of ours.
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path | None) -> None:
+    name: for humans, such as talker-1. address: where it is to listen; port 0 becomes, with the first start, a port that it keeps.
+    metrics_address: the same, without that. log: the file that gets its output; None: this process's stderr.
+    """
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], address: str, metrics_address: str, log: Path | None) -> None:
         self.name = name
-        self.address = ""
-        self._command = [sys.executable, "-m", module, *arguments]
+        self.address = address
+        self._command = [sys.executable, "-m", module, *arguments, "--metrics-address", metrics_address]
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
@@ -31,7 +35,8 @@ class Child:
         return self._process.pid if self._process else 0
 
     async def start(self, lifeline_fd: int) -> None:
-        """Start it and wait until it serves. Raises StackError with its last words if it ends before."""
+        """Start it and wait until it serves; the one before has ended. Raises StackError with its last words if it ends before, and if it
+        cannot be started at all."""
         ready_read, ready_write = os.pipe()
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -40,6 +45,8 @@ class Child:
         try:
             try:
                 await self._spawn(ready_write, lifeline_fd)
+            except OSError as error:
+                raise StackError(f"{self.name} cannot be started: {error}") from error
             finally:
                 os.close(ready_write)
             line = await reader.readline()
@@ -54,6 +61,8 @@ class Child:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
+                "--address",
+                self.address,
                 "--ready-fd",
                 str(ready_fd),
                 "--lifeline-fd",
@@ -99,8 +108,13 @@ class Child:
             async with asyncio.timeout(grace_s + STOP_MARGIN_S):
                 await process.wait()
         except TimeoutError:
-            process.kill()
-            await process.wait()
+            await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL, if it is there, and wait for its end."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
 
 def describe_exit(code: int) -> str:

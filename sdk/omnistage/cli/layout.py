@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+ANY_PORT = "127.0.0.1:0"
+
 STAGE_KINDS = ("thinker", "talker", "code2wav", "diffusion")
 
 
@@ -25,8 +27,8 @@ class StageLayout:
 class ServerOptions:
     """What the servers of one stack have in common; addresses are the router's. Zeros and None leave a setting to the server's default."""
 
-    address: str = "127.0.0.1:0"
-    metrics_address: str = "127.0.0.1:0"
+    address: str = ANY_PORT
+    metrics_address: str = ANY_PORT
     dtype: str = "auto"
     threads: int = 1
     max_sessions: int = 0
@@ -44,9 +46,10 @@ class Layout:
     servers: ServerOptions = field(default_factory=ServerOptions)
 
     def stage_arguments(self, stage: StageLayout) -> list[str]:
-        """The command line of one stage server. It may dial any loopback port: stages start side by side, before any port is known."""
+        """The command line of one stage server, without its addresses. It may dial any loopback port: stages start side by side, before any
+        port is known."""
         servers = self.servers
-        words = ["--model", stage.model, "--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0", "--allow", "127.0.0.1:*"]
+        words = ["--model", stage.model, "--allow", "127.0.0.1:*"]
         words += ["--device", stage.device, "--dtype", servers.dtype, "--threads", str(servers.threads), "--grace", str(servers.grace_s)]
         if stage.model_path:
             words += ["--model-path", stage.model_path]
@@ -59,20 +62,10 @@ class Layout:
         return words
 
     def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
-        """The command line of the router. addresses: (kind, HOST:PORT) of every stage server."""
+        """The command line of the router, without its own addresses. addresses: (kind, HOST:PORT) of every stage server."""
         servers = self.servers
         stages = ",".join(f"{kind}={address}" for kind, address in addresses)
-        words = [
-            "--pipeline",
-            self.pipeline,
-            "--stages",
-            stages,
-            "--address",
-            servers.address,
-            "--metrics-address",
-            servers.metrics_address,
-        ]
-        words += ["--grace", str(servers.grace_s)]
+        words = ["--pipeline", self.pipeline, "--stages", stages, "--grace", str(servers.grace_s)]
         if servers.max_sessions:
             words += ["--max-sessions", str(servers.max_sessions)]
         if servers.stall_limit_s is not None:

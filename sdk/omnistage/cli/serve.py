@@ -19,40 +19,55 @@ from omnistage.client.errors import OmniError, StackError
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
-    """Run until SIGTERM, Ctrl-C, the end of the lifeline, or the end of the router. ready_fd: gets one line of JSON, {"address"} or
-    {"error", "hint", "log"}."""
+    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError when the last process of a kind has to be given up.
+
+    ready_fd: gets one line of JSON, {"address"} or {"error", "hint", "log"}.
+    """
+    ready = ReadyLine(ready_fd)
     try:
-        asyncio.run(_serve(layout_of(choice), log_folder, verbose, ready_fd, lifeline_fd))
+        asyncio.run(_serve(layout_of(choice), log_folder, verbose, ready, lifeline_fd))
     except OmniError as error:
-        _tell(ready_fd, {"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""})
+        ready.tell({"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""})
         raise
 
 
-async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
+class ReadyLine:
+    """The one line that the launcher's owner waits for; what comes after it is nobody's any more."""
+
+    def __init__(self, fd: int) -> None:
+        """fd: -1 where nobody waits."""
+        self.is_wanted = fd >= 0
+        self._fd = fd
+
+    def tell(self, line: dict[str, str]) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with os.fdopen(fd, "w") as pipe:
+                pipe.write(json.dumps(line) + "\n")
+
+
+async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: ReadyLine, lifeline_fd: int) -> None:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("serve runs as a task")
     ended = _call_once_at_end(lifeline_fd, task.cancel)
     try:
         async with started(layout, log_folder, verbose) as stack:
-            _tell(ready_fd, {"address": stack.address})
-            await _watch(stack, announce=ready_fd < 0)
+            ready.tell({"address": stack.address})
+            if not ready.is_wanted:
+                _announce(stack)
+            raise await stack.broken()
     except asyncio.CancelledError:
         if not ended():
             raise
 
 
-async def _watch(stack: Stack, announce: bool) -> None:
-    """Tell of every process that ends by itself; the stack ends with its router."""
+def _announce(stack: Stack) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if announce:
-        console.print(f"[bold green]serving[/] on {stack.address}   (Ctrl-C ends it)")
-        console.print(f'[dim]ask it:   omnistage ask --address {stack.address} "What is a kite?"[/]')
-        if stack.log_folder is not None:
-            console.print(f"[dim]logs:     {stack.log_folder}[/]")
-    while stack.has_router:
-        console.print(f"[bold red]lost[/] {await stack.first_end()}")
-    raise StackError("the router ended", hint=f"Its log is in {stack.log_folder}." if stack.log_folder else "")
+    console.print(f"[bold green]serving[/] on {stack.address}   (Ctrl-C ends it)")
+    console.print(f'[dim]ask it:   omnistage ask --address {stack.address} "What is a kite?"[/]')
+    if stack.log_folder is not None:
+        console.print(f"[dim]logs:     {stack.log_folder}[/]")
 
 
 def _call_once_at_end(lifeline_fd: int, end: Callable[[], object]) -> Callable[[], bool]:
@@ -78,9 +93,3 @@ def _call_once_at_end(lifeline_fd: int, end: Callable[[], object]) -> Callable[[
     if lifeline_fd >= 0:
         loop.add_reader(lifeline_fd, lifeline_readable)
     return came.is_set
-
-
-def _tell(ready_fd: int, line: dict[str, str]) -> None:
-    if ready_fd >= 0:
-        with os.fdopen(ready_fd, "w") as pipe:
-            pipe.write(json.dumps(line) + "\n")

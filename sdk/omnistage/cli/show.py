@@ -54,6 +54,8 @@ def _status_table(replicas: list[Replica]) -> Table:
     colours = {"serving": "green", "draining": "yellow"}
     for replica in replicas:
         state = f"[{colours.get(replica.state, 'red')}]{replica.state}[/]"
-        counts = (str(replica.sessions), str(replica.queue), replica.transport or "-")
-        table.add_row(replica.pipeline, f"[bold]{replica.stage}[/]", replica.model, replica.address, str(replica.pid), state, *counts)
+        # Of a lost one nobody knows; its process has probably ended.
+        pid, sessions, queue = ("-",) * 3 if replica.state == "lost" else map(str, (replica.pid, replica.sessions, replica.queue))
+        known = (replica.pipeline, f"[bold]{replica.stage}[/]", replica.model or "-", replica.address)
+        table.add_row(*known, pid, state, sessions, queue, replica.transport or "-")
     return table

@@ -1,5 +1,7 @@
 """A stack of processes: stages side by side, then the router in front of them; nothing of it is left when the stack ends.
 
+A process that ends by itself is started again, by a keeper of its own, from the moment it serves until the stack stops.
+
 Every process holds the reading end of one pipe, the lifeline, whose writing end is only here: if this process is killed, the pipe closes
 and the others drain and exit by themselves.
 """
@@ -11,86 +13,92 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from omnistage.cli.child import Child, describe_exit
-from omnistage.cli.layout import Layout, StageLayout
+from omnistage.cli.child import Child
+from omnistage.cli.keeper import Keeper, Tell
+from omnistage.cli.layout import ANY_PORT, Layout, StageLayout
 from omnistage.client.errors import StackError
 
+ROUTER = "router"
+
 Report = Callable[[str, float], None]
-"""Called with the name of a process and the seconds it took, when it serves."""
+"""Called with the name of a process and the seconds it took, when it serves for the first time."""
 
 
 class Stack:
-    """Between `start` and `stop`, `address` is that of a router that serves.
+    """Between `start` and `stop`, `address` is that of a router that serves, or is started again.
 
     log_folder: where the output of the processes goes; None: a temporary folder that is kept only if something fails. verbose: to stderr
-    instead.
+    instead. tell: called for what happens to the processes.
     """
 
-    def __init__(self, layout: Layout, *, log_folder: Path | None = None, verbose: bool = False, report: Report | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        log_folder: Path | None = None,
+        verbose: bool = False,
+        report: Report | None = None,
+        tell: Tell | None = None,
+    ) -> None:
         self._layout = layout
         self._verbose = verbose
         self._report = report
+        self._tell_owner = tell
         self._own_folder = log_folder is None and not verbose
         self.log_folder = log_folder
-        self._stages: dict[str, list[Child]] = {}
-        self._router: Child | None = None
+        self._children: dict[str, list[Child]] = {}
+        self._keepers: list[asyncio.Task[None]] = []
         self._lifeline: tuple[int, int] | None = None
+        self._broken: asyncio.Future[StackError] | None = None
         self._failed = False
 
     async def start(self) -> None:
         """Start everything; on a failure nothing is left running. Raises StackError with the last words of the process that failed."""
         self._lifeline = os.pipe()
+        self._broken = asyncio.get_running_loop().create_future()
         if self._own_folder:
             self.log_folder = Path(tempfile.mkdtemp(prefix="omnistage-logs-"))
         try:
             await self._start()
         except BaseException as error:
-            self._failed = isinstance(error, StackError)
+            self._failed = self._failed or isinstance(error, StackError)
             await self.stop()
             raise
 
     @property
     def address(self) -> str:
         """HOST:PORT of the router."""
-        return self._router.address if self._router else ""
+        return next((child.address for child in self._children.get(ROUTER, [])), "")
 
     @property
     def children(self) -> list[Child]:
-        """Every process, router last."""
-        stages = [child for replicas in self._stages.values() for child in replicas]
-        return [*stages, self._router] if self._router else stages
+        """Every process that is not given up, router last."""
+        return [child for children in self._children.values() for child in children]
 
     @property
     def names(self) -> list[str]:
         """The names that the report is called with."""
-        return [*(_name(stage, index) for stage in self._layout.stages for index in range(stage.replicas)), "router"]
+        return [*(_name(stage, index) for stage in self._layout.stages for index in range(stage.replicas)), ROUTER]
 
-    async def first_end(self) -> str:
-        """Wait until a process ends by itself and say which. The stack goes on without it, except without its router."""
-        waits = {asyncio.create_task(child.wait()): child for child in self.children}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        first = done.pop()
-        child = waits[first]
-        self._failed = True
-        self._forget(child)
-        return f"{child.name} (pid {child.pid}) ended with {describe_exit(first.result())}"
-
-    @property
-    def has_router(self) -> bool:
-        return self._router is not None
+    async def broken(self) -> StackError:
+        """Wait until the stack cannot go on, and say why: the last process of a kind was given up."""
+        if self._broken is None:
+            raise RuntimeError("broken() before start()")
+        return await asyncio.shield(self._broken)
 
     async def stop(self) -> None:
-        """End the router first, so that running answers can finish, then all stages; wait for each."""
+        """End the router first, so that running answers can finish, then all stages; wait for each. Nothing is started again from here."""
+        keepers, self._keepers = self._keepers, []
+        for keeper in keepers:
+            keeper.cancel()
+        if keepers:
+            await asyncio.wait(keepers)
         grace_s = self._layout.servers.grace_s
-        if self._router is not None:
-            await self._router.stop(grace_s)
+        for child in self._children.get(ROUTER, []):
+            await child.stop(grace_s)
         async with asyncio.TaskGroup() as tasks:
             for child in self.children:
                 tasks.create_task(child.stop(grace_s))
@@ -101,42 +109,79 @@ class Stack:
         if self._own_folder and self.log_folder is not None and not self._failed:
             shutil.rmtree(self.log_folder, ignore_errors=True)
 
+    # Starting ------------------------------------------------------------------------------------------------------------------------
+
     async def _start(self) -> None:
         for stage in self._layout.stages:
-            self._stages[stage.kind] = [
-                Child(_name(stage, index), f"omnistage.{stage.kind}", self._layout.stage_arguments(stage), self._log(_name(stage, index)))
-                for index in range(stage.replicas)
+            self._children[stage.kind] = [
+                Child(name, f"omnistage.{stage.kind}", self._layout.stage_arguments(stage), ANY_PORT, ANY_PORT, self._log(name))
+                for name in (_name(stage, index) for index in range(stage.replicas))
             ]
+        stages = [(kind, child) for kind, children in self._children.items() for child in children]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for child in self.children:
-                    tasks.create_task(self._start_child(child))
+                for kind, child in stages:
+                    tasks.create_task(self._start_child(kind, child))
         except ExceptionGroup as group:
             failures = group.subgroup(StackError)
             if failures is None:
                 raise
             raise failures.exceptions[0] from None
-        addresses = [(kind, child.address) for kind, replicas in self._stages.items() for child in replicas]
-        self._router = Child("router", "omnistage.router", self._layout.router_arguments(addresses), self._log("router"))
-        await self._start_child(self._router)
+        arguments = self._layout.router_arguments([(kind, child.address) for kind, child in stages])
+        servers = self._layout.servers
+        router = Child(ROUTER, "omnistage.router", arguments, servers.address, servers.metrics_address, self._log(ROUTER))
+        self._children[ROUTER] = [router]
+        await self._unless_broken(self._start_child(ROUTER, router))
 
-    async def _start_child(self, child: Child) -> None:
+    async def _start_child(self, kind: str, child: Child) -> None:
         if self._lifeline is None:
             raise StackError("the stack was stopped while it started")
         begin = time.perf_counter()
         await child.start(self._lifeline[0])
         if self._report is not None:
             self._report(child.name, time.perf_counter() - begin)
+        keeper = asyncio.create_task(self._keep(kind, Keeper(child, self._lifeline[0], self._tell)))
+        keeper.add_done_callback(self._kept)
+        self._keepers.append(keeper)
+
+    async def _unless_broken(self, start: Coroutine[None, None, None]) -> None:
+        """The router is ready when its stages are: without one of them it would wait for ever."""
+        starting, breaking = asyncio.create_task(start), asyncio.create_task(self.broken())
+        either: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                raise breaking.result()
+            starting.result()
+        finally:
+            starting.cancel()
+            breaking.cancel()
+            await asyncio.wait(either)
+
+    # Keeping -------------------------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, kind: str, keeper: Keeper) -> None:
+        """Give a child up when its keeper does; without the last one of a kind the stack is broken."""
+        error = await keeper.keep()
+        self._tell("given up", error.message)
+        siblings = self._children[kind]
+        siblings.remove(keeper.child)
+        if not siblings and self._broken is not None and not self._broken.done():
+            self._broken.set_result(error)
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        """A keeper that ended by a bug keeps nobody: the stack ends, with that error."""
+        error = None if keeper.cancelled() else keeper.exception()
+        if error is not None and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _tell(self, what: str, text: str) -> None:
+        self._failed = True
+        if self._tell_owner is not None:
+            self._tell_owner(what, text)
 
     def _log(self, name: str) -> Path | None:
         return None if self._verbose or self.log_folder is None else self.log_folder / f"{name}.log"
-
-    def _forget(self, child: Child) -> None:
-        if child is self._router:
-            self._router = None
-        for replicas in self._stages.values():
-            if child in replicas:
-                replicas.remove(child)
 
 
 def _name(stage: StageLayout, index: int) -> str:

@@ -1,4 +1,4 @@
-"""The start of a stack, with a bar per process."""
+"""The start of a stack, with a bar per process, and what the console says of it later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from omnistage.cli.layout import Layout
@@ -15,8 +16,9 @@ from omnistage.cli.stack import Stack
 
 @asynccontextmanager
 async def started(layout: Layout, log_folder: Path | None, verbose: bool) -> AsyncIterator[Stack]:
-    """A running stack. A bar per process shows the start, on stderr if that is a terminal; the bars are gone when it serves."""
-    console = Console(stderr=True)
+    """A running stack. A bar per process shows the start, on stderr if that is a terminal; the bars are gone when it serves. From then on a
+    line says which process was lost, and when it was back."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description:>12}"), BarColumn(24), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=verbose or not console.is_terminal)
     tasks: dict[str, TaskID] = {}
@@ -24,7 +26,10 @@ async def started(layout: Layout, log_folder: Path | None, verbose: bool) -> Asy
     def done(name: str, seconds: float) -> None:
         progress.update(tasks[name], total=1, completed=1)
 
-    stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done)
+    def tell(what: str, text: str) -> None:
+        console.print(f"[bold {'green' if what == 'restarted' else 'red'}]{what}[/] {escape(text)}")
+
+    stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done, tell=tell)
     tasks = {name: progress.add_task(name, total=None) for name in stack.names}
     with progress:
         await stack.start()
