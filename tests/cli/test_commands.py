@@ -1,5 +1,6 @@
 """The command against a real toy stack: what scripts and people get to see."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.peer import TEXT, Peer, answer, listening
 from omnistage.models.toy import formulas
+from omnistage.v1 import omni_pb2, stage_pb2
 
-SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "model"]
+SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "model", "failovers"]
 STATUS_KEYS = ["stage", "address", "pid", "state", "sessions", "queue", "transport"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -46,10 +49,32 @@ def test_ask_json_is_one_object(toy_address: str) -> None:
     assert result["text"] == formulas.text(5, "Hi", formulas.NATURAL_LENGTH)
     samples = len(formulas.audio(5, "Hi", formulas.NATURAL_LENGTH))
     assert result["audio_s"] == pytest.approx(samples / formulas.SAMPLE_RATE_HZ, abs=1e-6)
-    assert (result["seed"], result["model"], result["finish_reason"]) == (5, "toy", "stop")
+    assert (result["seed"], result["model"], result["finish_reason"], result["failovers"]) == (5, "toy", "stop", [])
     assert 0 < result["ttft_s"] <= result["e2e_s"]
     assert 0 < result["ttfa_s"] <= result["e2e_s"]
     assert 0 < result["rtf"] <= result["e2e_s"] / result["audio_s"] + 1e-3
+
+
+async def test_a_loss_is_told_in_a_line(tmp_path: Path) -> None:
+    told = stage_pb2.Failover(kind=stage_pb2.STAGE_KIND_TALKER, lost="a:1", replica="b:2", reason="killed")
+    told.pause.FromMilliseconds(35)
+    events = list(answer(omni_pb2.GenerateRequest()))
+    events.insert(3, omni_pb2.GenerateResponse(failover=told))
+    picture = tmp_path / "rescue.png"
+    async with listening(Peer(events, events)) as wire:
+        words = ("ask", "Hi", "--address", wire.address)
+        for_people = await asyncio.to_thread(omnistage, *words, "--timeline", picture)
+        for_scripts = await asyncio.to_thread(omnistage, *words, "--json")
+    assert for_people.returncode == 0, for_people.stderr
+    text, line, figures, _ = for_people.stdout.splitlines()
+    assert text == TEXT
+    assert line.startswith("talker lost at 0.")
+    assert line.endswith(" s, another went on after 35 ms; the listener noticed nothing")
+    assert "seed 7" in figures
+    assert picture.read_bytes().startswith(PNG)
+    (failover,) = last_object(for_scripts)["failovers"]
+    assert list(failover) == ["stage", "lost", "replica", "reason", "at_s", "pause_s"]
+    assert (failover["stage"], failover["pause_s"]) == ("talker", 0.035)
 
 
 def test_text_only(toy_address: str) -> None:

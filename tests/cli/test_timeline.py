@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from omnistage.cli.rescue import sentence, waited_s
 from omnistage.cli.timeline import draw, opened_at
-from omnistage.client.events import Done, StageReport, Usage
+from omnistage.client.events import Done, Failover, StageReport, Usage
 from omnistage.client.playback import AudioArrival, TextArrival, Timing
 
 
@@ -13,8 +14,12 @@ def report(stage: str, port: str, first_output_s: float, total_s: float) -> Stag
     return StageReport(stage, "127.0.0.1:1", 0.0, first_output_s, total_s, {}, {port: 10}, 0, 0)
 
 
-def done(stages: tuple[StageReport, ...], timing: Timing, queued_s: float = 0.0) -> Done:
-    return Done("s", "toy", 1, "stop", Usage(stages, queued_s, 0.0, 0.0, 0.0), timing)
+def done(stages: tuple[StageReport, ...], timing: Timing, queued_s: float = 0.0, failovers: tuple[Failover, ...] = ()) -> Done:
+    return Done("s", "toy", 1, "stop", Usage(stages, queued_s, 0.0, 0.0, 0.0), timing, failovers)
+
+
+def lost(stage: str, at_s: float, pause_s: float, replica: str = "127.0.0.1:2") -> Failover:
+    return Failover(stage, "127.0.0.1:1", replica, "killed", pause_s, at_s + pause_s)
 
 
 STAGES = (report("thinker", "text", 0.10, 0.50), report("talker", "codes", 0.15, 0.60), report("code2wav", "audio", 0.20, 0.80))
@@ -28,6 +33,76 @@ def test_the_chain_was_opened_as_late_as_no_arrival_forbids() -> None:
 
 def test_the_chain_was_not_opened_before_admission() -> None:
     assert opened_at(done(STAGES, Timing(TEXT, AUDIO, 1.95), queued_s=0.05)) == 0.05
+
+
+def test_a_stage_that_was_opened_again_does_not_tell_when_the_chain_was() -> None:
+    later = (STAGES[0], report("talker", "codes", 0.01, 0.60), report("code2wav", "audio", 0.23, 0.80))
+    assert opened_at(done(later, Timing(TEXT, AUDIO, 1.95))) == pytest.approx(0.01)
+    assert opened_at(done(later, Timing(TEXT, AUDIO, 1.95), failovers=(lost("talker", 1.2, 0.1),))) == pytest.approx(0.03)
+    assert opened_at(done(later, Timing(TEXT, AUDIO, 1.95), queued_s=0.02, failovers=(lost("router", 1.2, 0.1),))) == 0.02
+
+
+def test_an_answer_without_arrivals_was_opened_before_its_stages_worked() -> None:
+    assert opened_at(done((report("diffusion", "image", 0.1, 0.2),), Timing((), (), 0.3))) == pytest.approx(0.1)
+
+
+SOUND = tuple(AudioArrival(at_s, i * 24000, 24000, 24000, True) for i, at_s in enumerate((1.0, 1.1, 4.0)))
+"""Played from 1.0 to 3.0 and from 4.0 to 5.0."""
+
+
+@pytest.mark.parametrize(
+    ("failover", "told"),
+    [
+        (lost("talker", 3.2, 0.035), "talker lost at 3.20 s, another went on after 35 ms; the listener waited 1.00 s for sound after it"),
+        (lost("router", 4.1, 1.24, "127.0.0.1:1"), "router lost at 4.10 s, it was back after 1.24 s; the listener noticed nothing"),
+    ],
+)
+def test_a_loss_in_words(failover: Failover, told: str) -> None:
+    assert sentence(failover, Timing(TEXT, SOUND, 4.2)) == told
+
+
+def test_a_loss_in_an_answer_without_sound() -> None:
+    told = "thinker lost at 0.10 s, another went on after 20 ms; nothing is missing"
+    assert sentence(lost("thinker", 0.1, 0.02), Timing(TEXT, (), 0.6)) == told
+
+
+def test_a_listener_with_a_buffer_does_not_hear_what_it_covers() -> None:
+    """0.6 s of sound, then 0.2 s that come 0.1 s too late for a player that began with the first."""
+    arrivals = tuple(AudioArrival(at_s, i * 4800, 4800, 24000, True) for i, at_s in enumerate((1.0, 1.1, 1.3, 1.7)))
+    timing = Timing((), arrivals, 1.8)
+    assert timing.underrun_s == pytest.approx(0.1)
+    assert waited_s(lost("talker", 1.35, 0.1), timing) == 0.0
+    assert waited_s(lost("talker", 1.05, 0.1), Timing((), (arrivals[0], arrivals[3]), 1.8)) == 0.0  # it had not begun
+
+
+RESCUED = (
+    AUDIO[0],
+    AudioArrival(1.1, 24000, 24000, 24000, True),
+    AudioArrival(1.15, 48000, 24000, 24000, True),
+)
+
+
+@pytest.mark.parametrize(
+    ("timing", "failovers"),
+    [
+        (Timing(TEXT, RESCUED, 1.2), (lost("talker", 0.5, 0.04),)),
+        (Timing(TEXT, RESCUED, 1.2), (lost("router", 0.01, 0.04),)),
+        (Timing(TEXT, RESCUED, 1.2), (lost("code2wav", 1.18, 0.01), lost("talker", 0.2, 0.8))),
+        (Timing(TEXT, AUDIO, 1.95), tuple(lost(stage, 0.3, 0.9) for stage in ("thinker", "talker", "code2wav", "router", "singer"))),
+        (Timing(TEXT, (), 0.6), (lost("thinker", 0.3, 0.1),)),
+        (Timing((), (), 0.6), (lost("thinker", 0.3, 0.1),)),
+    ],
+)
+def test_every_loss_can_be_drawn(tmp_path: Path, timing: Timing, failovers: tuple[Failover, ...]) -> None:
+    path = tmp_path / "picture.png"
+    draw(path, done(STAGES, timing, failovers=failovers), "Saved.")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    draw(path, done(STAGES, timing), "Saved.")
+    plain = path.read_bytes()
+    width, height, plain_height = (int.from_bytes(picture[at : at + 4], "big") for picture, at in ((data, 16), (data, 20), (plain, 20)))
+    assert width == 1800
+    assert height > plain_height  # the buffer, and a line for each loss
 
 
 @pytest.mark.parametrize(

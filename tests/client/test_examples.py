@@ -8,11 +8,12 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(name: str, *words: str, text: str = "", folder: Path) -> str:
+def run(name: str, *words: str, text: str = "", folder: Path, told: str = "") -> str:
+    """What an example prints. told: how what it says on stderr begins; nothing, if empty."""
     command = [sys.executable, str(EXAMPLES / name), *words]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert done.stderr.startswith(told) if told else done.stderr == ""
     return done.stdout
 
 
@@ -33,3 +34,11 @@ def test_chat(toy_address: str, tmp_path: Path) -> None:
     assert first
     assert second
     assert first != second
+
+
+def test_rescue(tmp_path: Path) -> None:
+    words = ["Hi", "--pipeline", "toy", "--chunks", "1", "--timeline", "rescue.png"]
+    output = run("rescue.py", *words, folder=tmp_path, told="lost talker-")
+    assert "killed the talker at 127.0.0.1:" in output
+    assert output.endswith("the same words and the same samples as without the kill\n")
+    assert (tmp_path / "rescue.png").stat().st_size > 10_000

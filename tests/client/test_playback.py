@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible, play
+from omnistage.client.playback import AudioArrival, TextArrival, Timing, buffer_levels, is_audible, play
 
 RATE = 1000
 
@@ -70,3 +70,42 @@ def test_a_player_waits_for_a_late_chunk_and_goes_on() -> None:
 def test_sound_that_arrives_in_time_plays_without_gaps() -> None:
     timing = Timing([], chunks((0.2, 500, True), (0.3, 500, True), (0.6, 500, True)), 0.7)
     assert timing.underrun_s == 0.0
+
+
+def test_a_player_with_a_buffer_starts_when_it_is_full() -> None:
+    arrivals = chunks((1.0, 300, True), (1.2, 300, True), (1.9, 100, True))
+    assert [round(p.start_s, 6) for p in play(arrivals, 0.5)] == [1.2, 1.5, 1.9]
+    assert [round(p.start_s, 6) for p in play(arrivals)] == [1.0, 1.3, 1.9]
+
+
+def test_a_player_with_a_buffer_starts_with_less_when_that_is_all() -> None:
+    assert [round(p.start_s, 6) for p in play(chunks((1.0, 200, True), (1.4, 100, True)), 0.5)] == [1.4, 1.6]
+
+
+def test_the_buffer_is_what_was_received_and_not_played() -> None:
+    levels = buffer_levels(chunks((1.0, 300, True), (1.2, 300, True), (2.0, 200, True)), 0.5)
+    assert [(round(level.at_s, 6), round(level.buffered_s, 6)) for level in levels] == [
+        (1.0, 0.0),
+        (1.0, 0.3),
+        (1.2, 0.3),
+        (1.2, 0.6),
+        (1.5, 0.3),
+        (1.8, 0.0),  # the listener waits
+        (2.0, 0.0),
+        (2.0, 0.2),
+        (2.2, 0.0),
+    ]
+
+
+def test_the_buffer_is_empty_only_where_the_listener_waits(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    arrivals = chunks(*((float(at_s), 200, True) for at_s in np.sort(random.uniform(0.0, 4.0, 20))))
+    played = play(arrivals, 0.5)
+    for level in buffer_levels(arrivals, 0.5):
+        if played[0].start_s < level.at_s < arrivals[-1].arrival_s and level.buffered_s < 1e-9:
+            assert any(chunk.start_s - chunk.gap_s - 1e-9 <= level.at_s <= chunk.start_s + 1e-9 for chunk in played)
+    assert sum(level.buffered_s < 1e-9 for level in buffer_levels(arrivals, 0.5)) >= 2 * sum(chunk.gap_s > 1e-9 for chunk in played)
+
+
+def test_no_sound_fills_no_buffer() -> None:
+    assert buffer_levels([]) == []

@@ -21,7 +21,9 @@ app = typer.Typer(
 )
 
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")]
-Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="A running router; without it one is started for this call.")]
+Address = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; without it one is started.")
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.wav", help="Write the sound to this file.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]

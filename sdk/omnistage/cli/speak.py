@@ -18,10 +18,11 @@ from rich.text import Text
 
 from omnistage.cli.connect import connected
 from omnistage.cli.layout import Layout
+from omnistage.cli.rescue import sentence
 from omnistage.cli.timeline import draw
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.errors import BadRequestError, ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, TextDelta
+from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
 from omnistage.client.request import Options
 from omnistage.client.wav import write_wav
 
@@ -56,6 +57,8 @@ async def speak(wish: Wish, target: str | Layout, verbose: bool) -> None:
     if wish.as_json:
         print(as_json(spoken, done))
         return
+    for failover in done.failovers:
+        console.print(sentence(failover, done.timing), style="dim", markup=False)
     console.print(figures(done), style="dim", markup=False)
     if files:
         console.print(f"wrote {', '.join(files)}", style="dim", markup=False)
@@ -192,6 +195,7 @@ def as_json(spoken: Spoken, done: Done) -> str:
             "finish_reason": done.finish_reason,
             "seed": done.seed,
             "model": done.model,
+            "failovers": [_failover(failover) for failover in done.failovers],
         },
         ensure_ascii=False,
     )
@@ -211,6 +215,17 @@ def figures(done: Done) -> str:
         f"seed {done.seed}",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _failover(failover: Failover) -> dict[str, str | float]:
+    return {
+        "stage": failover.stage,
+        "lost": failover.lost,
+        "replica": failover.replica,
+        "reason": failover.reason,
+        "at_s": round(failover.at_s, 6),
+        "pause_s": round(failover.pause_s, 6),
+    }
 
 
 def _rounded(value: float | None) -> float | None:

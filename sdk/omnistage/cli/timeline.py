@@ -3,32 +3,39 @@
 The time axis is the client's clock, seconds after t0. Stage reports count from the moment that the chain was opened, which the client does
 not see. It is taken to be as late as it can be without anything arriving before it was made: that is right to the time that a message
 takes to the client, about a millisecond.
+
+If a server was lost on the way, the picture also shows when, what had to be opened again, and the sound at the player that covered it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnistage.client.events import Done, StageReport
-from omnistage.client.playback import Played, Timing, play
+from omnistage.cli.rescue import pause, sentence
+from omnistage.client.events import Done, Failover, StageReport
+from omnistage.client.playback import CONTINUITY_LIMIT_S, START_BUFFER_S, Level, Played, Timing, buffer_levels, play
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH_IN, ROW_IN, DPI = 9.0, 0.62, 200
-LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN = 1.02, 0.15, 0.62, 0.48
+LEFT_IN, RIGHT_IN, TOP_IN, BOTTOM_IN, LINE_IN = 1.02, 0.15, 0.62, 0.48, 0.22
 
 INK, FAINT, GRID = "#1f2933", "#697586", "#e4e7eb"
 COLOURS = {"thinker": "#3b6fd4", "talker": "#8a4fc9", "code2wav": "#0f9d8a", "diffusion": "#c2571a"}
 PLAYED = ("#f2a93b", "#f7c46f")
-UNDERRUN = "#d92d20"
-LONGEST = 3.0
+LOST = "#d92d20"
+LONGEST, LONGEST_WITH_LOSS = 3.0, 1.6
 """The picture ends after this many times the work, so that a long answer does not squeeze it; the rest of the playback is told in words."""
-BAR, TICK, MARK_BAND, TITLE_WORDS = 0.5, 0.14, 0.8, 40
+CUT_ABOVE = 2.5
+"""The buffer is drawn up to this many times what it held at a loss: a fast stack fills it so much that the loss would not be seen."""
+BAR, BUFFER, TICK, MARK, TITLE_WORDS, MARGIN = 0.5, 0.8, 0.14, 0.4, 40, 1.01
+MOST_TOLD = 3
+"""Losses with a label and a sentence; further ones only have their mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,15 @@ class Row:
     note: str
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment with a label."""
+
+    label: str
+    at_s: float
+    colour: str
+
+
 def draw(path: Path, done: Done, text: str) -> None:
     """Write the picture of an answer as PNG, 1800 pixels wide. text: what was said, for the title."""
     # Imported here, and without the global pyplot state: most calls never draw.
@@ -46,40 +62,66 @@ def draw(path: Path, done: Done, text: str) -> None:
     from matplotlib.figure import Figure
 
     timing = done.timing
-    played = play(timing.audio)
-    opened_s = opened_at(done)
+    # Whoever looks at a loss wants to see what covered it: then the player is one with a buffer, and the buffer is shown.
+    start_buffer_s = START_BUFFER_S if done.failovers else 0.0
+    played = play(timing.audio, start_buffer_s)
     rows = [Row(stage.stage, _work(stage, timing)) for stage in done.usage.stages]
     if played:
-        rows.append(Row("playback", f"{len(played)} chunks"))
-    height_in = TOP_IN + BOTTOM_IN + ROW_IN * (len(rows) + MARK_BAND)
+        rows.append(Row("playback", f"{start_buffer_s:g} s buffer" if start_buffer_s else f"{len(played)} chunks"))
+    heard_s = max([timing.e2e_s, *(chunk.end_s for chunk in played)])
+    shown_s = min(heard_s, (LONGEST_WITH_LOSS if done.failovers else LONGEST) * timing.e2e_s)
+    levels = buffer_levels(timing.audio) if done.failovers else []
+    highest_s = max((level.buffered_s for level in levels if level.at_s <= shown_s), default=0.0)
+    top_s = max(min(highest_s, CUT_ABOVE * _held(levels, done)), START_BUFFER_S)
+    if levels:
+        rows.append(Row("buffer", f"cut at {top_s:.1f} s" if top_s < highest_s else f"up to {highest_s:.1f} s"))
+    marks = _marks(done)
+    told = [sentence(failover, timing) for failover in done.failovers[:MOST_TOLD]]
+    top_in, bottom_in = TOP_IN + LINE_IN * len(told), BOTTOM_IN + LINE_IN * bool(told)
+    height_in = top_in + bottom_in + ROW_IN * (len(rows) + MARK * len(marks))
     figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.subplots_adjust(LEFT_IN / WIDTH_IN, BOTTOM_IN / height_in, 1 - RIGHT_IN / WIDTH_IN, 1 - TOP_IN / height_in)
+    figure.subplots_adjust(LEFT_IN / WIDTH_IN, bottom_in / height_in, 1 - RIGHT_IN / WIDTH_IN, 1 - top_in / height_in)
     axes = figure.add_subplot()
-    for y, stage in enumerate(done.usage.stages):
-        _draw_stage(axes, y, stage, opened_s)
-        _draw_arrivals(axes, y, stage, timing)
-    _draw_playback(axes, len(rows) - 1, played, timing.underrun_s)
-    _draw_marks(axes, timing, len(rows))
-    heard_s = max([timing.e2e_s, *(chunk.end_s for chunk in played)])
-    shown_s = min(heard_s, LONGEST * timing.e2e_s)
-    if heard_s > shown_s:
-        _draw_rest(axes, len(rows) - 1, heard_s)
-    _dress(axes, rows, shown_s)
+    _draw_stages(axes, done)
+    if played:
+        y = len(done.usage.stages)
+        _draw_playback(axes, y, played)
+        if heard_s > shown_s:
+            _at_right_edge(axes, y, 0, f"plays on until {heard_s:.1f} s  →", INK)
+    if levels:
+        _draw_buffer(axes, len(rows) - 1, levels, done, top_s, shown_s)
+    _draw_pauses(axes, done.failovers, len(rows))
+    _draw_marks(axes, marks, len(rows), shown_s)
+    _dress(axes, rows, len(marks), shown_s)
+    _write_legend(axes, bool(told))
     left = 0.12 / WIDTH_IN
     _write_title(figure, left, 1 - 0.1 / height_in, text)
-    figure.text(left, 1 - 0.38 / height_in, _figures(done), fontsize=9.5, color=FAINT, va="top")
+    figure.text(left, 1 - 0.38 / height_in, _figures(done, played), fontsize=9.5, color=FAINT, va="top")
+    for number, words in enumerate(told, start=1):
+        figure.text(left, 1 - (0.38 + LINE_IN * number) / height_in, words, fontsize=9.5, color=LOST, va="top")
     figure.savefig(path, format="png", metadata={"Software": "omnistage"})
 
 
 def opened_at(done: Done) -> float:
     """When the chain was opened, seconds after t0, as well as a client can tell."""
-    latest = [done.timing.e2e_s]
+    latest = []
     for stage in done.usage.stages:
+        if any(_losses(done, stage)):
+            continue  # Its times count from when it was opened again.
+        latest.append(done.timing.e2e_s - stage.total_s)
         arrivals = _arrivals(stage, done.timing)
         if arrivals:
             latest += [arrivals[0] - stage.first_output_s, arrivals[-1] - stage.total_s]
-    return max(done.usage.queued_s, min(latest))
+    return max(done.usage.queued_s, min(latest, default=0.0))
+
+
+def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
+    """The losses that this stage was opened again after: its own, and those of whatever stands before it."""
+    order = ["router", *(report.stage for report in done.usage.stages)]
+    for failover in done.failovers:
+        if failover.stage in order and order.index(failover.stage) <= order.index(stage.stage):
+            yield failover
 
 
 def _arrivals(stage: StageReport, timing: Timing) -> list[float]:
@@ -89,6 +131,27 @@ def _arrivals(stage: StageReport, timing: Timing) -> list[float]:
     if "audio" in stage.output_items:
         return [chunk.arrival_s for chunk in timing.audio]
     return []
+
+
+def _draw_stages(axes: Axes, done: Done) -> None:
+    opened_s = opened_at(done)
+    for y, stage in enumerate(done.usage.stages):
+        begin_s = opened_s
+        for failover in _losses(done, stage):
+            _draw_lost(axes, y, stage, begin_s, failover)
+            begin_s = failover.arrival_s
+        _draw_stage(axes, y, stage, begin_s)
+        _draw_arrivals(axes, y, stage, done.timing)
+
+
+def _draw_lost(axes: Axes, y: int, stage: StageReport, begin_s: float, failover: Failover) -> None:
+    """Hatched until the loss; a cross where a replica of this stage itself was lost."""
+    colour = COLOURS.get(stage.stage, FAINT)
+    axes.barh(
+        y, max(failover.at_s - begin_s, 0.0), left=begin_s, height=BAR, color="white", edgecolor=colour, hatch="//////", linewidth=0.6
+    )
+    if failover.stage == stage.stage:
+        axes.plot(failover.at_s, y, marker="X", markersize=9, color=LOST, markeredgecolor="white", markeredgewidth=0.8, zorder=5)
 
 
 def _draw_stage(axes: Axes, y: int, stage: StageReport, offset_s: float) -> None:
@@ -105,19 +168,61 @@ def _draw_arrivals(axes: Axes, y: int, stage: StageReport, timing: Timing) -> No
     axes.vlines(_arrivals(stage, timing), low, low + TICK, color=COLOURS.get(stage.stage, FAINT), linewidth=0.9)
 
 
-def _draw_playback(axes: Axes, y: int, played: Sequence[Played], underrun_s: float) -> None:
-    """Chunks in two shades, as a player that starts with the first chunk would play them; waits for a late chunk in red."""
+def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
+    """Chunks in two shades, as a player would play them; waits for a late chunk in red."""
     for i, chunk in enumerate(played):
         axes.barh(y, chunk.duration_s, left=chunk.start_s, height=BAR, color=PLAYED[i % 2], linewidth=0)
         if chunk.gap_s > 0:
-            axes.barh(y, chunk.gap_s, left=chunk.start_s - chunk.gap_s, height=BAR, color=UNDERRUN, linewidth=0)
-    if underrun_s > 0:
-        _at_right_edge(axes, y, -17, f"{underrun_s:.2f} s of silence while waiting for sound", UNDERRUN)
+            axes.barh(y, chunk.gap_s, left=chunk.start_s - chunk.gap_s, height=BAR, color=LOST, linewidth=0)
+    silence_s = sum(chunk.gap_s for chunk in played)
+    if silence_s > 0:
+        _at_right_edge(axes, y, -17, f"{silence_s:.2f} s of silence while waiting for sound", LOST)
 
 
-def _draw_rest(axes: Axes, y: int, heard_s: float) -> None:
-    """Words at the right edge for the playback that is not shown."""
-    _at_right_edge(axes, y, 0, f"plays on until {heard_s:.1f} s  →", INK)
+def _draw_buffer(axes: Axes, y: int, levels: Sequence[Level], done: Done, top_s: float, shown_s: float) -> None:
+    """Sound at the player that was not played yet, as an area over the time; a dot where a loss left it lowest."""
+    from matplotlib.patches import Rectangle
+
+    base, scale = y + BUFFER / 2, BUFFER / top_s
+    times_s = [level.at_s for level in levels]
+    heights = [base - scale * level.buffered_s for level in levels]
+    frame = Rectangle((0, base - BUFFER - 0.02), shown_s * MARGIN, BUFFER + 0.04, transform=axes.transData)
+    axes.fill_between(times_s, base, heights, color=PLAYED[0], alpha=0.28, linewidth=0).set_clip_path(frame)
+    (line,) = axes.plot(times_s, heights, color=PLAYED[0], linewidth=1.3)
+    line.set_clip_path(frame)
+    for failover in done.failovers[:MOST_TOLD]:
+        low = _lowest(levels, failover, done.timing)
+        if low is not None:
+            height = scale * low.buffered_s
+            at = (low.at_s, base - height)
+            axes.plot(*at, marker="o", markersize=4.5, color=LOST, zorder=5)
+            words = f"{low.buffered_s:.2f} s left" if low.buffered_s else "empty"
+            # Below the curve, which rises from here; above where there is no room below.
+            lift = -9 if height > BUFFER / 4 else 9
+            axes.annotate(words, at, xytext=(7, lift), textcoords="offset points", fontsize=9, color=LOST, va="center")
+
+
+def _held(levels: Sequence[Level], done: Done) -> float:
+    """The most that the player had held when a server was lost."""
+    last_s = max((failover.at_s for failover in done.failovers), default=0.0)
+    return max((level.buffered_s for level in levels if level.at_s <= last_s), default=0.0)
+
+
+def _lowest(levels: Sequence[Level], failover: Failover, timing: Timing) -> Level | None:
+    """The least that the player held between a loss and the next sound; None if it had not begun to play or got no more."""
+    next_s = next((chunk.arrival_s for chunk in timing.audio if chunk.samples and chunk.arrival_s >= failover.arrival_s), None)
+    began_s = next((chunk.start_s for chunk in play(timing.audio, START_BUFFER_S)), None)
+    if next_s is None or began_s is None or began_s > failover.at_s:
+        return None
+    # The corner where that sound arrives is there twice, before and after it.
+    during = [level for level in levels if failover.at_s <= level.at_s <= next_s]
+    return min(during, key=lambda level: level.buffered_s, default=None)
+
+
+def _draw_pauses(axes: Axes, failovers: Sequence[Failover], rows: int) -> None:
+    """A red band through all rows from each loss until the answer went on."""
+    for failover in failovers:
+        axes.fill_betweenx([-0.5, rows - 0.4], failover.at_s, failover.arrival_s, color=LOST, alpha=0.14, linewidth=0, zorder=0)
 
 
 def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) -> None:
@@ -135,21 +240,37 @@ def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) ->
     )
 
 
-def _draw_marks(axes: Axes, timing: Timing, rows: int) -> None:
-    """Dashed lines for the first text and the first sound; their labels stand one above the other, so that they never meet."""
-    for name, at_s, level in (("first text", timing.ttft_s, 1.0), ("first sound", timing.ttfa_s, 0.5)):
-        if at_s is None:
-            continue
-        top = -0.5 - MARK_BAND * level
-        axes.vlines(at_s, top, rows - 0.4, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+def _marks(done: Done) -> list[Mark]:
+    """What gets a dashed line and a label, from top to bottom: the firsts, then the losses."""
+    timing = done.timing
+    firsts = (("first text", timing.ttft_s), ("first sound", timing.ttfa_s))
+    marks = [Mark(f"{name} {at_s * 1000:.0f} ms", at_s, INK) for name, at_s in firsts if at_s is not None]
+    for failover in done.failovers[:MOST_TOLD]:
+        marks.append(Mark(f"{failover.stage} lost, went on after {pause(failover)}", failover.at_s, LOST))
+    return marks
+
+
+def _draw_marks(axes: Axes, marks: Sequence[Mark], rows: int, shown_s: float) -> None:
+    """Dashed lines; their labels stand one above the other, so that they never meet."""
+    for number, mark in enumerate(marks):
+        top = -0.5 - MARK * (len(marks) - number)
+        at_left = mark.at_s > 0.7 * shown_s
+        axes.vlines(mark.at_s, top, rows - 0.4, color=mark.colour, linewidth=0.9, linestyle=(0, (4, 3)))
         axes.annotate(
-            f"{name} {at_s * 1000:.0f} ms", (at_s, top), xytext=(4, 0), textcoords="offset points", fontsize=9, color=INK, va="top"
+            mark.label,
+            (mark.at_s, top),
+            xytext=(-4 if at_left else 4, 0),
+            textcoords="offset points",
+            ha="right" if at_left else "left",
+            fontsize=9,
+            color=mark.colour,
+            va="top",
         )
 
 
-def _dress(axes: Axes, rows: Sequence[Row], end_s: float) -> None:
-    axes.set_xlim(0, end_s * 1.01)
-    axes.set_ylim(len(rows) - 0.4, -0.6 - MARK_BAND)
+def _dress(axes: Axes, rows: Sequence[Row], marks: int, end_s: float) -> None:
+    axes.set_xlim(0, end_s * MARGIN)
+    axes.set_ylim(len(rows) - 0.4, -0.6 - MARK * marks)
     axes.set_yticks([])
     for y, row in enumerate(rows):
         for text, size, colour, lift in ((row.name, 10, INK, 5.5), (row.note, 8, FAINT, -6.5)):
@@ -165,24 +286,30 @@ def _dress(axes: Axes, rows: Sequence[Row], end_s: float) -> None:
                 color=colour,
             )
     axes.set_xlabel("seconds after the question", fontsize=8.5, color=FAINT, loc="left", labelpad=2)
-    legend = "light: until the first output    solid: first to last output    ticks: arrivals at the client"
-    axes.annotate(
-        legend,
-        (1, 0),
-        xycoords="axes fraction",
-        xytext=(0, -21.5),
-        textcoords="offset points",
-        fontsize=8,
-        color=FAINT,
-        ha="right",
-        va="center",
-    )
     axes.tick_params(axis="x", labelsize=8.5, labelcolor=FAINT, color=GRID)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
+
+
+def _write_legend(axes: Axes, with_losses: bool) -> None:
+    lines = ["light: until the first output    solid: first to last output    ticks: arrivals at the client"]
+    if with_losses:
+        lines.append("hatched: before the loss    red: from the loss until it went on    buffer: sound received, not yet played")
+    for number, line in enumerate(lines):
+        axes.annotate(
+            line,
+            (1, 0),
+            xycoords="axes fraction",
+            xytext=(0, -21.5 - 15 * number),
+            textcoords="offset points",
+            fontsize=8,
+            color=FAINT,
+            ha="right",
+            va="center",
+        )
 
 
 def _work(stage: StageReport, timing: Timing) -> str:
@@ -203,10 +330,11 @@ def _write_title(figure: Figure, x: float, y: float, text: str) -> None:
             return
 
 
-def _figures(done: Done) -> str:
+def _figures(done: Done, played: Sequence[Played]) -> str:
     timing = done.timing
     parts = [f"{timing.audio_s:.2f} s of speech" if timing.audio_s else "no sound"]
     if timing.rtf is not None:
-        parts += [f"real-time factor {timing.rtf:.2f}", "no gaps" if timing.is_continuous else f"gaps {timing.underrun_s:.2f} s"]
+        silence_s = sum(chunk.gap_s for chunk in played)
+        parts += [f"real-time factor {timing.rtf:.2f}", "no gaps" if silence_s <= CONTINUITY_LIMIT_S else f"gaps {silence_s:.2f} s"]
     parts.append(f"model {done.model}, seed {done.seed}")
     return "  ·  ".join(parts)

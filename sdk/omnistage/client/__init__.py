@@ -21,14 +21,16 @@ from omnistage.client.errors import (
     OverloadedError,
     ProtocolError,
     RequestError,
+    RouterLostError,
     ServerError,
     StackError,
     StageLostError,
     StalledError,
+    SupersededError,
     UnavailableError,
     UnknownModelError,
 )
-from omnistage.client.events import AudioChunk, Done, Event, Picture, StageReport, TextDelta, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
 from omnistage.client.listing import Model, Replica
 from omnistage.client.omni import Omni
 from omnistage.client.playback import Timing
@@ -47,6 +49,7 @@ __all__ = [
     "DeadlineError",
     "Done",
     "Event",
+    "Failover",
     "FieldViolation",
     "Model",
     "NotAvailableError",
@@ -58,12 +61,14 @@ __all__ = [
     "ProtocolError",
     "Replica",
     "RequestError",
+    "RouterLostError",
     "ServerError",
     "StackError",
     "StackSettings",
     "StageLostError",
     "StageReport",
     "StalledError",
+    "SupersededError",
     "TextDelta",
     "Timing",
     "UnavailableError",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client.errors import ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, Picture, TextDelta, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, TextDelta, Usage
 from omnistage.client.playback import Timing
 from omnistage.client.wav import write_wav
 
@@ -36,7 +36,7 @@ class Answer(Mapping[str, str]):
 
     text: str. audio: Audio, or None if no sound was asked for or made. pictures: finished ones, without previews.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account.
-    timing: what this client saw.
+    timing: what this client saw. failovers: servers that were lost on the way and replaced, oldest first.
     """
 
     def __init__(self, text: str, audio: Audio | None, pictures: tuple[Picture, ...], done: Done) -> None:
@@ -49,6 +49,7 @@ class Answer(Mapping[str, str]):
         self.finish_reason: str = done.finish_reason
         self.usage: Usage = done.usage
         self.timing: Timing = done.timing
+        self.failovers: tuple[Failover, ...] = done.failovers
 
     def __getitem__(self, key: str) -> str:
         return {"role": "assistant", "content": self.text}[key]

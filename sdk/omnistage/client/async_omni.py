@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 import grpc
 
 from omnistage.client import request as requests
 from omnistage.client.answer import Answer, collect
-from omnistage.client.channel import open_channel, wait_connected
+from omnistage.client.call import Call, Limits
 from omnistage.client.errors import ClosedError, from_rpc_error
 from omnistage.client.events import Event
 from omnistage.client.listing import Model, Replica
 from omnistage.client.media import MediaLike
 from omnistage.client.private_stack import PrivateStack, StackPlan, StackSettings
-from omnistage.client.reader import Reader
 from omnistage.client.request import Conversation, Options
-from omnistage.v1 import omni_pb2, omni_pb2_grpc
-
-if TYPE_CHECKING:
-    from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub
+from omnistage.client.routers import Router, Routers
+from omnistage.v1 import omni_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
+RESUME_TIMEOUT_S = 10.0
 
 
 class AsyncOmni:
     """Asks a router from asyncio. Use it as `async with`, on one event loop.
 
-    address: HOST:PORT of a router. Without it a private stack is started: the default one, or that of the checkpoint in `model_path`, with
-    the engine settings of `StackSettings`; it ends with this client. Any number of calls may run at once.
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it a private stack is
+    started: the default one, or that of the checkpoint in `model_path`, with the engine settings of `StackSettings`; it ends with this
+    client. Any number of calls may run at once.
+
+    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
+    for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`.
@@ -48,6 +49,7 @@ class AsyncOmni:
         model_path: str | PathLike[str] | None = None,
         tensor_parallel_size: int = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        resume_timeout_s: float = RESUME_TIMEOUT_S,
         **settings: Unpack[StackSettings],
     ) -> None:
         plan = StackPlan(settings, model_path, tensor_parallel_size)
@@ -56,10 +58,11 @@ class AsyncOmni:
                 "address is for a running router: model_path and engine settings belong to a private stack, leave one of them out"
             )
         self._stack = PrivateStack(plan) if address is None else None
-        self._address = address or ""
-        self._channel: grpc.aio.Channel | None = None
-        self._connecting = asyncio.Lock()
+        self._address = address
+        self._routers: Routers | None = None
+        self._starting = asyncio.Lock()
         self._connect_timeout_s = connect_timeout_s
+        self._resume_timeout_s = resume_timeout_s
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -71,8 +74,8 @@ class AsyncOmni:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of the router; empty until a private stack has started."""
-        return self._address
+        """HOST:PORT of the router in use; empty until a private stack has started."""
+        return self._routers.address if self._routers is not None else self._address or ""
 
     async def start(self) -> None:
         """Start the private stack, if there is one, and connect. Calls do it by themselves; here it can be waited for."""
@@ -86,10 +89,9 @@ class AsyncOmni:
     async def disconnect(self) -> None:
         """The first half of `close`: cancel what runs and close the connection."""
         self._closed = True
-        async with self._connecting:
-            channel, self._channel = self._channel, None
-            if channel is not None:
-                await channel.close()
+        async with self._starting:
+            if self._routers is not None:
+                await self._routers.close()
 
     def stop_stack(self) -> None:
         """The second half of `close`: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
@@ -134,18 +136,18 @@ class AsyncOmni:
 
     async def models(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Model]:
         """The pipelines that this router serves."""
-        stub = await self._connected(timeout_s)
+        router = await self._connected(timeout_s)
         try:
-            response = await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=timeout_s)
+            response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return [Model.of(model) for model in response.models]
 
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers behind this router and how they are."""
-        stub = await self._connected(timeout_s)
+        router = await self._connected(timeout_s)
         try:
-            response = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=timeout_s)
+            response = await router.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return [Replica.of(replica) for replica in response.replicas]
@@ -156,33 +158,29 @@ class AsyncOmni:
 
     async def _events(self, request: omni_pb2.GenerateRequest, options: Options) -> AsyncGenerator[Event, None]:
         timeout_s = options.get("timeout_s", DEFAULT_TIMEOUT_S)
-        stub = await self._connected(timeout_s)
-        t0 = time.perf_counter()
-        call = stub.Generate(request, timeout=timeout_s)
+        call = Call(await self._known(), request, Limits(timeout_s, self._connect_timeout_s, self._resume_timeout_s))
         try:
-            async with aclosing(Reader(t0).read(call)) as events:
+            async with aclosing(call.events()) as events:
                 async for event in events:
                     yield event
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
         except asyncio.CancelledError:
-            # Closing the channel cancels its calls from inside: for a task that nobody cancelled this is an error, not a cancellation.
+            # Closing a channel cancels its calls from inside: for a task that nobody cancelled this is an error, not a cancellation.
             task = asyncio.current_task()
             if self._closed and task is not None and not task.cancelling():
                 raise ClosedError("the client was closed while it answered") from None
             raise
-        finally:
-            call.cancel()
 
-    async def _connected(self, timeout_s: float) -> OmniServiceAsyncStub:
-        """The stub on a connected channel. The time of a private stack's start is bounded by its own setting."""
-        async with self._connecting:
+    async def _connected(self, timeout_s: float) -> Router:
+        routers = await self._known()
+        return await routers.connect(min(timeout_s, self._connect_timeout_s))
+
+    async def _known(self) -> Routers:
+        """Where to ask. The time of a private stack's start is bounded by its own setting."""
+        async with self._starting:
             if self._closed:
                 raise ClosedError("this client is closed")
-            if self._channel is None:
+            if self._routers is None:
                 if self._stack is not None:
                     self._address = await asyncio.to_thread(self._stack.start)
-                self._channel = open_channel(self._address)
-            channel = self._channel
-        await wait_connected(channel, self._address, min(timeout_s, self._connect_timeout_s))
-        return omni_pb2_grpc.OmniServiceStub(channel)
+                self._routers = Routers(self._address or "")
+            return self._routers

@@ -1,12 +1,10 @@
-"""The channel to a router: its options, and waiting until it is connected."""
+"""The channel to a router, and its options."""
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 
-from omnistage.client.errors import BadRequestError, UnavailableError
+from omnistage.client.errors import BadRequestError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -34,12 +32,3 @@ def open_channel(address: str) -> grpc.aio.Channel:
     if not address or address.isspace():
         raise BadRequestError.of("address", "is empty; give HOST:PORT of a router")
     return grpc.aio.insecure_channel(address, options=OPTIONS)
-
-
-async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
-    """Return when the channel is connected; raise UnavailableError when it is not within `timeout_s` seconds."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await channel.channel_ready()
-    except TimeoutError:
-        raise UnavailableError(f"no server answers at {address} (waited {timeout_s:g} s)", code=grpc.StatusCode.UNAVAILABLE) from None

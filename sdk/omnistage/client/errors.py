@@ -9,9 +9,11 @@
     │   └── NotAvailableError  understood, but not offered on this platform or by this server
     ├── UnavailableError       retry_delay_s: nobody answers there now; asking again later may help
     │   ├── OverloadedError    the house is full
-    │   └── StageLostError     stage: a server behind the router is gone and nobody took over
+    │   ├── StageLostError     stage: a server behind the router is gone and nobody took over
+    │   └── RouterLostError    the connection to the router broke, and the answer could not go on elsewhere
     ├── DeadlineError          the time limit passed (also a TimeoutError)
     ├── CancelledError         the answer was cancelled
+    │   ├── SupersededError    the same request was asked again elsewhere
     │   └── StalledError       this client did not read for longer than the server waits
     ├── ProtocolError          a gap, a repeat or a cut in the stream: a bug, or a server of another version
     ├── ServerError            the server failed in a way that it did not expect
@@ -26,10 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
+
+M = TypeVar("M", bound=Message)
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "omnistage"
@@ -117,6 +122,12 @@ class StageLostError(UnavailableError):
         return self.metadata.get("stage", "")
 
 
+class RouterLostError(UnavailableError):
+    """The connection to the router broke in the middle of an answer, and the answer could not go on elsewhere."""
+
+    hint = "Ask again: the same seed gives the same answer. Several routers can be named: --address HOST:PORT,HOST:PORT."
+
+
 class DeadlineError(OmniError, TimeoutError):
     """The time limit passed before the answer was complete."""
 
@@ -125,6 +136,12 @@ class DeadlineError(OmniError, TimeoutError):
 
 class CancelledError(OmniError):
     """The answer was cancelled, here or by the server."""
+
+
+class SupersededError(CancelledError):
+    """The same request was asked again elsewhere, under its request id; that one gets the answer."""
+
+    hint = "Give every request an id of its own, or none."
 
 
 class StalledError(CancelledError):
@@ -171,6 +188,7 @@ BY_REASON: Mapping[str, type[OmniError]] = {
     "DRAINING": UnavailableError,
     "DEADLINE": DeadlineError,
     "CLIENT_STALLED": StalledError,
+    "SUPERSEDED": SupersededError,
 }
 
 BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
@@ -189,29 +207,39 @@ BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
 }
 
 
+BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
+"""What gRPC reports when a connection dies: which of them depends on what was under way at that moment."""
+
+
+def is_broken(error: grpc.aio.AioRpcError) -> bool:
+    """True if the connection or the server is gone, and no server said so."""
+    return error.code() in BROKEN and _unpack(_details_of(error), error_details_pb2.ErrorInfo).domain != DOMAIN
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
     """The exception of the tree for a failed call."""
     status = _details_of(error)
-    info = error_details_pb2.ErrorInfo()
-    bad_request = error_details_pb2.BadRequest()
-    retry = error_details_pb2.RetryInfo()
-    has_retry = False
-    for detail in status.details:
-        if detail.Is(info.DESCRIPTOR):
-            detail.Unpack(info)
-        elif detail.Is(bad_request.DESCRIPTOR):
-            detail.Unpack(bad_request)
-        elif detail.Is(retry.DESCRIPTOR):
-            has_retry = detail.Unpack(retry)
+    info = _unpack(status, error_details_pb2.ErrorInfo)
+    bad_request = _unpack(status, error_details_pb2.BadRequest)
+    retry = _unpack(status, error_details_pb2.RetryInfo)
     reason = info.reason if info.domain == DOMAIN else ""
     kind = BY_REASON.get(reason) or BY_CODE.get(error.code(), ServerError)
     message = status.message or error.details() or error.code().name
     result = kind(message, reason=reason, code=error.code(), metadata=info.metadata)
     if isinstance(result, BadRequestError):
         result.fields = tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
-    if isinstance(result, UnavailableError) and has_retry:
+    if isinstance(result, UnavailableError) and retry.HasField("retry_delay"):
         result.retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
     return result
+
+
+def _unpack(status: status_pb2.Status, kind: type[M]) -> M:
+    """The detail of one kind; an empty one if there is none."""
+    message = kind()
+    for detail in status.details:
+        if detail.Unpack(message):
+            break
+    return message
 
 
 def _details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:

@@ -1,4 +1,5 @@
-"""What a stream yields: text, sound and pictures as they come, and the account at the end. Times are client seconds after t0."""
+"""What a stream yields: text, sound and pictures as they come, servers that were lost on the way, and the account at the
+end. Times are client seconds after t0."""
 
 from __future__ import annotations
 
@@ -47,6 +48,28 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Failover:
+    """A server was lost in the middle of the answer and the answer went on; nothing is missing and nothing comes twice.
+
+    stage: thinker, talker, code2wav or diffusion; router if it was this client's own connection. lost: address of the server that was lost.
+    replica: address of the one that went on, which may be the same, started again. reason: why the first one was given up. pause_s: from
+    the moment its loss was seen until the other one was ready.
+    """
+
+    stage: str
+    lost: str
+    replica: str
+    reason: str
+    pause_s: float
+    arrival_s: float
+
+    @property
+    def at_s(self) -> float:
+        """When the loss was seen, as well as a client can tell: `pause_s` before the news of its end came."""
+        return max(0.0, self.arrival_s - self.pause_s)
+
+
+@dataclass(frozen=True, slots=True)
 class StageReport:
     """One stage's account of its part. Seconds after that stage was opened. Items per port: tokens, rows, frames or samples."""
 
@@ -74,7 +97,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text."""
+    """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text. failovers: oldest first."""
 
     session_id: str
     model: str
@@ -82,6 +105,7 @@ class Done:
     finish_reason: str
     usage: Usage
     timing: Timing
+    failovers: tuple[Failover, ...] = ()
 
 
-Event = TextDelta | AudioChunk | Picture | Done
+Event = TextDelta | AudioChunk | Picture | Failover | Done

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from omnistage.client.answer import Answer
-from omnistage.client.async_omni import CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, AsyncOmni
+from omnistage.client.async_omni import CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, RESUME_TIMEOUT_S, AsyncOmni
 from omnistage.client.errors import ClosedError
 from omnistage.client.events import Event
 from omnistage.client.listing import Model, Replica
@@ -25,8 +25,12 @@ T = TypeVar("T")
 class Omni:
     """Asks a router. Safe to use from many threads at once; use it as `with`, or call `close`.
 
-    address: HOST:PORT of a router. Without it a private stack is started: the default one, or that of the checkpoint in `model_path`, with
-    the engine settings of `StackSettings`. Its processes end with this client, with this Python process, and also if that is killed.
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it a private stack is
+    started: the default one, or that of the checkpoint in `model_path`, with the engine settings of `StackSettings`. Its processes end with
+    this client, with this Python process, and also if that is killed.
+
+    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
+    for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`.
@@ -39,6 +43,7 @@ class Omni:
         model_path: str | PathLike[str] | None = None,
         tensor_parallel_size: int = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        resume_timeout_s: float = RESUME_TIMEOUT_S,
         **settings: Unpack[StackSettings],
     ) -> None:
         self._client = AsyncOmni(
@@ -46,6 +51,7 @@ class Omni:
             model_path=model_path,
             tensor_parallel_size=tensor_parallel_size,
             connect_timeout_s=connect_timeout_s,
+            resume_timeout_s=resume_timeout_s,
             **settings,
         )
         self._thread = LoopThread.acquire()
@@ -64,7 +70,7 @@ class Omni:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of the router; others may use it while this client is open."""
+        """HOST:PORT of the router in use; others may use it while this client is open."""
         return self._client.address
 
     def close(self) -> None:

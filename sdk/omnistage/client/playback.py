@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 AUDIBLE = 10.0 ** (-40.0 / 20.0)
 """-40 dBFS as an amplitude; full scale is 1."""
 
+START_BUFFER_S = 0.5
+"""Sound that a player with a buffer waits for before it starts, as players of live sound do."""
+
 CONTINUITY_LIMIT_S = 0.1
 """An answer with less underrun than this counts as continuous."""
 
@@ -67,16 +70,57 @@ class Played:
         return self.start_s + self.duration_s
 
 
-def play(arrivals: Iterable[AudioArrival]) -> list[Played]:
-    """Play each chunk when it is there and the one before is over. The gaps add up to the underrun."""
+def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0) -> list[Played]:
+    """Play each chunk when it is there and the one before is over.
+
+    start_buffer_s: begin when so much sound is there, or all of it. With 0 the gaps add up to the underrun."""
+    chunks = [chunk for chunk in arrivals if chunk.samples]
     played: list[Played] = []
-    for chunk in arrivals:
-        if chunk.samples == 0:
-            continue
-        due_s = played[-1].end_s if played else chunk.arrival_s
+    for chunk in chunks:
+        due_s = played[-1].end_s if played else _begin_s(chunks, start_buffer_s)
         start_s = max(due_s, chunk.arrival_s)
         played.append(Played(start_s, chunk.duration_s, start_s - due_s))
     return played
+
+
+def _begin_s(chunks: Sequence[AudioArrival], start_buffer_s: float) -> float:
+    """When a player begins."""
+    received_s = 0.0
+    for chunk in chunks:
+        received_s += chunk.duration_s
+        if received_s >= start_buffer_s:
+            break
+    return chunk.arrival_s
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Sound at the player that has not been played yet."""
+
+    at_s: float
+    buffered_s: float
+
+
+def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = START_BUFFER_S) -> list[Level]:
+    """How much sound a player holds: received minus played, as the corners of a line.
+
+    It jumps up at each arrival (two corners at one time), falls with slope 1 while sound is played, and is 0 where the listener waits."""
+    chunks = [chunk for chunk in arrivals if chunk.samples]
+    if not chunks:
+        return []
+    played = play(chunks, start_buffer_s)
+    arrived_s = np.array([chunk.arrival_s for chunk in chunks])
+    received_s = np.cumsum([0.0, *(chunk.duration_s for chunk in chunks)])
+    corners_s = np.array([(chunk.start_s, chunk.end_s) for chunk in played])
+    times_s = np.unique([*arrived_s, *corners_s.ravel()])
+    heard_s = np.interp(times_s, corners_s.ravel(), np.stack([received_s[:-1], received_s[1:]], axis=1).ravel())
+    levels: list[Level] = []
+    for at_s, heard, before, after in zip(
+        times_s, heard_s, np.searchsorted(arrived_s, times_s, "left"), np.searchsorted(arrived_s, times_s, "right"), strict=True
+    ):
+        for count in (before,) if before == after else (before, after):
+            levels.append(Level(float(at_s), max(float(received_s[count] - heard), 0.0)))
+    return levels
 
 
 @dataclass(frozen=True, slots=True)

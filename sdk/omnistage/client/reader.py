@@ -1,4 +1,4 @@
-"""From the messages of one `Generate` call to events: positions are checked, sound is decoded, arrivals are noted."""
+"""From the messages of `Generate` calls to events: positions are checked, sound is decoded, arrivals are noted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 
 from omnistage.client.errors import ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, Picture, StageReport, TextDelta, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
+from omnistage.client.received import Received
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 MAX_PICTURE_BYTES = 256 * 1024 * 1024
@@ -24,65 +25,85 @@ ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
 }
 
 
-@dataclass(slots=True)
-class _Port:
-    """How far one port is."""
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A connection that broke in the middle of an answer. at_s: seconds after t0."""
 
-    seq: int = 0
-    item: int = 0
-    ended: bool = False
-
-    def advance(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take the next chunk. Raises ProtocolError on a gap, a repeat, or anything after the last."""
-        if self.ended:
-            raise ProtocolError(f"port {chunk.port}: a chunk came after the last")
-        if chunk.seq != self.seq:
-            raise ProtocolError(f"port {chunk.port}: chunk {chunk.seq} came, {self.seq} is next")
-        if chunk.first != self.item:
-            kind = "gap" if chunk.first > self.item else "repeat"
-            raise ProtocolError(f"port {chunk.port}: {kind}, position {chunk.first} came, {self.item} is next")
-        self.seq += 1
-        self.item += chunk.count
-        self.ended = chunk.last
+    address: str
+    reason: str
+    at_s: float
 
 
 class Reader:
-    """Reads one answer. t0: time.perf_counter() at the call."""
+    """Reads one answer, over one connection after the other if it has to. t0: time.perf_counter() at the call."""
 
     def __init__(self, t0: float) -> None:
         self._t0 = t0
-        self._ports: dict[str, _Port] = {}
-        self._started: omni_pb2.Started | None = None
+        self._received = Received()
+        self._loss: Loss | None = None
         self._text: list[TextArrival] = []
         self._audio: list[AudioArrival] = []
+        self._failovers: list[Failover] = []
         self._sample_rate_hz = 0
         self._picture = bytearray()
+        self._previews: set[tuple[int, int, int]] = set()
+        self.is_started = False
+        """True when the answer runs on the present connection."""
 
-    async def read(self, messages: AsyncIterable[omni_pb2.GenerateResponse]) -> AsyncGenerator[Event, None]:
-        """Yield every event; `Done` is the last. Raises ProtocolError for a stream that is not whole."""
+    def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
+        """What to ask on the next connection to get the (rest of the) answer to `asked`."""
+        return self._received.request(asked)
+
+    def lose(self, address: str, reason: str) -> None:
+        """The connection broke. The next `read` goes on where this one stopped."""
+        if self._loss is None:
+            self._loss = Loss(address, reason, time.perf_counter() - self._t0)
+        self.is_started = False
+        self._picture.clear()  # its pieces come again from the first
+
+    async def read(self, messages: AsyncIterable[omni_pb2.GenerateResponse], address: str = "") -> AsyncGenerator[Event, None]:
+        """Yield every event; `Done` is the last. address: the router that sends them.
+
+        Raises ProtocolError for a stream that is not whole."""
         async for message in messages:
             arrival_s = time.perf_counter() - self._t0
             kind = message.WhichOneof("event")
+            event: Event | None = None
             if kind == "started":
-                if self._started is not None:
-                    raise ProtocolError("the answer started twice")
-                self._started = message.started
+                event = self._start(message.started, address, arrival_s)
             elif kind == "chunk":
                 event = self._take(message.chunk, arrival_s)
-                if event is not None:
-                    yield event
+            elif kind == "failover":
+                event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":
                 yield self._finish(message.usage, arrival_s)
                 return
+            if event is not None:
+                yield event
         raise ProtocolError("the stream ended before its account: the answer may be cut")
 
+    def _start(self, started: omni_pb2.Started, address: str, arrival_s: float) -> Failover | None:
+        """Take the start of an answer; after a loss it is the moment when the answer goes on."""
+        if self.is_started:
+            raise ProtocolError("the answer started twice")
+        self._received.start(started)
+        self.is_started = True
+        loss, self._loss = self._loss, None
+        if loss is None:
+            return None
+        return self._note(Failover("router", loss.address, address, loss.reason, arrival_s - loss.at_s, arrival_s))
+
+    def _note(self, failover: Failover) -> Failover:
+        self._failovers.append(failover)
+        return failover
+
     def _take(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Event | None:
-        if self._started is None:
+        if not self.is_started:
             raise ProtocolError("output came before the start of the answer")
         payload = chunk.WhichOneof("payload")
         if payload is None and chunk.count:
             raise ProtocolError(f"port {chunk.port}: {chunk.count} items without content")
-        self._ports.setdefault(chunk.port, _Port()).advance(chunk)
+        self._received.take(chunk)
         match payload:
             case "text":
                 return self._take_text(chunk, arrival_s)
@@ -124,21 +145,30 @@ class Reader:
         data = bytes(self._picture)
         self._picture.clear()
         preview_step = image.preview_step if image.HasField("preview_step") else None
+        if preview_step is not None:
+            # Previews are no items: a stage that resumes may send those again that were there before the loss.
+            shown = (chunk.first, image.layer, preview_step)
+            if shown in self._previews:
+                return None
+            self._previews.add(shown)
         return Picture(data, image.media_type, chunk.first, image.layer, preview_step, arrival_s)
 
     def _finish(self, usage: omni_pb2.Usage, arrival_s: float) -> Done:
-        if self._started is None:
+        started = self._received.started
+        if started is None or not self.is_started:
             raise ProtocolError("the account came before the start of the answer")
-        open_ports = sorted(name for name, port in self._ports.items() if not port.ended)
+        open_ports = self._received.open_ports
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
         return Done(
-            session_id=self._started.session_id,
-            model=self._started.model,
-            seed=self._started.seed,
-            finish_reason=finish_reason_name(usage.finish_reason),
+            session_id=started.session_id,
+            model=started.model,
+            seed=started.seed,
+            # A router that went on with an answer whose text was over has not seen why it ended.
+            finish_reason=finish_reason_name(usage.finish_reason or self._received.finish_reason),
             usage=_usage(usage),
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
+            failovers=tuple(self._failovers),
         )
 
 
@@ -157,6 +187,11 @@ def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
     if audio.channel_count > 1:
         samples = samples.reshape(chunk.count, audio.channel_count).mean(axis=1, dtype=np.float32)
     return samples
+
+
+def _failover(failover: stage_pb2.Failover, arrival_s: float) -> Failover:
+    stage = stage_name(failover.kind)
+    return Failover(stage, failover.lost, failover.replica, failover.reason, _seconds(failover.pause), arrival_s)
 
 
 def _usage(usage: omni_pb2.Usage) -> Usage:

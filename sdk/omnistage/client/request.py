@@ -72,6 +72,9 @@ class Options(TypedDict, total=False):
     """Pictures: previews on the way, 0 to 16."""
     conversation_id: str
     """Turns of one conversation share it, for warm prefixes."""
+    request_id: str
+    """Name of this request, at most 64 of A-Z a-z 0-9 _ -. Asking again under the same name ends the answer that still runs under it.
+    Absent: one of its own."""
     timeout_s: float
     """Time limit of the whole call, seconds (120)."""
 
@@ -81,7 +84,7 @@ THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos")
 TALKER = ("voice", "speed")
 CODE2WAV = ("profile", "sample_rate_hz")
 DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
-TOP = ("model", "outputs", "seed", "conversation_id")
+TOP = ("model", "outputs", "seed", "conversation_id", "request_id")
 
 
 def for_prompt(prompt: str, images: Sequence[MediaLike], audios: Sequence[MediaLike], options: Options) -> omni_pb2.GenerateRequest:

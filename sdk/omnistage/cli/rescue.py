@@ -1,0 +1,29 @@
+"""What a person is told of a server that was lost in the middle of an answer."""
+
+from __future__ import annotations
+
+from omnistage.client.events import Failover
+from omnistage.client.playback import START_BUFFER_S, Timing, play
+
+
+def sentence(failover: Failover, timing: Timing) -> str:
+    """Who was lost, how it went on, and what the listener got to hear of it."""
+    went_on = "it was back" if failover.replica == failover.lost else "another went on"
+    return f"{failover.stage} lost at {failover.at_s:.2f} s, {went_on} after {pause(failover)}; {_heard(failover, timing)}"
+
+
+def pause(failover: Failover) -> str:
+    """35 ms, or 1.24 s."""
+    return f"{failover.pause_s * 1000:.0f} ms" if failover.pause_s < 1 else f"{failover.pause_s:.2f} s"
+
+
+def waited_s(failover: Failover, timing: Timing) -> float:
+    """Silence that a listener with a buffer of START_BUFFER_S heard after the loss, because sound came late."""
+    return sum(chunk.gap_s for chunk in play(timing.audio, START_BUFFER_S) if chunk.start_s >= failover.at_s)
+
+
+def _heard(failover: Failover, timing: Timing) -> str:
+    if not timing.audio:
+        return "nothing is missing"
+    silence_s = waited_s(failover, timing)
+    return "the listener noticed nothing" if silence_s < 0.005 else f"the listener waited {silence_s:.2f} s for sound after it"

@@ -1,0 +1,133 @@
+"""One request and its answer, over one connection to a router, or over two if the first one breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import grpc
+
+from omnistage.client.errors import DeadlineError, OmniError, RouterLostError, UnavailableError, from_rpc_error, is_broken
+from omnistage.client.events import Event
+from omnistage.client.reader import Reader
+from omnistage.client.routers import Router, Routers
+from omnistage.v1 import omni_pb2
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
+"""Between attempts to go on, doubled each time: a router that has just come back may break the first of them."""
+
+NOT_YET = ("DRAINING", "OVERLOADED")
+"""Refusals of a router that is not ready or has no place yet; with a delay after which it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. answer: for all of it. connect: for the first connection. resume: to find a router that goes on after a loss; 0: never."""
+
+    answer_s: float
+    connect_s: float
+    resume_s: float
+
+
+class Call:
+    """Asks once. If the connection breaks, it asks once more for the rest, under the same request id, and the events go on as if nothing
+    had happened; a second loss is an error."""
+
+    def __init__(self, routers: Routers, request: omni_pb2.GenerateRequest, limits: Limits) -> None:
+        self._routers = routers
+        self._asked = request
+        self._asked.request_id = request.request_id or uuid.uuid4().hex
+        self._limits = limits
+        self._t0 = time.perf_counter()
+        self._reader = Reader(self._t0)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event of the answer, `Done` last. Raises OmniError."""
+        router = await self._routers.connect(min(self._limits.answer_s, self._limits.connect_s))
+        self._t0 = time.perf_counter()
+        self._reader = Reader(self._t0)
+        try:
+            async with aclosing(self._read(router)) as events:
+                async for event in events:
+                    yield event
+            return
+        except grpc.aio.AioRpcError as error:
+            if not is_broken(error):
+                raise from_rpc_error(error) from error
+            broken = error
+        self._lose(router, broken)
+        if not self._limits.resume_s:
+            raise self._router_lost(router, broken) from broken
+        async with aclosing(self._go_on(router.address)) as events:
+            async for event in events:
+                yield event
+
+    async def _go_on(self, lost: str) -> AsyncGenerator[Event, None]:
+        """The rest of the answer, from whichever router has it started within the limit."""
+        until = time.perf_counter() + self._limits.resume_s
+        wait_s = FIRST_WAIT_S
+        while True:
+            router = await self._reconnect(lost, until)
+            try:
+                async with aclosing(self._read(router)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except grpc.aio.AioRpcError as error:
+                broken = error
+            refusal = self._router_lost(router, broken) if is_broken(broken) else from_rpc_error(broken)
+            delay_s = self._delay_s(refusal, wait_s)
+            if self._reader.is_started or delay_s is None or time.perf_counter() + delay_s > until:
+                raise refusal from broken
+            self._lose(router, broken)
+            await asyncio.sleep(min(delay_s, self._left_s()))
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _read(self, router: Router) -> AsyncGenerator[Event, None]:
+        """The events that one connection brings."""
+        call = router.stub.Generate(self._reader.request(self._asked), timeout=self._left_s())
+        try:
+            async with aclosing(self._reader.read(call, router.address)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            call.cancel()
+
+    async def _reconnect(self, lost: str, until: float) -> Router:
+        """A router that is connected, before the limits are over."""
+        patience_s = until - time.perf_counter()
+        left_s = self._left_s()
+        try:
+            return await self._routers.connect(min(patience_s, left_s))
+        except UnavailableError as error:
+            if left_s < patience_s:
+                raise self._too_late() from error
+            message = f"the connection to the router at {lost} broke, and none was there to go on within {self._limits.resume_s:g} s"
+            raise RouterLostError(message, code=error.code) from error
+
+    def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
+        self._routers.lost(router.address)
+        self._reader.lose(router.address, error.details() or error.code().name)
+
+    def _delay_s(self, refusal: OmniError, wait_s: float) -> float | None:
+        """When to try again; None: never."""
+        if isinstance(refusal, RouterLostError):
+            return wait_s
+        return refusal.retry_delay_s if isinstance(refusal, UnavailableError) and refusal.reason in NOT_YET else None
+
+    def _router_lost(self, router: Router, error: grpc.aio.AioRpcError) -> RouterLostError:
+        return RouterLostError(f"the connection to the router at {router.address} broke: {error.details()}", code=error.code())
+
+    def _left_s(self) -> float:
+        left_s = self._t0 + self._limits.answer_s - time.perf_counter()
+        if left_s <= 0:
+            raise self._too_late()
+        return left_s
+
+    def _too_late(self) -> DeadlineError:
+        message = f"the answer was not complete within {self._limits.answer_s:g} s; its router was lost on the way"
+        return DeadlineError(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)

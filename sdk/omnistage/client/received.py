@@ -1,0 +1,89 @@
+"""What a client holds of an answer: how far each port is, and all text. It is enough to go on with the answer at another router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnistage.client.errors import ProtocolError
+from omnistage.v1 import chunk_pb2, omni_pb2
+
+
+@dataclass(slots=True)
+class _Port:
+    """How far one port is."""
+
+    seq: int = 0
+    item: int = 0
+    ended: bool = False
+
+    def advance(self, chunk: chunk_pb2.Chunk) -> None:
+        """Take the next chunk. Raises ProtocolError on a gap, a repeat, or anything after the last."""
+        if self.ended:
+            raise ProtocolError(f"port {chunk.port}: a chunk came after the last")
+        if chunk.seq != self.seq:
+            raise ProtocolError(f"port {chunk.port}: chunk {chunk.seq} came, {self.seq} is next")
+        if chunk.first != self.item:
+            kind = "gap" if chunk.first > self.item else "repeat"
+            raise ProtocolError(f"port {chunk.port}: {kind}, position {chunk.first} came, {self.item} is next")
+        self.seq += 1
+        self.item += chunk.count
+        self.ended = chunk.last
+
+
+class Received:
+    """All that came of one answer, over however many connections."""
+
+    def __init__(self) -> None:
+        self.started: omni_pb2.Started | None = None
+        """The last one; every connection begins with one."""
+        self.finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
+        """Why the text ended."""
+        self._ports: dict[str, _Port] = {}
+        # Pieces in lists: a whole answer may be long, and adding each piece to a message would copy it again and again.
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+
+    @property
+    def open_ports(self) -> list[str]:
+        """Ports of which something came, but not the end."""
+        return sorted(name for name, port in self._ports.items() if not port.ended)
+
+    def start(self, started: omni_pb2.Started) -> None:
+        """Take the first event of a connection. Raises ProtocolError if it is not the same answer as before."""
+        if self.started is not None and (started.seed, started.model) != (self.started.seed, self.started.model):
+            raise ProtocolError(
+                f"seed {self.started.seed} of {self.started.model} was to go on, seed {started.seed} of {started.model} answered"
+            )
+        self.started = started
+
+    def take(self, chunk: chunk_pb2.Chunk) -> None:
+        """Take the next chunk of a port. Raises ProtocolError if it is not the next one."""
+        self._ports.setdefault(chunk.port, _Port()).advance(chunk)
+        if chunk.HasField("text"):
+            self._texts.append(chunk.text.text)
+            self._token_ids.extend(chunk.text.token_ids)
+            self._logprobs.extend(chunk.text.logprobs)
+            self.finish_reason = chunk.text.finish_reason
+
+    def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
+        """What to ask now: `asked` itself while nothing has come, else the rest of its answer."""
+        if self.started is None:
+            return asked
+        request = omni_pb2.GenerateRequest()
+        request.CopyFrom(asked)
+        request.model = self.started.model
+        request.seed = self.started.seed
+        request.revisions[:] = self.started.revisions
+        for name, port in self._ports.items():
+            request.resume.positions.add(port=name, seq=port.seq, first=port.item, ended=port.ended)
+        text = self._ports.get("text")
+        if text is not None:
+            # One chunk for all: where the pieces were cut means nothing.
+            history = request.resume.history.add(port="text", count=text.item, last=text.ended)
+            history.text.text = "".join(self._texts)
+            history.text.token_ids.extend(self._token_ids)
+            history.text.logprobs.extend(self._logprobs)
+            history.text.finish_reason = self.finish_reason
+        request.resume.SetInParent()  # also when no chunk has come: the answer runs there already
+        return request

@@ -1,0 +1,116 @@
+"""The routers that a client may ask: which of them answers, and which comes next when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from omnistage.client.channel import open_channel
+from omnistage.client.errors import BadRequestError, ClosedError, UnavailableError
+from omnistage.v1 import omni_pb2_grpc
+
+if TYPE_CHECKING:
+    from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub
+
+TURN_S = 1.0
+"""How long one of several addresses may take to connect before the next one has its turn. A host that is down does not even refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router that was connected a moment ago."""
+
+    address: str
+    stub: OmniServiceAsyncStub
+
+
+class Routers:
+    """One channel for each address, opened when it is first needed; all on one event loop.
+
+    address: HOST:PORT, or several with commas between them. The first that answers is used until it is lost, then the one after it, and so
+    on in a circle.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._addresses = [part.strip() for part in address.split(",")]
+        if not all(self._addresses):
+            raise BadRequestError.of("address", "is empty; give HOST:PORT of a router, or several with commas between them")
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._next = 0
+        self._waits: set[asyncio.Timeout] = set()
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """The one in use, or the first to be tried."""
+        return self._addresses[self._next]
+
+    async def connect(self, timeout_s: float) -> Router:
+        """The first router that is connected. Raises UnavailableError when none is within `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s) as wait:
+                self._waits.add(wait)
+                try:
+                    return await self._first_connected()
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if self._closed:
+                raise ClosedError("the client was closed while it connected") from None
+            where = ", ".join(self._addresses)
+            raise UnavailableError(f"no server answers at {where} (waited {timeout_s:g} s)", code=grpc.StatusCode.UNAVAILABLE) from None
+
+    def lost(self, address: str) -> None:
+        """Ask the one after it next. Calls that were on the same router may all say so."""
+        if address == self.address:
+            self._next = (self._next + 1) % len(self._addresses)
+
+    async def close(self) -> None:
+        """Close all channels. Calls on them are cancelled; those who wait for a connection get ClosedError."""
+        self._closed = True
+        for wait in self._waits:
+            wait.reschedule(0.0)  # gRPC does not wake those who wait for the state of a channel that is closed
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _first_connected(self) -> Router:
+        while True:
+            for number in self._circle():
+                address = self._addresses[number]
+                if await self._is_connected(address):
+                    self._next = number
+                    return Router(address, omni_pb2_grpc.OmniServiceStub(self._channel(address)))
+
+    def _circle(self) -> Iterator[int]:
+        """Every address once, from the next one on."""
+        begin = self._next
+        for step in range(len(self._addresses)):
+            yield (begin + step) % len(self._addresses)
+
+    async def _is_connected(self, address: str) -> bool:
+        """Wait for the connection; False when it failed, or took too long, and there are others. A single address is waited for."""
+        channel = self._channel(address)
+        alone = len(self._addresses) == 1
+        try:
+            async with asyncio.timeout(None if alone else TURN_S):
+                state = channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    # A failure that is already there is an old one: gRPC tries again by itself, so its next state is waited for.
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not alone:
+                        return False
+        except TimeoutError:
+            return False
+        return True
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if self._closed:
+            raise ClosedError("this client is closed")
+        if address not in self._channels:
+            self._channels[address] = open_channel(address)
+        return self._channels[address]

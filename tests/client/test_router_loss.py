@@ -1,0 +1,221 @@
+"""A real router that is killed in the middle of an answer: started again or not, the client ends with the whole answer or a typed error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.processes import Family, wait_end
+from helpers.servers import ServerProcess, Stack, all_free, stack
+from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni, RouterLostError, TextDelta
+from omnistage.models.toy import formulas
+
+pytestmark = pytest.mark.serial
+
+LENGTH = 150
+INTERVAL_S = 0.005
+"""Between tokens: long enough that a kill comes in the middle, however fast the machine is."""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    options = {"interval_s": INTERVAL_S, "length": LENGTH}
+    with stack(tmp_path_factory.mktemp("stages"), options=options, router_args=None) as running:
+        yield running
+
+
+class Routers:
+    """Router processes in front of the same stages."""
+
+    def __init__(self, stages: Stack, folder: Path, exits: ExitStack) -> None:
+        self._stages = ",".join(f"{kind}={address}" for kind, address in stages.addresses.items())
+        self._folder = folder
+        self._exits = exits
+
+    def start(self, address: str = "127.0.0.1:0", *, grace_s: float = 5.0) -> ServerProcess:
+        flags = ["--pipeline", "toy", "--stages", self._stages, "--address", address, "--grace", str(grace_s)]
+        server = self._exits.enter_context(ServerProcess("omnistage.router", *flags, log_folder=self._folder))
+        server.wait_ready()
+        return server
+
+
+@pytest.fixture
+def routers(stages: Stack, tmp_path: Path) -> Iterator[Routers]:
+    with ExitStack() as exits:
+        yield Routers(stages, tmp_path, exits)
+
+
+def kill(server: ServerProcess, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(server.pid, number)
+    if number != signal.SIGSTOP:
+        assert wait_end(server.pid, 30.0)
+
+
+async def hear(events: AsyncIterator[Event], what: type[Event], count: int, act: Callable[[], object]) -> list[Event]:
+    """All events; `act` is called, on a thread, when `count` of a kind have come. Nothing is read meanwhile."""
+    heard: list[Event] = []
+    async for event in events:
+        heard.append(event)
+        if isinstance(event, what) and sum(isinstance(event, what) for event in heard) == count:
+            await asyncio.to_thread(act)
+    return heard
+
+
+def assert_whole(events: list[Event], seed: int, length: int = LENGTH) -> Done:
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    sounds = [event for event in events if isinstance(event, AudioChunk)]
+    assert text == formulas.text(seed, "Hi", length)
+    assert [sound.first_sample for sound in sounds] == [0, *np.cumsum([len(sound.samples) for sound in sounds])[:-1]]
+    assert np.array_equal(np.concatenate([sound.samples for sound in sounds]), formulas.audio(seed, "Hi", length)[:, 0])
+    assert isinstance(events[-1], Done)
+    return events[-1]
+
+
+@pytest.mark.parametrize(("what", "count"), [(TextDelta, 1), (TextDelta, 20), (AudioChunk, 1), (AudioChunk, 20)])
+async def test_a_router_that_is_killed_and_started_again(stages: Stack, routers: Routers, what: type[Event], count: int) -> None:
+    router = routers.start()
+
+    def restart() -> None:
+        kill(router)
+        routers.start(router.address)
+
+    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+        done = assert_whole(await hear(omni.stream("Hi", seed=5), what, count, restart), 5)
+        assert [(failover.stage, failover.lost, failover.replica) for failover in done.failovers] == [
+            ("router", router.address, router.address)
+        ]
+        assert [report.stage for report in done.usage.stages] == ["thinker", "talker", "code2wav"]
+        assert (done.seed, done.finish_reason) == (5, "stop")
+        await all_free(list(stages.addresses.values()))
+
+
+async def test_an_answer_without_a_seed_goes_on_with_its_own(routers: Routers) -> None:
+    router = routers.start()
+
+    def restart() -> None:
+        kill(router)
+        routers.start(router.address)
+
+    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+        events = await hear(omni.stream("Hi"), AudioChunk, 5, restart)
+    assert isinstance(events[-1], Done)
+    assert_whole(events, events[-1].seed)
+
+
+async def test_text_alone(routers: Routers) -> None:
+    router = routers.start()
+
+    def restart() -> None:
+        kill(router)
+        routers.start(router.address)
+
+    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+        events = await hear(omni.stream("Hi", seed=5, outputs=["text"]), TextDelta, 20, restart)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == formulas.text(5, "Hi", LENGTH)
+
+
+async def test_sound_alone(routers: Routers) -> None:
+    router = routers.start()
+
+    def restart() -> None:
+        kill(router)
+        routers.start(router.address)
+
+    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+        events = await hear(omni.stream("Hi", seed=5, outputs=["audio"]), AudioChunk, 20, restart)
+    samples = np.concatenate([event.samples for event in events if isinstance(event, AudioChunk)])
+    assert np.array_equal(samples, formulas.audio(5, "Hi", LENGTH)[:, 0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_the_other_router_goes_on(routers: Routers, number: signal.Signals) -> None:
+    """SIGTERM: the grace is over before the answer is."""
+    one, two = routers.start(grace_s=0.05), routers.start()
+    async with AsyncOmni(address=f"{one.address},{two.address}", resume_timeout_s=PATIENCE_S) as omni:
+        events = omni.stream("Hi", seed=5, max_tokens=600, ignore_eos=True)
+        done = assert_whole(await hear(events, AudioChunk, 5, lambda: kill(one, number)), 5, 600)
+        assert [(failover.lost, failover.replica) for failover in done.failovers] == [(one.address, two.address)]
+    if number == signal.SIGSTOP:
+        os.kill(one.pid, signal.SIGCONT)
+
+
+async def test_many_answers_at_once(stages: Stack, routers: Routers) -> None:
+    router = routers.start()
+
+    async def one(omni: AsyncOmni, seed: int) -> Done:
+        return assert_whole([event async for event in omni.stream("Hi", seed=seed)], seed)
+
+    def restart() -> None:
+        kill(router)
+        routers.start(router.address)
+
+    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+        asking = [asyncio.create_task(one(omni, seed)) for seed in range(12)]
+        await hear(omni.stream("Hi", seed=99), AudioChunk, 10, restart)
+        answers = await asyncio.gather(*asking)
+        assert all(len(answer.failovers) == 1 for answer in answers)
+        await all_free(list(stages.addresses.values()))
+
+
+async def test_a_second_kill_is_an_error(stages: Stack, routers: Routers) -> None:
+    router = routers.start()
+
+    def restart() -> None:
+        kill(running[-1])
+        running.append(routers.start(router.address))
+
+    running = [router]
+    async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+        async with aclosing(omni.stream("Hi", seed=5)) as events:
+            with pytest.raises(RouterLostError):
+                count = 0
+                async for event in events:
+                    count += isinstance(event, AudioChunk)
+                    if isinstance(event, AudioChunk) and count in (5, 10):
+                        await asyncio.to_thread(restart)
+        assert len(running) == 3
+        assert_whole([event async for event in omni.stream("Hi", seed=6)], 6)
+        await all_free(list(stages.addresses.values()))
+
+
+def test_the_sync_client_hears_an_answer_through(routers: Routers) -> None:
+    router = routers.start()
+    heard: list[Event] = []
+    with Omni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
+        for event in omni.stream("Hi", seed=5):
+            heard.append(event)
+            if sum(isinstance(event, AudioChunk) for event in heard) == 10 and isinstance(event, AudioChunk):
+                kill(router)
+                routers.start(router.address)
+        assert_whole(heard, 5)
+        assert sum(isinstance(event, Failover) for event in heard) == 1
+        assert omni.generate("Hi", seed=6).failovers == ()
+
+
+async def test_without_another_router_the_error_has_a_type(stages: Stack, routers: Routers) -> None:
+    router = routers.start()
+    async with AsyncOmni(address=router.address, resume_timeout_s=1.0) as omni:
+        with pytest.raises(RouterLostError):
+            await hear(omni.stream("Hi", seed=5), AudioChunk, 5, lambda: kill(router))
+    await all_free(list(stages.addresses.values()))
+
+
+def test_a_private_stack_starts_its_router_again(family: Family) -> None:
+    heard: list[Event] = []
+    with Omni(pipeline="toy", resume_timeout_s=PATIENCE_S) as omni:
+        for event in omni.stream("Hi", seed=5, max_tokens=6_000, ignore_eos=True):
+            heard.append(event)
+            if isinstance(event, AudioChunk) and sum(isinstance(event, AudioChunk) for event in heard) == 3:
+                (router,) = [pid for pid in family.pids() if "omnistage.router" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+                os.kill(router, signal.SIGKILL)
+        done = assert_whole(heard, 5, 6_000)
+    assert [failover.stage for failover in done.failovers] == ["router"]
+    assert family.pids() == []
