@@ -1,12 +1,15 @@
 # Every task has one way to do it. `make` alone lists them.
 PYTHON ?= python3
 BIN := .venv/bin
+CHAOS_SECONDS ?= 600
+# The plugin of docker, or where it is missing the program of the same kind.
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo test check format protos bench-default clean
+.PHONY: help setup setup-dev model demo up down test check format protos bench-default bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## virtual environment with what the demo needs (PYTHON=python3.12 picks the Python)
 	@$(PYTHON) tools/setup.py
@@ -19,6 +22,15 @@ model: setup ## fetch the default model and convert it, once
 
 demo: model ## ask a question, hear the answer: demo.wav and demo-timeline.png
 	@$(BIN)/omnistage ask "How do plants make food?" --out demo.wav --timeline demo-timeline.png
+
+up: ## the same stack in containers: build, start, wait until it answers (ARGS="--scale talker=2" for a second Talker)
+	@$(COMPOSE) up --build --detach --wait $(ARGS)
+	@printf '\nomnistage answers at 127.0.0.1:%s. Ask it from here or from a container:\n' "$${OMNISTAGE_PORT:-50050}"
+	@printf '  .venv/bin/omnistage ask "How do plants make food?" --out answer.wav --address 127.0.0.1:%s\n' "$${OMNISTAGE_PORT:-50050}"
+	@printf '  $(COMPOSE) run --rm ask "How do plants make food?"\nmake down ends it.\n'
+
+down: ## let the running answers end, then remove the containers; the fetched model stays (ARGS=--volumes removes it too)
+	@$(COMPOSE) down $(ARGS)
 
 # Exit status 5 of pytest: no test of that half was asked for.
 test: setup-dev model ## all tests: light ones two at a time, then those that need the machine alone (ARGS=... goes to pytest)
@@ -39,6 +51,12 @@ protos: setup-dev ## generate the stubs from the protos
 
 bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json
 	@$(BIN)/python -m benchmarks.default
+
+bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience
+
+chaos: setup-dev ## mixed load while processes are killed and stopped (CHAOS_SECONDS=600, ARGS="--seed N" repeats a schedule)
+	@PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
 clean: ## remove what was built; the virtual environment and the fetched model stay
 	@rm -rf build dist demo.wav demo-timeline.png benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

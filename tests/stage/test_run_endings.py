@@ -183,7 +183,8 @@ async def test_a_draining_stage_finishes_its_sessions_and_refuses_new_ones():
         assert (await watch_until(server.address, lambda report: report.draining)).sessions == 1
         refused = stage.caller()
         await refused.send(open=stage.open())
-        await refused.expect("DRAINING", grpc.StatusCode.UNAVAILABLE)
+        ended = await refused.expect("DRAINING", grpc.StatusCode.UNAVAILABLE)
+        assert ended.HasField("retry_delay"), "where no other replica is there, this reaches the client"
         assert not draining.done()
         await running.send(chunk=chunk(last=True))
         (await running.finish()).check_whole(["codes"])

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 WATCH_PERIOD_S = 1.0
 WATCH_MIN_INTERVAL_S = 0.1
-OVERLOADED_RETRY_S = 1.0
+REFUSED_RETRY_S = 1.0
 
 
 class StageServicer(stage_pb2_grpc.StageServiceServicer):
@@ -167,10 +167,10 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         """A session that was begun elsewhere is let in above the limit, up to twice of it: a replica that takes another one's place must
         not turn its sessions away while there is memory for them."""
         if self._draining or not self._ready:
-            raise StageError("DRAINING", "this replica takes no sessions now; ask another")
+            raise StageError("DRAINING", "this replica takes no sessions now; ask another", retry_delay_s=REFUSED_RETRY_S)
         limit = self._environment.description.max_sessions
         if self._sessions >= (2 * limit if session.is_again else limit):
-            raise StageError("OVERLOADED", f"all {limit} sessions are taken", retry_delay_s=OVERLOADED_RETRY_S)
+            raise StageError("OVERLOADED", f"all {limit} sessions are taken", retry_delay_s=REFUSED_RETRY_S)
 
     def _count(self, change: int) -> None:
         self._sessions += change

@@ -326,12 +326,18 @@ class Session:
             await self._stop(jobs)
 
     async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel the jobs, but none in the middle of a write: gRPC would go on with that one and refuse the next, which is Ended."""
+        """Cancel the jobs, but none in the middle of a write: gRPC would go on with that one and refuse the next, which is Ended. A caller
+        that goes away meanwhile cancels this very wait; the jobs end all the same."""
+        for job in jobs:
+            job.add_done_callback(_look_at_error)
         try:
             async with self._writer.still(STILL_TIMEOUT_S):
                 await _cancel(*jobs)
         except TimeoutError:
             await _cancel(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
         if self._drain is not None:
             await _cancel(self._drain)
 
