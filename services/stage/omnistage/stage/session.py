@@ -328,18 +328,17 @@ class Session:
     async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the jobs, but none in the middle of a write: gRPC would go on with that one and refuse the next, which is Ended. A caller
         that goes away meanwhile cancels this very wait; the jobs end all the same."""
-        for job in jobs:
-            job.add_done_callback(_look_at_error)
+        tasks = [*jobs, self._drain] if self._drain is not None else list(jobs)
+        for task in tasks:
+            task.add_done_callback(_look_at_error)
         try:
             async with self._writer.still(STILL_TIMEOUT_S):
-                await _cancel(*jobs)
+                await _cancel(*tasks)
         except TimeoutError:
-            await _cancel(*jobs)
+            await _cancel(*tasks)
         finally:
-            for job in jobs:
-                job.cancel()
-        if self._drain is not None:
-            await _cancel(self._drain)
+            for task in tasks:
+                task.cancel()
 
     async def _produce(self, work: Work) -> None:
         start = self._resumption.start(await self._feed_next())

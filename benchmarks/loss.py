@@ -1,0 +1,168 @@
+"""One answer in the middle of which a stage is killed or stopped, and the times of what followed.
+
+All times are seconds after the signal was sent. The servers' part is read from their logs, whose time stamps and this process read one
+clock; what a client sees is what arrives here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from helpers.drill import holder
+from helpers.fleet import Fleet
+from omnistage.client.playback import AudioArrival, play
+from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
+
+START_BUFFER_S = 0.5
+BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audio",)}
+"""Ports that a lost stage makes, or that are made from what it makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is done: signal to the replica of a kind that has the session, when so many chunks of a port have come."""
+
+    kind: str
+    number: signal.Signals
+    port: str
+    chunks: int
+
+
+@dataclass(slots=True)
+class Loss:
+    """What followed. closed_s: the kernel closed the connections of the process; infinite for one that was stopped. noticed_s: the
+    caller's link saw it. reopened_s: the next replica was open and had what it needs. resumed_s: the client read the first chunk made after
+    that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts with half a second
+    of sound."""
+
+    case: Case
+    victim: str
+    closed_s: float
+    noticed_s: float
+    reopened_s: float
+    resumed_s: float
+    delay_s: float
+    gap_s: float
+
+
+class NothingLost(RuntimeError):
+    """The answer was over, or its port was, before the case could happen, or it went on without the replica."""
+
+
+@dataclass
+class Hearing:
+    """An answer as it arrives: (time.monotonic(), event)."""
+
+    events: list[tuple[float, omni_pb2.GenerateResponse]] = field(default_factory=list)
+
+    def chunks(self, port: str) -> int:
+        return sum(event.chunk.port == port for _, event in self.events if event.HasField("chunk"))
+
+    @property
+    def sound(self) -> list[AudioArrival]:
+        return [
+            AudioArrival(at, event.chunk.first, event.chunk.count, event.chunk.audio.sample_rate_hz, True)
+            for at, event in self.events
+            if event.HasField("chunk") and event.chunk.HasField("audio") and event.chunk.count
+        ]
+
+    @property
+    def content(self) -> tuple[str, bytes]:
+        """Text and samples."""
+        chunks = [event.chunk for _, event in self.events if event.HasField("chunk")]
+        return "".join(chunk.text.text for chunk in chunks), b"".join(chunk.audio.data for chunk in chunks)
+
+    @property
+    def gap_s(self) -> float:
+        return sum(chunk.gap_s for chunk in play(self.sound, START_BUFFER_S))
+
+    def resumed(self, kind: str) -> tuple[float, chunk_pb2.Chunk]:
+        """The first chunk that was made after the loss, and when it came. Raises NothingLost."""
+        went_on = False
+        for at, event in self.events:
+            went_on = went_on or event.HasField("failover")
+            if went_on and event.HasField("chunk") and event.chunk.port in BEHIND[kind] and event.chunk.count:
+                return at, event.chunk
+        raise NothingLost(f"nothing came after the {kind} was lost")
+
+    def arrival(self, port: str, *, item: int) -> float:
+        """When an item of a port came."""
+        chunks = ((at, event.chunk) for at, event in self.events if event.HasField("chunk") and event.chunk.port == port)
+        return next(at for at, chunk in chunks if chunk.first <= item < chunk.first + chunk.count)
+
+
+async def hear(stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest) -> Hearing:
+    """The answer undisturbed."""
+    hearing = Hearing()
+    async for event in stub.Generate(request, timeout=120):
+        hearing.events.append((time.monotonic(), event))
+    return hearing
+
+
+async def lose(
+    fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest, case: Case, undisturbed: Hearing
+) -> tuple[Loss, Hearing]:
+    """The answer with the case in it; a replica that was stopped goes on again afterwards. Raises NothingLost."""
+    hearing = Hearing()
+    signalling: asyncio.Task[tuple[str, float, float]] | None = None
+    async for event in stub.Generate(request, timeout=120):
+        hearing.events.append((time.monotonic(), event))
+        if signalling is None and hearing.chunks(case.port) >= case.chunks:
+            # Beside the reading: nothing of the answer waits for the look at who has the session.
+            signalling = asyncio.create_task(_signal(fleet, case))
+    if signalling is None:
+        raise NothingLost(f"only {hearing.chunks(case.port)} chunks of {case.port} came")
+    victim, at, closed_s = await signalling
+    if case.number is signal.SIGSTOP:
+        fleet.signal(victim, signal.SIGCONT)
+    resumed_at, chunk = hearing.resumed(case.kind)
+    undisturbed_s = undisturbed.arrival(chunk.port, item=chunk.first) - undisturbed.events[0][0]
+    delay_s = resumed_at - hearing.events[0][0] - undisturbed_s
+    noticed_s, reopened_s = _logged(fleet, fleet.address(victim), time.time() - (time.monotonic() - at))
+    return Loss(case, victim, closed_s, noticed_s, reopened_s, resumed_at - at, delay_s, hearing.gap_s), hearing
+
+
+async def _signal(fleet: Fleet, case: Case) -> tuple[str, float, float]:
+    """The replica that had the session, the time of the signal, and how many seconds later its connections were closed."""
+    try:
+        victim = await holder(fleet, case.kind)
+    except AssertionError as error:
+        raise NothingLost(str(error)) from None
+    host, _, port = fleet.address(victim).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        at = time.monotonic()
+        fleet.signal(victim, case.number)
+        if case.number is signal.SIGSTOP:
+            return victim, at, math.inf
+        with suppress(ConnectionError):
+            while await reader.read(4096):
+                pass
+        return victim, at, time.monotonic() - at
+    finally:
+        writer.close()
+
+
+def _logged(fleet: Fleet, address: str, since: float) -> tuple[float, float]:
+    """Seconds from `since`, in time.time(), to the first notice of the loss and to the first replacement. Raises NothingLost."""
+    lost = min((at for at, entry in _entries(fleet, "link.lost") if at >= since and entry["address"] == address), default=math.nan)
+    replaced = min((at for at, entry in _entries(fleet, "link.replaced") if at >= since and entry["lost"] == address), default=math.nan)
+    if math.isnan(lost) or math.isnan(replaced):
+        raise NothingLost(f"no link wrote of the loss of {address}")
+    return lost - since, replaced - since
+
+
+def _entries(fleet: Fleet, event: str) -> Iterator[tuple[float, dict[str, str]]]:
+    for name in fleet.names:
+        for line in fleet.server(name).log().splitlines():
+            if f'"{event}"' in line:
+                entry = json.loads(line)
+                yield datetime.fromisoformat(entry["timestamp"]).timestamp(), entry

@@ -1,0 +1,185 @@
+"""The processes under attack: replicas of every toy stage and a router, what is done to them, and when they were in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.answers import SAMPLES_PER_FRAME
+from chaos.plan import Action, Disturbance
+from helpers.fleet import Fleet
+from helpers.servers import NotReady, stage_flags
+
+MOUNT = Path("/dev/shm")
+MOUNT_BYTES = 256 << 20
+REPLICAS = {"thinker": 2, "talker": 2, "code2wav": 2, "diffusion": 2}
+OPTIONS = {"interval_s": 0.02, "width": 4096, "samples_per_frame": SAMPLES_PER_FRAME}
+"""Rows of 16 KiB: a piece of four is above the limit for inline tensors."""
+
+ARENA_BYTES = 128 << 20
+STALL_LIMIT_S = 3.0
+
+AFTERMATH_S = 3.0
+"""Trouble lasts so much longer than the disturbance: keepalive finds a loss, a channel that was refused waits before it tries again."""
+
+
+@dataclass
+class Trouble:
+    """begun, ended: time.monotonic() of the signal, and of the moment when the process served again."""
+
+    begun: float
+    ended: float = math.inf
+
+
+@dataclass
+class House:
+    """All processes by name, and what was done to them."""
+
+    fleet: Fleet
+    troubles: dict[str, list[Trouble]] = field(default_factory=dict)
+    done: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
+    skipped: int = 0
+    """Disturbances of a process that was down or stopped at the time, and those of a mount that was full."""
+    most_segments: int = 0
+    faults: list[str] = field(default_factory=list)
+    """Processes that did not do what they must: end when told to, come back, or live."""
+
+    @property
+    def names(self) -> list[str]:
+        return self.fleet.names
+
+    @property
+    def router(self) -> str:
+        return self.fleet.address("router")
+
+    def in_trouble(self, name: str, begun: float, ended: float) -> int:
+        """How many troubles of the process touched this time."""
+        return sum(one.begun <= ended and one.ended + AFTERMATH_S >= begun for one in self.troubles.get(name, []))
+
+    def any_stage_in_trouble(self, begun: float, ended: float) -> bool:
+        return any(self.in_trouble(name, begun, ended) for name in self.names if name != "router")
+
+    def is_up(self, name: str) -> bool:
+        known = self.troubles.get(name)
+        return not known or known[-1].ended < math.inf
+
+    def pids(self) -> dict[str, int]:
+        """Of the processes that are up now."""
+        return {name: self.fleet.server(name).pid for name in self.names if self.is_up(name)}
+
+    async def disturb(self, what: Disturbance) -> None:
+        """Do it, and mend it at once: a process that ended is started again at the same address."""
+        if not self.is_up(what.victim):
+            self.skipped += 1
+            return
+        trouble = Trouble(time.monotonic())
+        self.troubles.setdefault(what.victim, []).append(trouble)
+        self.done[what.action] += 1
+        is_back = True
+        match what.action:
+            case Action.FILL:
+                await self._fill(what.lasts_s)
+            case Action.STOP:
+                self.fleet.signal(what.victim, signal.SIGSTOP)
+                await asyncio.sleep(what.lasts_s)
+                self.fleet.signal(what.victim, signal.SIGCONT)
+            case Action.KILL:
+                self.fleet.signal(what.victim, signal.SIGKILL)
+                is_back = await asyncio.to_thread(self._start_again, what.victim, -signal.SIGKILL)
+            case Action.TERMINATE:
+                self.fleet.server(what.victim).terminate()
+                is_back = await asyncio.to_thread(self._start_again, what.victim, 0)
+        if is_back:
+            trouble.ended = time.monotonic()
+
+    async def _fill(self, lasts_s: float) -> None:
+        path = MOUNT / "filler"
+        try:
+            await asyncio.to_thread(fill, path)
+            await asyncio.sleep(lasts_s)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _start_again(self, name: str, expected: int) -> bool:
+        """Wait for the end of a process and start it again; whether it serves."""
+        server = self.fleet.server(name)
+        code = server.stop()
+        if code != expected:
+            self.faults.append(f"{name} ({server.pid}) ended with {code}, not {expected}")
+        self.fleet.begin(name)
+        try:
+            self.fleet.ready(name)
+        except NotReady as error:
+            self.faults.append(f"{name} did not come back: {error}")
+            return False
+        return True
+
+    def watch_lives(self) -> None:
+        """Note processes that ended although nobody ended them."""
+        for name, pid in self.pids().items():
+            code = self.fleet.server(name).process.poll()
+            if code is not None:
+                self.faults.append(f"{name} ({pid}) ended by itself with {code}")
+                self.troubles.setdefault(name, []).append(Trouble(time.monotonic()))
+
+
+def fill(path: Path) -> None:
+    """Take all that is left of a file system."""
+    with path.open("wb") as filler:
+        size, step = 0, MOUNT_BYTES
+        while step >= 4096:
+            try:
+                os.posix_fallocate(filler.fileno(), size, step)
+                size += step
+            except OSError:
+                step //= 2
+
+
+@contextmanager
+def house(log_folder: Path) -> Iterator[House]:
+    """All of them serving."""
+    fleet = Fleet(log_folder)
+    ports = free_ports(sum(REPLICAS.values()) + 1)
+    try:
+        for kind, count in REPLICAS.items():
+            for number in range(count):
+                # One of two sends every tensor through shared memory, the other one large ones only.
+                limit = ("--inline-limit", "0") if number % 2 == 0 else ()
+                flags = [*stage_flags(OPTIONS), "--arena-bytes", str(ARENA_BYTES), *limit]
+                fleet.add(f"{kind}-{number}", f"omnistage.{kind}", *flags, address=next(ports))
+        fleet.ready()
+        stages = ",".join(f"{name.partition('-')[0]}={fleet.address(name)}" for name in fleet.stages)
+        flags = ["--pipeline", "toy,toy-picture", "--stages", stages, "--grace", "3", "--stall-limit", str(STALL_LIMIT_S)]
+        fleet.add("router", "omnistage.router", *flags, address=next(ports))
+        fleet.ready("router")
+        yield House(fleet)
+    finally:
+        fleet.close()
+
+
+def free_ports(count: int) -> Iterator[str]:
+    """Addresses below the range that the kernel gives to clients: a process that is down for a moment must find its port free again."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = range(max(lowest - 10_000, 1024), lowest)
+    begin = bisect.bisect(candidates, candidates.start + os.getpid() % (len(candidates) - 1000))
+    found = 0
+    for port in candidates[begin:]:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        yield f"127.0.0.1:{port}"
+        found += 1
+        if found == count:
+            return
+    raise RuntimeError("no free ports")

@@ -1,0 +1,69 @@
+"""What the processes hold, sampled while they are under load: private memory, open files and threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ALLOWED_BYTES = 16 << 20
+ALLOWED_FILES = 60
+ALLOWED_THREADS = 12
+"""What a process may hold at the end beyond what it held at most before it was warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """age_s: of the process, since its first sample. private_bytes: RssAnon of proc(5); shared memory is counted by leases."""
+
+    age_s: float
+    private_bytes: int
+    files: int
+    threads: int
+
+
+@dataclass
+class Memory:
+    """Samples of every process that was ever seen. warm_s: age from which on it must not grow any more."""
+
+    warm_s: float
+    _begun: dict[int, float] = field(default_factory=dict)
+    samples: dict[tuple[str, int], list[Sample]] = field(default_factory=dict)
+
+    def sample(self, pids: dict[str, int]) -> None:
+        """Look at the processes by name."""
+        for name, pid in pids.items():
+            age_s = time.monotonic() - self._begun.setdefault(pid, time.monotonic())
+            try:
+                status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+                files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # It ended in between.
+            if "RssAnon" in status:
+                sample = Sample(age_s, int(status["RssAnon"].split()[0]) * 1024, files, int(status["Threads"]))
+                self.samples.setdefault((name, pid), []).append(sample)
+
+    def grown(self) -> list[tuple[str, Sample, Sample, bool]]:
+        """Every process that lived for twice the time it takes to get warm: its name, the most before that, its end, whether it is flat."""
+        found = []
+        for (name, pid), samples in self.samples.items():
+            if samples[-1].age_s >= 2 * self.warm_s:
+                warm = _most([sample for sample in samples if sample.age_s <= self.warm_s])
+                end = samples[-1]
+                flat = (
+                    end.private_bytes <= warm.private_bytes + ALLOWED_BYTES
+                    and end.files <= warm.files + ALLOWED_FILES
+                    and end.threads <= warm.threads + ALLOWED_THREADS
+                )
+                found.append((f"{name} ({pid})", warm, end, flat))
+        return found
+
+
+def _most(samples: Sequence[Sample]) -> Sample:
+    return Sample(
+        max(sample.age_s for sample in samples),
+        max(sample.private_bytes for sample in samples),
+        max(sample.files for sample in samples),
+        max(sample.threads for sample in samples),
+    )

@@ -1,0 +1,139 @@
+"""That the account of a chaos run sees what is wrong: answers, grown memory, logs; and that a seed repeats a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chaos import checks
+from chaos.answers import Collected, Heard, Speech, WrongAnswer
+from chaos.memory import ALLOWED_BYTES, Memory, Sample
+from chaos.plan import Action, is_spared, plan
+from omnistage.client import AudioChunk, TextDelta
+from omnistage.models.toy import formulas
+from omnistage.v1 import chunk_pb2, omni_pb2
+
+QUESTION = Speech("hello", 5, 8)
+NAMES = ["thinker-0", "thinker-1", "router"]
+
+
+def answer() -> list[omni_pb2.GenerateResponse]:
+    """The right one, in chunks of two tokens."""
+    events = [omni_pb2.GenerateResponse(started=omni_pb2.Started())]
+    per_chunk = QUESTION.totals()["audio"] // 4
+    for seq in range(4):
+        tokens = QUESTION.tokens[2 * seq : 2 * seq + 2]
+        text = chunk_pb2.TextChunk(text="".join(map(formulas.word, tokens)), token_ids=tokens)
+        sound = QUESTION.samples[per_chunk * seq : per_chunk * (seq + 1)].tobytes()
+        audio = chunk_pb2.AudioChunk(data=sound, sample_rate_hz=24000, channel_count=1)
+        chunks = [
+            chunk_pb2.Chunk(port="text", seq=seq, first=2 * seq, count=2, last=seq == 3, text=text),
+            chunk_pb2.Chunk(port="audio", seq=seq, first=per_chunk * seq, count=per_chunk, last=seq == 3, audio=audio),
+        ]
+        events += [omni_pb2.GenerateResponse(chunk=chunk) for chunk in chunks]
+    return [*events, omni_pb2.GenerateResponse(usage=omni_pb2.Usage())]
+
+
+def take(events: list[omni_pb2.GenerateResponse]) -> None:
+    heard = Heard(QUESTION)
+    for event in events:
+        heard.take(event)
+    heard.check_whole()
+
+
+def test_the_right_answer_is_right() -> None:
+    take(answer())
+
+
+def drop_one(events: list[omni_pb2.GenerateResponse]) -> None:
+    del events[4]
+
+
+def repeat_one(events: list[omni_pb2.GenerateResponse]) -> None:
+    events.insert(4, events[4])
+
+
+def repeat_items(events: list[omni_pb2.GenerateResponse]) -> None:
+    events[3].chunk.first = 0
+
+
+def change_a_sample(events: list[omni_pb2.GenerateResponse]) -> None:
+    events[2].chunk.audio.data = b"\1" + events[2].chunk.audio.data[1:]
+
+
+def change_a_word(events: list[omni_pb2.GenerateResponse]) -> None:
+    events[1].chunk.text.text += " "
+
+
+def end_early(events: list[omni_pb2.GenerateResponse]) -> None:
+    del events[-3:-1]
+
+
+def send_what_nobody_wants(events: list[omni_pb2.GenerateResponse]) -> None:
+    events[1].chunk.port = "codes"
+
+
+def lose_the_end(events: list[omni_pb2.GenerateResponse]) -> None:
+    events.pop()
+
+
+@pytest.mark.parametrize(
+    "spoil", [drop_one, repeat_one, repeat_items, change_a_sample, change_a_word, end_early, send_what_nobody_wants, lose_the_end]
+)
+def test_a_wrong_answer_is_seen(spoil: Callable[[list[omni_pb2.GenerateResponse]], None]) -> None:
+    events = answer()
+    spoil(events)
+    with pytest.raises(WrongAnswer):
+        take(events)
+
+
+def test_a_gap_in_what_the_client_library_says_is_seen() -> None:
+    collected = Collected(QUESTION)
+    collected.take(TextDelta("".join(map(formulas.word, QUESTION.tokens[:2])), 0, tuple(QUESTION.tokens[:2]), 0.0))
+    with pytest.raises(WrongAnswer):
+        collected.take(TextDelta("", 3, (), 0.0))
+    with pytest.raises(WrongAnswer):
+        collected.take(AudioChunk((QUESTION.samples[1:5] / 32768).astype(np.float32), 0, 24000, 0.0))
+    with pytest.raises(WrongAnswer):
+        collected.check_whole()
+
+
+def test_a_seed_repeats_its_schedule_and_another_one_does_not(seed: int) -> None:
+    assert plan(seed, 600, NAMES, can_fill=True) == plan(seed, 600, NAMES, can_fill=True)
+    assert plan(seed, 600, NAMES, can_fill=True) != plan(seed + 1, 600, NAMES, can_fill=True)
+
+
+def test_a_schedule_has_every_action_and_spares_some_in_its_second_part(seed: int) -> None:
+    disturbances = plan(seed, 6000, NAMES, can_fill=True)
+    assert {disturbance.action for disturbance in disturbances} == set(Action)
+    ended = [disturbance for disturbance in disturbances if disturbance.action in (Action.KILL, Action.TERMINATE)]
+    assert {disturbance.victim for disturbance in ended if disturbance.at_s < 3000} == set(NAMES)
+    assert not any(is_spared(disturbance.victim) for disturbance in ended if disturbance.at_s > 3000)
+    assert not any(disturbance.action is Action.FILL for disturbance in plan(seed, 6000, NAMES, can_fill=False))
+
+
+def samples(*bytes_by_age: int) -> Iterator[Sample]:
+    for age, held in enumerate(bytes_by_age):
+        yield Sample(float(age), held, 10, 10)
+
+
+def test_growth_after_the_warm_up_is_seen_and_growth_in_it_is_not() -> None:
+    memory = Memory(warm_s=2.0)
+    memory.samples["flat", 1] = list(samples(0, 1 << 30, 1 << 30, 1 << 30, 1 << 30))
+    memory.samples["grown", 2] = list(samples(0, 1, 1, 1, ALLOWED_BYTES + 2))
+    memory.samples["young", 3] = list(samples(0, 1 << 30))
+    assert {name: flat for name, _, _, flat in memory.grown()} == {"flat (1)": True, "grown (2)": False}
+
+
+def test_bugs_in_a_log_are_told_once_and_losses_are_none(tmp_path: Path) -> None:
+    bug = '{"event": "session.bug", "level": "error", "exception": "Traceback\\n  File x\\nValueError: no"}\n'
+    (tmp_path / "a.log").write_text('{"event": "link.lost", "level": "warning"}\n' + 2 * bug)
+    (tmp_path / "b.log").write_text("Task exception was never retrieved\n")
+    found = checks.logged(tmp_path)
+    assert found == [
+        "session.bug: ValueError: no (2 times, first in a.log)",
+        "Task exception was never retrieved (1 times, first in b.log)",
+    ]
