@@ -14,10 +14,10 @@ from omnistage.host.logs import configure_logs
 from omnistage.host.process import serve
 from omnistage.link.channel import Channels
 from omnistage.stage.allowlist import AllowList
+from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.logic import StageLogic
 from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.servicer import StageServicer
-from omnistage.stage.session import SessionEnvironment
 from omnistage.stage.settings import StageSettings
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 

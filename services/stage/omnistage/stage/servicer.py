@@ -13,8 +13,9 @@ import grpc.aio
 import structlog
 
 from omnistage.link.errors import StageError
+from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.metrics import StageMetrics
-from omnistage.stage.session import Session, SessionEnvironment
+from omnistage.stage.session import Session
 from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
 
 log = structlog.get_logger(__name__)

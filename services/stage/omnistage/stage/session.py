@@ -20,9 +20,7 @@ import numpy as np
 import structlog
 from google.protobuf.message import DecodeError
 
-from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender
-from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError, bad_request, protocol_error
 from omnistage.link.link import Link
@@ -31,9 +29,9 @@ from omnistage.link.replay import MAX_PORTS
 from omnistage.link.route import FixedRoute
 from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
 from omnistage.link.writer import StreamWriter
-from omnistage.stage.allowlist import AllowList
+from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.inputs import Inputs
-from omnistage.stage.logic import Kept, StageLogic, Timing, Work
+from omnistage.stage.logic import Kept, Timing, Work
 from omnistage.stage.resumption import Resumption
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
@@ -50,33 +48,6 @@ FORWARDED_METADATA = ("traceparent", "tracestate")
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Context = grpc.aio.ServicerContext[stage_pb2.RunRequest, stage_pb2.RunResponse]
-
-
-class SessionEnvironment:
-    """What all sessions of a process share."""
-
-    def __init__(
-        self,
-        logic: StageLogic,
-        description: stage_pb2.DescribeResponse,
-        channels: Channels,
-        allow_list: AllowList,
-        arena: Arena | None,
-        *,
-        inline_limit: int,
-        replay_limit: int,
-        session_limit_s: float,
-    ) -> None:
-        self.logic = logic
-        self.description = description
-        self.channels = channels
-        self.allow_list = allow_list
-        self.arena = arena
-        self.inline_limit = inline_limit
-        self.replay_limit = replay_limit
-        self.session_limit_s = session_limit_s
-        self.address = ""
-        self.kind = stage_pb2.StageKind.Name(description.kind).removeprefix("STAGE_KIND_").lower()
 
 
 class Session:

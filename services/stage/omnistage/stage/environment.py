@@ -1,0 +1,36 @@
+"""What all sessions of a stage process share."""
+
+from __future__ import annotations
+
+from omnistage.connector.arena import Arena
+from omnistage.link.channel import Channels
+from omnistage.stage.allowlist import AllowList
+from omnistage.stage.logic import StageLogic
+from omnistage.v1 import stage_pb2
+
+
+class SessionEnvironment:
+    """What all sessions of a process share."""
+
+    def __init__(
+        self,
+        logic: StageLogic,
+        description: stage_pb2.DescribeResponse,
+        channels: Channels,
+        allow_list: AllowList,
+        arena: Arena | None,
+        *,
+        inline_limit: int,
+        replay_limit: int,
+        session_limit_s: float,
+    ) -> None:
+        self.logic = logic
+        self.description = description
+        self.channels = channels
+        self.allow_list = allow_list
+        self.arena = arena
+        self.inline_limit = inline_limit
+        self.replay_limit = replay_limit
+        self.session_limit_s = session_limit_s
+        self.address = ""
+        self.kind = stage_pb2.StageKind.Name(description.kind).removeprefix("STAGE_KIND_").lower()
