@@ -80,7 +80,7 @@ def _again_on_private_mount() -> int:
 async def _run(seed: int, seconds: float, logs: Path, family: Family, *, can_fill: bool) -> list[str]:
     """The whole of it; what was wrong."""
     before = checks.files()
-    memory = Memory(warm_s=min(60.0, seconds / 4))
+    memory = Memory(warm_s=max(15.0, min(60.0, seconds / 4)))
     with house(logs) as running:
         # The seed alone decides what is disturbed and when. What a client does next depends on when it has its answer.
         disturbances = plan(seed, seconds, running.names, can_fill=can_fill)
