@@ -10,6 +10,7 @@ from helpers.mounts import run_on_mount
 
 PREAMBLE = """
     import asyncio
+    import errno
     import os
     import sys
     from pathlib import Path
@@ -24,9 +25,17 @@ PREAMBLE = """
     def leave_free(size):
         "Take all memory of the mount but `size` bytes."
         BALLAST.unlink(missing_ok=True)
-        mount = os.statvfs("/dev/shm")
         with BALLAST.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(mount.f_bavail * mount.f_frsize - size, 1))
+            for _ in range(1000):
+                mount = os.statvfs("/dev/shm")
+                try:
+                    os.posix_fallocate(file.fileno(), 0, max(mount.f_bavail * mount.f_frsize - size, 1))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:  # A stage took some between the look and the grasp: look again.
+                        raise
+                else:
+                    return
+        raise AssertionError("the mount could not be filled")
 
     def answer_of(tokens):
         return {"max_tokens": tokens, "ignore_eos": True}
