@@ -174,3 +174,11 @@ async def drilled(fleet: Fleet) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncS
     except BaseException as error:
         error.add_note(fleet.logs())
         raise
+
+
+MOMENTS: dict[str, Callable[[Answer], bool]] = {
+    "before the first output": begun,
+    "in mid text": text_chunks(20),
+    "in mid speech": after_text(10),
+}
+"""When to strike a long toy answer."""

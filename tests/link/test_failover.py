@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -50,15 +49,6 @@ ENDED = stage_pb2.RunResponse(ended=stage_pb2.Ended())
 
 def ended(reason: str) -> stage_pb2.RunResponse:
     return stage_pb2.RunResponse(ended=StageError(reason, "so it is").ended())
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    """Memory that shows a reader who comes too late, and that forgets lost streams at once, so that a test can count."""
-    arena = Arena.create(max_bytes=1 << 22, segment_bytes=1 << 18, poison=True, grace_s=0.0)
-    assert arena is not None
-    yield arena
-    arena.close()
 
 
 class Attempts:

@@ -10,18 +10,12 @@ import grpc.aio
 import pytest
 
 from helpers.ask import Answer, ask, read, read_all, refusal, request
-from helpers.drill import after_text, audio_chunks, begun, continued, drilled, joined, text_chunks
+from helpers.drill import MOMENTS, audio_chunks, continued, drilled, joined
 from helpers.fleet import Fleet, fleet
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
-
-MOMENTS: dict[str, Callable[[Answer], bool]] = {
-    "before the first output": begun,
-    "in mid text": text_chunks(20),
-    "in mid speech": after_text(10),
-}
 
 
 @pytest.fixture(scope="module")

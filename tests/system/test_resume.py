@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers.ask import Answer, read, request
-from helpers.drill import Step, after_text, ask_through, begun, drilled, holder, killed_holder, nothing_left, restore, text_chunks
+from helpers.drill import MOMENTS, Step, ask_through, begun, drilled, holder, killed_holder, nothing_left, restore, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
 from omnistage.models.toy.stages import png
@@ -21,12 +21,6 @@ from omnistage.v1 import omni_pb2, stage_pb2
 TOKENS = 150
 ROUNDS = 3
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
-
-MOMENTS: dict[str, Callable[[Answer], bool]] = {
-    "before the first output": begun,
-    "in mid text": text_chunks(20),
-    "in mid speech": after_text(10),
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,18 @@
+"""What tests of the link share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from omnistage.connector.arena import Arena
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    """Memory that shows a reader who comes too late, and that forgets lost streams at once, so that a test can count."""
+    arena = Arena.create(max_bytes=1 << 22, segment_bytes=1 << 18, poison=True, grace_s=0.0)
+    assert arena is not None
+    yield arena
+    arena.close()
