@@ -190,8 +190,16 @@ async def local_stage_at(port: int) -> AsyncIterator[None]:
     async with local_stage(toy_logic("talker")) as talker:
         host, _, there = talker.address.rpartition(":")
 
+        ends: list[asyncio.StreamWriter] = []
+        relays: set[asyncio.Task[None]] = set()
+
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            relays.add(task)
+            ends.append(writer)
             back, forth = await asyncio.open_connection(host, int(there))
+            ends.append(forth)
 
             async def pump(one: asyncio.StreamReader, other: asyncio.StreamWriter) -> None:
                 while data := await one.read(65536):
@@ -205,6 +213,11 @@ async def local_stage_at(port: int) -> AsyncIterator[None]:
             yield
         finally:
             server.close()
+            for end in ends:
+                end.transport.abort()
+            if relays:
+                await asyncio.wait(relays, timeout=5)
+            await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
 
 
 async def test_without_a_replica_the_patience_ends(free_port: int):
