@@ -5,7 +5,7 @@ from omnistage.client import Omni
 with Omni() as omni:                       # or Omni(address="host:50050")
     answer = omni.generate("What is a kite?")
     print(answer.text)
-    answer.audio.save("answer.wav")
+    answer.save("answer.wav")
 """
 
 from omnistage.client.answer import Answer, Audio
@@ -17,6 +17,7 @@ from omnistage.client.errors import (
     DeadlineError,
     FieldViolation,
     NotAvailableError,
+    NotSpokenError,
     OmniError,
     OverloadedError,
     ProtocolError,
@@ -53,6 +54,7 @@ __all__ = [
     "FieldViolation",
     "Model",
     "NotAvailableError",
+    "NotSpokenError",
     "Omni",
     "OmniError",
     "Options",

@@ -9,7 +9,7 @@ from os import PathLike
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.client.errors import ProtocolError
+from omnistage.client.errors import NotSpokenError, ProtocolError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, TextDelta, Usage
 from omnistage.client.playback import Timing
 from omnistage.client.wav import write_wav
@@ -34,9 +34,9 @@ class Audio:
 class Answer(Mapping[str, str]):
     """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
 
-    text: str. audio: Audio, or None if no sound was asked for or made. pictures: finished ones, without previews.
-    finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account.
-    timing: what this client saw. failovers: servers that were lost on the way and replaced, oldest first.
+    text: str. audio: Audio, or None if no sound was asked for or nothing of the text could be spoken; `save` tells that as an error.
+    pictures: finished ones, without previews. finish_reason: stop, length or interrupted. seed: ask with it again and get the same.
+    usage: the server's account. timing: what this client saw. failovers: servers that were lost on the way and replaced, oldest first.
     """
 
     def __init__(self, text: str, audio: Audio | None, pictures: tuple[Picture, ...], done: Done) -> None:
@@ -50,6 +50,12 @@ class Answer(Mapping[str, str]):
         self.usage: Usage = done.usage
         self.timing: Timing = done.timing
         self.failovers: tuple[Failover, ...] = done.failovers
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the sound to a WAV file, 16 bit mono. Raises NotSpokenError if there is none."""
+        if self.audio is None:
+            raise NotSpokenError("this answer has no sound: none was asked for, or nothing of its text could be spoken")
+        self.audio.save(path)
 
     def __getitem__(self, key: str) -> str:
         return {"role": "assistant", "content": self.text}[key]

@@ -109,7 +109,7 @@ class AsyncOmni:
         return await self._whole(self.stream_chat(conversation, **options))
 
     async def say(self, text: str, **options: Unpack[Options]) -> Answer:
-        """Speak exactly this text."""
+        """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return await self._whole(self.stream_say(text, **options))
 
     async def draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Answer:
@@ -127,7 +127,7 @@ class AsyncOmni:
         return self._events(requests.for_conversation(conversation, options), options)
 
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The events of exactly this text being spoken, as they come."""
+        """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._events(requests.for_verbatim(text, options), options)
 
     def stream_draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:

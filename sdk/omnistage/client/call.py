@@ -14,6 +14,7 @@ import grpc
 from omnistage.client.errors import DeadlineError, OmniError, RouterLostError, UnavailableError, from_rpc_error, is_broken
 from omnistage.client.events import Event
 from omnistage.client.reader import Reader
+from omnistage.client.request import is_to_be_heard
 from omnistage.client.routers import Router, Routers
 from omnistage.v1 import omni_pb2
 
@@ -43,13 +44,13 @@ class Call:
         self._asked.request_id = request.request_id or uuid.uuid4().hex
         self._limits = limits
         self._t0 = time.perf_counter()
-        self._reader = Reader(self._t0)
+        self._reader = self._new_reader()
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, `Done` last. Raises OmniError."""
         router = await self._routers.connect(min(self._limits.answer_s, self._limits.connect_s))
         self._t0 = time.perf_counter()
-        self._reader = Reader(self._t0)
+        self._reader = self._new_reader()
         try:
             async with aclosing(self._read(router)) as events:
                 async for event in events:
@@ -65,6 +66,9 @@ class Call:
         async with aclosing(self._go_on(router.address)) as events:
             async for event in events:
                 yield event
+
+    def _new_reader(self) -> Reader:
+        return Reader(self._t0, is_to_be_heard(self._asked))
 
     async def _go_on(self, lost: str) -> AsyncGenerator[Event, None]:
         """The rest of the answer, from whichever router has it started within the limit."""

@@ -6,7 +6,8 @@
     ├── RequestError           the request cannot be done as it was asked; asking again will not help
     │   ├── BadRequestError    fields: which field is bad and why
     │   ├── UnknownModelError  no such pipeline, model or voice
-    │   └── NotAvailableError  understood, but not offered on this platform or by this server
+    │   ├── NotAvailableError  understood, but not offered on this platform or by this server
+    │   └── NotSpokenError     nothing of a text that was to be spoken could be
     ├── UnavailableError       retry_delay_s: nobody answers there now; asking again later may help
     │   ├── OverloadedError    the house is full
     │   ├── StageLostError     stage: a server behind the router is gone and nobody took over
@@ -97,6 +98,12 @@ class UnknownModelError(RequestError):
 
 class NotAvailableError(RequestError):
     """Understood, but not offered on this platform or by this server."""
+
+
+class NotSpokenError(RequestError):
+    """Nothing of a text that was to be spoken could be: the answer is complete and has not a single sample."""
+
+    hint = "Give words of a language that the voice speaks: signs and emoji alone have no sound. outputs=['text'] asks for none."
 
 
 class UnavailableError(OmniError):

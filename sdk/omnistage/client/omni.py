@@ -88,7 +88,7 @@ class Omni:
         return self._run(self._client.chat(conversation, **options))
 
     def say(self, text: str, **options: Unpack[Options]) -> Answer:
-        """Speak exactly this text."""
+        """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return self._run(self._client.say(text, **options))
 
     def draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Answer:
@@ -106,7 +106,7 @@ class Omni:
         return self._iterate(self._client.stream_chat(conversation, **options))
 
     def stream_say(self, text: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The events of exactly this text being spoken, as they come."""
+        """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._iterate(self._client.stream_say(text, **options))
 
     def stream_draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:

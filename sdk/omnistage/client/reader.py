@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 
-from omnistage.client.errors import ProtocolError
+from omnistage.client.errors import NotSpokenError, ProtocolError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
@@ -35,10 +35,13 @@ class Loss:
 
 
 class Reader:
-    """Reads one answer, over one connection after the other if it has to. t0: time.perf_counter() at the call."""
+    """Reads one answer, over one connection after the other if it has to.
 
-    def __init__(self, t0: float) -> None:
+    t0: time.perf_counter() at the call. is_to_be_heard: an answer without a sample is an error."""
+
+    def __init__(self, t0: float, is_to_be_heard: bool = False) -> None:
         self._t0 = t0
+        self._is_to_be_heard = is_to_be_heard
         self._received = Received()
         self._loss: Loss | None = None
         self._text: list[TextArrival] = []
@@ -64,7 +67,7 @@ class Reader:
     async def read(self, messages: AsyncIterable[omni_pb2.GenerateResponse], address: str = "") -> AsyncGenerator[Event, None]:
         """Yield every event; `Done` is the last. address: the router that sends them.
 
-        Raises ProtocolError for a stream that is not whole."""
+        Raises ProtocolError for a stream that is not whole, NotSpokenError for one without the sound that it was to have."""
         async for message in messages:
             arrival_s = time.perf_counter() - self._t0
             kind = message.WhichOneof("event")
@@ -160,6 +163,8 @@ class Reader:
         open_ports = self._received.open_ports
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
+        if self._is_to_be_heard and not self._audio:
+            raise NotSpokenError(f"nothing of this text could be spoken by {started.model}: no sound came")
         return Done(
             session_id=started.session_id,
             model=started.model,

@@ -113,6 +113,11 @@ def for_drawing(prompt: str, images: Sequence[MediaLike], options: Options) -> o
     return _checked(omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt, images=media)), options)
 
 
+def is_to_be_heard(request: omni_pb2.GenerateRequest) -> bool:
+    """True if an answer without any sound would not be what was asked for: a text to speak, and sound was not declined."""
+    return bool(request.thinker.verbatim) and (not request.outputs or "audio" in request.outputs)
+
+
 def _message(turn: Mapping[str, Any], where: str) -> stage_pb2.Message:
     if not isinstance(turn, Mapping):
         raise BadRequestError.of(where, "must be a dict with role and content")
