@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+import grpc
 import numpy as np
 import pytest
 
@@ -51,6 +52,15 @@ async def test_a_whole_answer() -> None:
     assert answer.audio.sample_rate == 24000
     assert (answer.audio.samples * 32768).tolist() == [100, -200, 300]
     assert (answer.seed, answer.model, answer.finish_reason) == (7, "toy", "stop")
+
+
+async def test_a_connection_that_breaks_after_the_account_breaks_nothing() -> None:
+    async def broken() -> AsyncIterator[omni_pb2.GenerateResponse]:
+        for message in (STARTED, text(0, 0, "ab", last=True), USAGE):
+            yield message
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+    assert (await collect(Reader(0.0).read(broken()))).text == "ab"
 
 
 async def test_channels_are_mixed_to_one() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
@@ -16,6 +19,9 @@ from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, 
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+
+STATUS_WAIT_S = 1.0
+"""How long the status of a complete answer is waited for, after its account."""
 
 MAX_PICTURE_BYTES = 256 * 1024 * 1024
 
@@ -68,7 +74,8 @@ class Reader:
         """Yield every event; `Done` is the last. address: the router that sends them.
 
         Raises ProtocolError for a stream that is not whole, NotSpokenError for one without the sound that it was to have."""
-        async for message in messages:
+        stream = aiter(messages)
+        async for message in stream:
             arrival_s = time.perf_counter() - self._t0
             kind = message.WhichOneof("event")
             event: Event | None = None
@@ -79,7 +86,9 @@ class Reader:
             elif kind == "failover":
                 event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":
-                yield self._finish(message.usage, arrival_s)
+                done = self._finish(message.usage, arrival_s)
+                await _until_over(stream)
+                yield done
                 return
             if event is not None:
                 yield event
@@ -175,6 +184,17 @@ class Reader:
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
             failovers=tuple(self._failovers),
         )
+
+
+async def _until_over(stream: AsyncIterator[omni_pb2.GenerateResponse]) -> None:
+    """Read on from the account to the status, which says nothing new of a complete answer.
+
+    Whoever leaves before the status is there cancels the call, and the router counts that answer as a cancelled one."""
+    with suppress(TimeoutError, grpc.aio.AioRpcError):
+        async with asyncio.timeout(STATUS_WAIT_S):
+            async for message in stream:
+                if message.WhichOneof("event") is not None:
+                    raise ProtocolError("the answer went on after its account")
 
 
 def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
