@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,6 +17,7 @@ from pathlib import Path
 from omnistage.cli.child import Child
 from omnistage.cli.keeper import Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, Layout, StageLayout
+from omnistage.cli.logs import LogFolder
 from omnistage.client.errors import StackError
 
 ROUTER = "router"
@@ -47,7 +46,8 @@ class Stack:
         self._verbose = verbose
         self._report = report
         self._tell_owner = tell
-        self._own_folder = log_folder is None and not verbose
+        self._owns_folder = log_folder is None and not verbose
+        self._own_folder: LogFolder | None = None
         self.log_folder = log_folder
         self._children: dict[str, list[Child]] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -59,8 +59,9 @@ class Stack:
         """Start everything; on a failure nothing is left running. Raises StackError with the last words of the process that failed."""
         self._lifeline = os.pipe()
         self._broken = asyncio.get_running_loop().create_future()
-        if self._own_folder:
-            self.log_folder = Path(tempfile.mkdtemp(prefix="omnistage-logs-"))
+        if self._owns_folder:
+            self._own_folder = LogFolder()
+            self.log_folder = self._own_folder.path
         try:
             await self._start()
         except BaseException as error:
@@ -106,8 +107,8 @@ class Stack:
             for fd in self._lifeline:
                 os.close(fd)
             self._lifeline = None
-        if self._own_folder and self.log_folder is not None and not self._failed:
-            shutil.rmtree(self.log_folder, ignore_errors=True)
+        if self._own_folder is not None:
+            self._own_folder.keep() if self._failed else self._own_folder.remove()
 
     # Starting ------------------------------------------------------------------------------------------------------------------------
 

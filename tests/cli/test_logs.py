@@ -1,0 +1,98 @@
+"""The folder of logs of a private stack: nobody's after a kill, and gone with the next call; never one that somebody has or wants."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers.processes import Family
+from omnistage.cli.logs import LOCK, PREFIX, LogFolder, sweep
+
+pytestmark = pytest.mark.serial
+
+ASK = (sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--model", "toy", "--text-only")
+
+
+def folders() -> list[Path]:
+    return sorted(Path(os.environ["TMPDIR"]).glob(f"{PREFIX}*"))
+
+
+@contextmanager
+def answering() -> Iterator[subprocess.Popen[bytes]]:
+    """A call with a stack of its own, stopped at its first word."""
+    with subprocess.Popen(ASK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as call:
+        assert call.stdout is not None
+        assert call.stdout.read(1)
+        call.send_signal(signal.SIGSTOP)
+        yield call
+        call.kill()
+
+
+def ask() -> None:
+    done = subprocess.run(ASK, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_logs_of_a_killed_call_go_with_the_next_one(family: Family) -> None:
+    with answering() as call:
+        call.send_signal(signal.SIGKILL)
+        call.wait(30)
+    assert family.wait_ended() == []
+    (left,) = folders()
+    assert (left / "router.log").is_file()
+    ask()
+    assert folders() == []
+
+
+def test_the_logs_of_a_call_that_runs_stay(family: Family) -> None:
+    with answering():
+        (mine,) = folders()
+        ask()
+        assert folders() == [mine]
+        assert (mine / "router.log").is_file()
+
+
+def test_logs_that_are_kept_on_purpose_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept, removed = LogFolder(), LogFolder()
+    for folder in (kept, removed):
+        (folder.path / "talker.log").write_text("words")
+    kept.keep()
+    removed.remove()
+    another = LogFolder()
+    assert (kept.path / "talker.log").read_text() == "words"
+    assert not removed.path.exists()
+    assert sorted(path.name for path in another.path.iterdir()) == [LOCK]
+    another.remove()
+
+
+def test_a_sweep_leaves_what_is_not_its_own(tmp_path: Path) -> None:
+    """A link to somewhere else, a folder whose lock is a link, a file with such a name, and a folder of another user."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / LOCK).touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    linked = tmp_path / f"{PREFIX}linked"
+    linked.mkdir()
+    (linked / LOCK).symlink_to(elsewhere / LOCK)
+    (tmp_path / f"{PREFIX}file").touch()
+    strange = tmp_path / f"{PREFIX}strange"
+    strange.mkdir()
+    (strange / LOCK).touch()
+    if os.geteuid() == 0:
+        os.chown(strange, 12345, 12345)
+    orphan = tmp_path / f"{PREFIX}orphan"
+    orphan.mkdir()
+    (orphan / LOCK).touch()
+    sweep(tmp_path)
+    assert not orphan.exists()
+    assert (elsewhere / LOCK).exists()
+    assert linked.exists()
+    assert (tmp_path / f"{PREFIX}file").exists()
+    assert strange.exists() == (os.geteuid() == 0)
