@@ -201,6 +201,15 @@ def test_a_wrong_command_line_exits_with_2(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "told"), [("talker", "--replicas talker"), ("talker=0", "--replicas talker=0"), ("2", "--replicas 2"), ("=2", "--replicas =2")]
+)
+def test_a_wrong_number_of_replicas_is_told_as_it_was_typed(word: str, told: str) -> None:
+    done = omnistage("serve", "toy", "--replicas", word)
+    assert done.returncode == 2
+    assert f"{told}: expected STAGE=" in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (["serve", "absent"], "no pipeline 'absent'"),

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from omnistage.client import Omni
 from omnistage.client.listing import Replica
 
 
-def serve(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "omnistage.cli", "serve", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def serve(*words: str, through: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """through: a command that runs the command that follows it."""
+    command = [*through, sys.executable, "-m", "omnistage.cli", "serve", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def read_address(server: subprocess.Popen[str]) -> str:
@@ -44,14 +45,16 @@ def pid_of(module: str, family: Family) -> int:
     return next(pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def replicas_once_serving(address: str) -> list[Replica]:
-    """The replicas when the router has found all of them, which takes it about a second after a start."""
+def replicas_once_serving(address: str, without: int = 0) -> list[Replica]:
+    """The replicas when the router has found all of them, which takes it about a second after a start. without: pid of one that is gone."""
     deadline = time.monotonic() + 30
     with Omni(address=address) as omni:
-        while {replica.state for replica in omni.replicas()} != {"serving"}:
-            assert time.monotonic() < deadline, omni.replicas()
+        while True:
+            replicas = omni.replicas()
+            if {replica.state for replica in replicas} == {"serving"} and without not in {replica.pid for replica in replicas}:
+                return replicas
+            assert time.monotonic() < deadline, replicas
             time.sleep(0.05)
-        return omni.replicas()
 
 
 def take_over(replica: Replica, taken: ExitStack) -> None:
@@ -69,6 +72,37 @@ def test_it_serves_until_it_is_told_to_end(family: Family, number: signal.Signal
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
         server.send_signal(number)
+        assert told(server, "ending") == f"on {number.name}: answers that run get up to 5 s"
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, number: signal.Signals) -> None:
+    """So nohup says that a job outlives its terminal, and a shell that a job in the background outlives Ctrl-C."""
+    ignoring = ["sh", "-c", f'trap "" {number.name.removeprefix("SIG")}; exec "$@"', "sh"]
+    with serve("toy", "--address", "127.0.0.1:0", through=ignoring) as server:
+        address = read_address(server)
+        server.send_signal(number)
+        with Omni(address=address) as omni:
+            assert omni.generate("Hi").text
+        server.terminate()
+        assert told(server, "ending").startswith("on SIGTERM:")
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_a_stack_outlives_whoever_read_its_output(family: Family) -> None:
+    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2") as server:
+        address = read_address(server)
+        assert server.stderr is not None
+        server.stderr.close()
+        before = replicas_once_serving(address)
+        os.kill(before[1].pid, signal.SIGKILL)
+        assert wait_end(before[1].pid, 30)
+        after = replicas_once_serving(address, without=before[1].pid)
+        assert [replica.address for replica in after] == [replica.address for replica in before]
+        server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []
 
@@ -108,6 +142,23 @@ def test_what_dies_is_started_again_at_its_address(family: Family) -> None:
         after = replicas_once_serving(address)
         assert [replica.address for replica in after] == [replica.address for replica in before]
         assert [now.pid == then.pid for now, then in zip(after, before, strict=True)] == [True, False, True, True]
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_what_drains_is_not_called_lost(family: Family) -> None:
+    """An operator ends a stage with SIGTERM, which is how it is told to finish what runs."""
+    with serve("toy", "--address", "127.0.0.1:0") as server:
+        talker = replicas_once_serving(read_address(server))[1]
+        assert server.stderr is not None
+        for _ in range(2):  # what the start had to say
+            server.stderr.readline()
+        os.kill(talker.pid, signal.SIGTERM)
+        assert (
+            server.stderr.readline() == f"ended talker (pid {talker.pid}) was told to, and let its sessions finish; it is started again\n"
+        )
+        assert server.stderr.readline().startswith("restarted talker (pid ")
         server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []

@@ -108,9 +108,10 @@ def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(family: Family, t
     assert family.pids() == []
 
 
-def test_an_unknown_pipeline_is_told(family: Family) -> None:
+def test_an_unknown_pipeline_is_told_once(family: Family, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StackError, match="no pipeline 'absent'"):
         Omni(pipeline="absent")
+    assert capfd.readouterr().err == "", "the launcher leaves the telling to who started it"
     assert family.pids() == []
 
 

@@ -20,7 +20,7 @@ RESTART_LIMIT_S = 900.0
 """Time for one start again; a process that is not ready then hangs, and is killed."""
 
 Tell = Callable[[str, str], None]
-"""Called with one of lost, restarted, failed and given up, and with the name of the process and what there is to say of it."""
+"""Called with one of lost, ended, restarted, failed and given up, and with the name of the process and what there is to say of it."""
 
 
 class Keeper:
@@ -42,13 +42,20 @@ class Keeper:
             serving_since = clock()
             code = await self.child.wait()
             lost_at = clock()
-            self._tell("lost", f"{self.child.name} (pid {self.child.pid}) ended with {describe_exit(code)}")
+            self._tell_end(code)
             if lost_at - serving_since >= HEALTHY_S:
                 self._backoff_s = FIRST_BACKOFF_S
             failure = await self._start_again()
             if failure is not None:
                 return failure
             self._tell("restarted", f"{self.child.name} (pid {self.child.pid}) after {clock() - lost_at:.1f} s")
+
+    def _tell_end(self, code: int) -> None:
+        who = f"{self.child.name} (pid {self.child.pid})"
+        if code:
+            self._tell("lost", f"{who} ended with {describe_exit(code)}")
+        else:
+            self._tell("ended", f"{who} was told to, and let its sessions finish; it is started again")
 
     async def _start_again(self) -> StackError | None:
         """Start it until it serves; the last failure if it is not to be tried any more."""

@@ -92,5 +92,6 @@ def counts(words: Sequence[str], option: str) -> dict[str, int]:
     values = by_stage(words, option)
     for stage, value in values.items():
         if not stage or not value.isdecimal() or not 1 <= int(value) <= 64:
-            raise ValueError(f"{option} {stage}={value}: expected STAGE=N, N from 1 to 64")
+            typed = f"{stage}={value}" if stage else value
+            raise ValueError(f"{option} {typed}: expected STAGE=N such as talker=2, N from 1 to 64")
     return {stage: int(value) for stage, value in values.items()}

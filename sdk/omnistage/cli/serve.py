@@ -9,9 +9,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
+import typer
 
 from omnistage.cli.layout import Layout
+from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
@@ -21,13 +22,15 @@ from omnistage.client.errors import OmniError, StackError
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
     """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError when the last process of a kind has to be given up.
 
-    ready_fd: gets one line of JSON, {"address"} or {"error", "hint", "log"}.
+    ready_fd: gets one line of JSON, {"address"} or {"error", "hint", "log"}. Who gets an error there tells it; here typer.Exit is raised.
     """
     ready = ReadyLine(ready_fd)
     try:
         asyncio.run(_serve(layout_of(choice), log_folder, verbose, ready, lifeline_fd))
     except OmniError as error:
-        ready.tell({"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""})
+        line = {"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""}
+        if ready.tell(line):
+            raise typer.Exit(1) from error
         raise
 
 
@@ -39,57 +42,68 @@ class ReadyLine:
         self.is_wanted = fd >= 0
         self._fd = fd
 
-    def tell(self, line: dict[str, str]) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            with os.fdopen(fd, "w") as pipe:
-                pipe.write(json.dumps(line) + "\n")
+    def tell(self, line: dict[str, str]) -> bool:
+        """True if it was this line that the owner waited for."""
+        if self._fd < 0:
+            return False
+        fd, self._fd = self._fd, -1
+        with os.fdopen(fd, "w") as pipe:
+            pipe.write(json.dumps(line) + "\n")
+        return True
 
 
 async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: ReadyLine, lifeline_fd: int) -> None:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("serve runs as a task")
-    ended = _call_once_at_end(lifeline_fd, task.cancel)
+    notices = Notices()
+
+    def end(why: str) -> None:
+        task.cancel()
+        if not ready.is_wanted:
+            notices.say(f"[bold]ending[/] on {why}: answers that run get up to {layout.servers.grace_s:g} s")
+
+    ended = _call_once_at_end(lifeline_fd, end)
     try:
         async with started(layout, log_folder, verbose) as stack:
             ready.tell({"address": stack.address})
             if not ready.is_wanted:
-                _announce(stack)
+                _announce(stack, notices)
             raise await stack.broken()
     except asyncio.CancelledError:
         if not ended():
             raise
 
 
-def _announce(stack: Stack) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold green]serving[/] on {stack.address}   (Ctrl-C ends it)")
-    console.print(f'[dim]ask it:   omnistage ask --address {stack.address} "What is a kite?"[/]')
+def _announce(stack: Stack, notices: Notices) -> None:
+    notices.say(f"[bold green]serving[/] on {stack.address}   (Ctrl-C ends it)")
+    notices.say(f'[dim]ask it:   omnistage ask --address {stack.address} "What is a kite?"[/]')
     if stack.log_folder is not None:
-        console.print(f"[dim]logs:     {stack.log_folder}[/]")
+        notices.say(f"[dim]logs:     {stack.log_folder}[/]")
 
 
-def _call_once_at_end(lifeline_fd: int, end: Callable[[], object]) -> Callable[[], bool]:
-    """Call `end` at the first SIGTERM, SIGINT, SIGHUP or end of the lifeline; later ones do not disturb the clean-up.
+def _call_once_at_end(lifeline_fd: int, end: Callable[[str], object]) -> Callable[[], bool]:
+    """Call `end` with the reason at the first SIGTERM, SIGINT, SIGHUP or end of the lifeline; later ones do not disturb the clean-up.
 
-    Returns a function that says whether it came.
+    A signal that is ignored from the start stays ignored: that is how nohup, and a shell that starts a job in the background, say that the
+    job goes on. Returns a function that says whether the end came.
     """
     loop = asyncio.get_running_loop()
     came = asyncio.Event()
 
-    def once() -> None:
+    def once(why: str) -> None:
         if not came.is_set():
             came.set()
-            end()
+            end(why)
 
     def lifeline_readable() -> None:
         if os.read(lifeline_fd, 1) == b"":
             loop.remove_reader(lifeline_fd)
-            once()
+            once("the end of its owner")
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, once)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, once, number.name)
     if lifeline_fd >= 0:
         loop.add_reader(lifeline_fd, lifeline_readable)
     return came.is_set

@@ -22,6 +22,9 @@ from omnistage.client.errors import StackError
 
 ROUTER = "router"
 
+FAILURES = frozenset({"lost", "failed", "given up"})
+"""What makes the logs worth keeping."""
+
 Report = Callable[[str, float], None]
 """Called with the name of a process and the seconds it took, when it serves for the first time."""
 
@@ -177,7 +180,7 @@ class Stack:
             self._broken.set_exception(error)
 
     def _tell(self, what: str, text: str) -> None:
-        self._failed = True
+        self._failed = self._failed or what in FAILURES
         if self._tell_owner is not None:
             self._tell_owner(what, text)
 

@@ -6,19 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from omnistage.cli.layout import Layout
+from omnistage.cli.notices import Notices
 from omnistage.cli.stack import Stack
+
+COLOURS = {"restarted": "green", "ended": "yellow"}
 
 
 @asynccontextmanager
 async def started(layout: Layout, log_folder: Path | None, verbose: bool) -> AsyncIterator[Stack]:
     """A running stack. A bar per process shows the start, on stderr if that is a terminal; the bars are gone when it serves. From then on a
     line says which process was lost, and when it was back."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Notices()
     columns = (TextColumn("{task.description:>12}"), BarColumn(24), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=verbose or not console.is_terminal)
     tasks: dict[str, TaskID] = {}
@@ -27,7 +29,7 @@ async def started(layout: Layout, log_folder: Path | None, verbose: bool) -> Asy
         progress.update(tasks[name], total=1, completed=1)
 
     def tell(what: str, text: str) -> None:
-        console.print(f"[bold {'green' if what == 'restarted' else 'red'}]{what}[/] {escape(text)}")
+        console.say(f"[bold {COLOURS.get(what, 'red')}]{what}[/] {escape(text)}")
 
     stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done, tell=tell)
     tasks = {name: progress.add_task(name, total=None) for name in stack.names}
