@@ -11,7 +11,7 @@ from helpers.tiny import TINY, tiny_decoder
 from omnistage.engine.adapter import DecoderSpec
 from omnistage.engine.attention import BatchedDecodeAttention, Row, SingleDecodeAttention, batches_are_exact
 from omnistage.engine.kv import PAGE_TOKENS, KVCache, PagePool, pages_for
-from omnistage.engine.linear import MIN_ROWS, Linear, in_blocks
+from omnistage.engine.linear import MAX_ROWS, MIN_ROWS, Linear, in_blocks, rows_are_independent
 from omnistage.engine.request import TokenRequest
 from omnistage.engine.runner import Runner
 from omnistage.engine.scheduler import Chunk, Sequence
@@ -126,16 +126,37 @@ def test_rows_of_a_product_do_not_depend_on_the_batch(dtype: torch.dtype, shape:
     linear = Linear(torch.randn(*shape, generator=generator).mul_(0.05).to(dtype))
     x = torch.randn(128, shape[1], generator=generator).to(dtype)
     whole = linear(x)
-    for rows in (MIN_ROWS, 5, 7, 8, 9, 16, 31, 32, 33, 64, 100):
-        assert torch.equal(linear(x[-rows:].contiguous()), whole[-rows:]), f"{rows} rows"
+    for rows in (*range(MIN_ROWS, MAX_ROWS + 4), 48, 63, 64, 65, 100):
+        assert torch.equal(linear(x[-rows:].contiguous()), whole[-rows:]), f"the last {rows} rows"
+        assert torch.equal(linear(x[:rows].contiguous()), whole[:rows]), f"the first {rows} rows"
 
 
-def test_products_in_blocks_of_fixed_size_are_those_rows(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", [(960, 576), (576, 576), (576, 1536)])
+def test_the_library_keeps_its_promise_for_any_weight(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
+    """What batching stands on: a block of 32 rows costs hardly more than one of 4, which the fallback would run instead."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(20):
+        linear = Linear(torch.randn(*shape, generator=generator).to(dtype))
+        assert rows_are_independent(linear._product, shape[1], dtype)
+
+
+@pytest.mark.parametrize("block", [MIN_ROWS, 8, MAX_ROWS])
+def test_products_in_blocks_are_those_rows_and_never_run_too_few_or_too_many(dtype: torch.dtype, block: int) -> None:
     weight = torch.randn(24, 40, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x = torch.randn(11, 40, generator=torch.Generator().manual_seed(2)).to(dtype)
-    blocks = in_blocks(lambda block: block @ weight.T, x)
-    torch.testing.assert_close(blocks, x @ weight.T)
-    assert torch.equal(in_blocks(lambda block: block @ weight.T, x[:9]), blocks[:9])
+    ran = []
+
+    def product(part: torch.Tensor) -> torch.Tensor:
+        ran.append(part.shape[0])
+        return part @ weight.T
+
+    for rows in range(MIN_ROWS, 3 * MAX_ROWS):
+        x = torch.randn(rows, 40, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        torch.testing.assert_close(in_blocks(product, x, block), x @ weight.T)
+    assert min(ran) >= MIN_ROWS and max(ran) <= block
+
+
+def test_a_product_whose_rows_depend_on_their_number_is_found_out(dtype: torch.dtype) -> None:
+    assert not rows_are_independent(lambda x: x * len(x), 16, dtype)
 
 
 def test_a_row_attends_alike_in_any_company_and_place(seed: int) -> None:

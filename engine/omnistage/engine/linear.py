@@ -1,9 +1,10 @@
 """Matrix products whose rows do not depend on the other rows of the batch.
 
 A row of `x @ W.T` is the same number whatever the batch only if the library uses one kernel for every batch size. oneDNN's
-weights-first kernels do so from 4 rows on (with one row another kernel runs, and the last bits differ); `Linear` therefore never
-runs fewer than `MIN_ROWS` rows, and `probe` checks the promise on this CPU when a model is loaded. Weights are re-ordered once into
-the layout of those kernels: at small batches this is twice as fast as `torch.nn.functional.linear`, which re-orders at every call.
+weights-first kernels give equal bits for 4 to 32 rows, with AMX and without (with one row, and with AMX from 48 rows on, another kernel
+runs, and the last bits differ). `Linear` therefore runs blocks of `MIN_ROWS` to `MAX_ROWS` rows and nothing else, and checks the promise
+for its own weight when it is loaded. With AMX a product of 32 rows costs hardly more than one of 4. Weights are re-ordered once into the
+layout of those kernels: at small batches this is twice as fast as `torch.nn.functional.linear`, which re-orders at every call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import torch.nn.functional as functional
 MIN_ROWS = 4
 """Fewest rows of a product; smaller batches are padded by the caller with `pad_rows`."""
 
-_PROBE_ROWS = (4, 5, 8, 13, 32, 64)
+MAX_ROWS = 32
+"""Most rows of one product; larger batches run in blocks."""
+
+_PROBE_ROWS = (4, 5, 7, 8, 13, 16, 17, 24, 31)
 
 
 def pad_rows(count: int) -> int:
@@ -37,19 +41,16 @@ class Linear:
     The weight given is not kept when it was packed, so a memory-mapped checkpoint is read once and its pages may go.
     """
 
-    __slots__ = ("_bias", "_blocked", "_packed", "_weight")
+    __slots__ = ("_bias", "_block", "_packed", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._packed = packing_is_viable(weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, MIN_ROWS) if self._packed else weight
         self._bias = bias
-        key = (tuple(weight.shape), weight.dtype, bias is None)
-        if key not in _INDEPENDENT:
-            _INDEPENDENT[key] = rows_are_independent(self._product, weight.shape[1], weight.dtype)
-        self._blocked = not _INDEPENDENT[key]
+        self._block = MAX_ROWS if rows_are_independent(self._product, weight.shape[1], weight.dtype) else MIN_ROWS
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return in_blocks(self._product, x) if self._blocked else self._product(x)
+        return in_blocks(self._product, x, self._block)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
@@ -58,19 +59,18 @@ class Linear:
         return functional.linear(x, self._weight, self._bias)
 
 
-_INDEPENDENT: dict[tuple[tuple[int, ...], torch.dtype, bool], bool] = {}
-"""What `rows_are_independent` found for each shape of weight on this CPU."""
-
-
 def rows_are_independent(product: Callable[[torch.Tensor], torch.Tensor], width: int, dtype: torch.dtype) -> bool:
-    """Measure whether rows of `product` (input width `width`) are bit-equal for several batch sizes from `MIN_ROWS` up."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(max(_PROBE_ROWS), width, generator=generator).to(dtype)
+    """Measure whether rows of `product` (input width `width`) are bit-equal for batches of `MIN_ROWS` to `MAX_ROWS` rows."""
+    x = torch.randn(MAX_ROWS, width).to(dtype)
     whole = product(x)
-    return all(torch.equal(product(x[:rows].contiguous()), whole[:rows]) for rows in _PROBE_ROWS)
+    return all(torch.equal(product(x[-rows:].contiguous()), whole[-rows:]) for rows in _PROBE_ROWS)
 
 
-def in_blocks(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """`product(x)` in blocks of exactly `MIN_ROWS` rows: slow, and independent whatever the library does with other sizes."""
-    padded = functional.pad(x, (0, 0, 0, -x.shape[0] % MIN_ROWS))
-    return torch.cat([product(block.contiguous()) for block in torch.split(padded, MIN_ROWS)])[: x.shape[0]]
+def in_blocks(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, block: int) -> torch.Tensor:
+    """`product(x)` in blocks of `block` rows, the last one of at least `MIN_ROWS`. x: at least `MIN_ROWS` rows; result: as many."""
+    rows = x.shape[0]
+    if rows <= block:
+        return product(x)
+    rest = rows % block
+    padded = functional.pad(x, (0, 0, 0, MIN_ROWS - rest)) if 0 < rest < MIN_ROWS else x
+    return torch.cat([product(part.contiguous()) for part in torch.split(padded, block)])[:rows]

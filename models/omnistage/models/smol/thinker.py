@@ -31,7 +31,7 @@ words. With the marks around it these are the 32 tokens of a page, so the engine
 _ROLES = ("system", "user", "assistant")
 _MAX_STOP = 16
 _PIECE_TOKENS = 8
-_CODE_REVISION = "1"
+_CODE_REVISION = "2"
 """Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
 
 _LANGUAGE = "model."
