@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from helpers.pages import has_huge_pages
 from helpers.run import Caller, open_of, row_chunks
 from helpers.servers import NotReady, ServerProcess, Stack, stack, stage_flags, stage_stub, watch_until
 from omnistage.models.toy import formulas
@@ -55,6 +57,15 @@ def test_the_ready_line_and_the_log_say_the_same(pair: Stack):
         lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
         (ready,) = [line for line in lines if line["event"] == "server.ready"]
         assert (ready["address"], ready["pid"], ready["kind"]) == (server.address, server.pid, server.kind)
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="this kernel has no huge pages that can be asked for")
+def test_a_server_that_is_ready_has_its_memory_in_huge_pages(pair: Stack):
+    """So that a killed one is gone, and noticed, at once: the kernel frees memory before it closes sockets."""
+    for server, _ in servers(pair):
+        rollup = Path(f"/proc/{server.pid}/smaps_rollup").read_text()
+        kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB", rollup, re.MULTILINE)}
+        assert kib["AnonHugePages"] > kib["Anonymous"] / 2, (server.kind, kib)
 
 
 def test_a_second_server_on_a_taken_port_says_so(pair: Stack, tmp_path: Path):

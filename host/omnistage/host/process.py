@@ -24,6 +24,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
+from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings
 from omnistage.link.channel import server_options
 
@@ -100,7 +101,7 @@ async def _live(
     settings: ServerSettings, service: Service, checks: health.HealthServicer, stopped: asyncio.Event, line: dict[str, object]
 ) -> None:
     """Get ready, serve until told to stop, drain. line: said when it serves."""
-    starting = asyncio.create_task(service.start())
+    starting = asyncio.create_task(_start(service))
     stopping = asyncio.create_task(stopped.wait())
     either: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {starting, stopping}
     try:
@@ -120,6 +121,12 @@ async def _live(
     log.info("server.draining", grace_s=settings.grace)
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await service.drain(settings.grace)
+
+
+async def _start(service: Service) -> None:
+    held = await asyncio.to_thread(use_huge_pages)
+    log.debug("memory.huge_pages", mib=held >> 20)
+    await service.start()
 
 
 async def _last_tasks() -> None:
