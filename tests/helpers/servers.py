@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.host.process import Service
+from omnistage.host.settings import ServerSettings
 from omnistage.link.channel import client_options, server_options
 from omnistage.models.registry import LoadOptions, load_code2wav, load_diffusion, load_talker, load_thinker
 from omnistage.router.metrics import RouterMetrics
@@ -242,7 +243,7 @@ async def local_stage(
     kind = stage_pb2.StageKind.Name(logic.description.kind).removeprefix("STAGE_KIND_").lower()
     metrics = StageMetrics(kind, logic.description.model)
     service = StageServer(StageSettings(**chosen), logic, metrics)
-    async with _serving(service, metrics.registry, StageSettings(**chosen).max_message_bytes, interceptors) as local:
+    async with _serving(service, metrics.registry, StageSettings(**chosen), interceptors) as local:
         yield local
 
 
@@ -253,15 +254,16 @@ async def local_router(stages: Mapping[str, str], pipeline: Pipeline | None = No
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
     service = RouterServer(chosen, {answering.name: answering}, metrics)
-    async with _serving(service, metrics.registry, chosen.max_message_bytes) as local:
+    async with _serving(service, metrics.registry, chosen) as local:
         yield local
 
 
 @asynccontextmanager
 async def _serving(
-    service: Service, registry: CollectorRegistry, max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    service: Service, registry: CollectorRegistry, settings: ServerSettings, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 ) -> AsyncIterator[Local]:
-    server = grpc.aio.server(interceptors=interceptors, options=server_options(max_message_bytes))
+    options = server_options(settings.max_message_bytes, service.max_request_bytes)
+    server = grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=service.max_calls)
     service.register(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     service.bound(address)

@@ -272,6 +272,25 @@ async def test_a_request_above_the_size_limit(house: House):
     assert re.search(r"larger than max \(\d+ vs\. 1048576\)", raised.value.details() or "")
 
 
+@pytest.mark.parametrize("most", [1 << 20, 64 << 20])
+async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: int):
+    """What the router adds to it has room on the hop: the Thinker itself says that it takes no pictures."""
+    pipeline = load_pipeline("toy").model_copy(update={"inputs": ("text", "image")})
+    asked = request()
+    part = asked.thinker.messages[0].parts.add()
+    part.media.data = bytes(most - 256)
+    part.media.data += bytes(most - asked.ByteSize())
+    assert asked.ByteSize() == most
+    async with (
+        local_chain(max_message_bytes=most) as stages,
+        local_router(addresses_of(stages), pipeline, max_message_bytes=most) as router,
+        omni_stub(router.address) as stub,
+    ):
+        refusal = await refused(stub, asked)
+        assert (refusal.reason, refusal.fields) == ("BAD_REQUEST", ["thinker.messages.parts"])
+        (await ask(stub, _good())).check_toy(5, "good")
+
+
 @pytest.mark.parametrize("house", [{"max_sessions": 2}], indirect=True)
 async def test_a_full_house_says_so_at_once_and_when_to_come_again(house: House):
     long = request("long", 1, thinker={"max_tokens": 20_000, "ignore_eos": True})

@@ -11,9 +11,9 @@ import pytest
 
 from helpers.run import params, row_chunks, run_once, tensor_of
 from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, chunk, stage_of
+from omnistage.link.limits import MAX_ADDRESSES, MAX_HOPS
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW
-from omnistage.stage.session import MAX_ADDRESSES, MAX_HOPS
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 RUN = "/omnistage.v1.StageService/Run"

@@ -53,6 +53,12 @@ class Service(Protocol):
     name: str
     """Full name of its gRPC service, for health and reflection."""
 
+    max_request_bytes: int
+    """Of a request that is read at all; a greater one is refused by gRPC."""
+
+    max_calls: int | None
+    """Calls at once of any kind, above which gRPC refuses one before its request is read; None: any number."""
+
     def register(self, server: grpc.aio.Server) -> None: ...
 
     def bound(self, address: str) -> None:
@@ -73,7 +79,9 @@ class Service(Protocol):
 
 async def serve(settings: ServerSettings, service: Service, registry: CollectorRegistry, ready: dict[str, str]) -> None:
     """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
-    server = grpc.aio.server(options=server_options(settings.max_message_bytes))
+    server = grpc.aio.server(
+        options=server_options(settings.max_message_bytes, service.max_request_bytes), maximum_concurrent_rpcs=service.max_calls
+    )
     service.register(server)
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

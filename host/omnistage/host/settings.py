@@ -22,7 +22,9 @@ class ServerSettings(BaseSettings):
     address: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 takes a free one")
     metrics_address: Address = Field("127.0.0.1:0", description="HOST:PORT of the Prometheus metrics")
     grace: float = Field(30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM")
-    max_message_bytes: int = Field(64 << 20, ge=1 << 20, description="largest gRPC message, both ways")
+    max_message_bytes: int = Field(
+        64 << 20, ge=1 << 20, description="largest request of a client; stages take 4 MiB more between each other"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console in a terminal, else JSON lines")
     ready_fd: int = Field(-1, description="file descriptor that gets one JSON line when the server is SERVING")

@@ -25,8 +25,11 @@ _KEEPALIVE: Options = [
 ]
 
 
-def _message_limits(max_message_bytes: int) -> Options:
-    return [("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", max_message_bytes)]
+def _message_limits(max_message_bytes: int, max_receive_bytes: int = 0) -> Options:
+    return [
+        ("grpc.max_receive_message_length", max_receive_bytes or max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    ]
 
 
 def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
@@ -41,11 +44,13 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
-    """Options of a stage's or a router's server. Without so_reuseport=0 a second server on a port would silently take half its calls."""
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes: int = 0) -> Options:
+    """Options of a stage's or a router's server. max_request_bytes: where requests are not as long as answers may be.
+
+    Without so_reuseport=0 a second server on a port would silently take half its calls."""
     return [
         *_KEEPALIVE,
-        *_message_limits(max_message_bytes),
+        *_message_limits(max_message_bytes, max_request_bytes),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),

@@ -20,8 +20,9 @@ from omnistage.connector.transport import Sender
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import ANOTHER_REPLICA, StageError, is_ok, protocol_error
+from omnistage.link.limits import MAX_PORTS
 from omnistage.link.ports import Output
-from omnistage.link.replay import MAX_PORTS, InputLog, OutputAccount, ReplayExpired
+from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired
 from omnistage.link.route import Route
 from omnistage.link.stream import OPEN_TIMEOUT_S, Deadline, Metadata, Stream, StreamLost
 from omnistage.v1 import chunk_pb2, stage_pb2

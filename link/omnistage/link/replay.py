@@ -11,11 +11,9 @@ import numpy as np
 
 from omnistage.connector.transport import Parcel, Sender
 from omnistage.link.errors import StageError, protocol_error
+from omnistage.link.limits import MAX_PORTS
 from omnistage.link.ports import Content, MessagePayload, Output, PortReader, PortWriter
 from omnistage.v1 import chunk_pb2, stage_pb2
-
-MAX_PORTS = 64
-"""Ports of one stage and all hops behind it; a pipeline has a handful."""
 
 
 class ReplayExpired(StageError):

@@ -7,11 +7,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
+from omnistage.link.decoding import TooLarge, decoded
 from omnistage.link.errors import StageError, bad_request
+from omnistage.link.limits import MAX_TEXT_CHARACTERS
 from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 
-MAX_TEXT_CHARACTERS = 1 << 20
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
 
@@ -27,6 +30,16 @@ class ValidRequest:
     request_id: str
     resume: stage_pb2.Resume | None
     revisions: Sequence[str]
+
+
+async def parse(data: bytes) -> omni_pb2.GenerateRequest:
+    """The request in these bytes. Raises BAD_REQUEST for bytes that are none, or that hold more of something than limits.py allows."""
+    try:
+        return await decoded(data, omni_pb2.GenerateRequest)
+    except TooLarge as error:
+        raise bad_request(error.field, error.description) from None
+    except DecodeError:
+        raise bad_request("request", "these bytes are no GenerateRequest") from None
 
 
 def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> ValidRequest:

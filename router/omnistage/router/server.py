@@ -11,13 +11,13 @@ import structlog
 from omnistage.host.logs import configure_logs
 from omnistage.host.process import StartError, serve
 from omnistage.link.channel import Channels
+from omnistage.link.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
 from omnistage.router.admission import Admission
-from omnistage.router.front import Front, Served
+from omnistage.router.front import SERVICE, Front, Served
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.settings import RouterSettings
-from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
 log = structlog.get_logger(__name__)
 
@@ -25,10 +25,13 @@ log = structlog.get_logger(__name__)
 class RouterServer:
     """Watches the replicas; ready when every pipeline fits its stages."""
 
-    name = omni_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
+    name = SERVICE
+    max_calls: int | None = MAX_CALLS
 
     def __init__(self, settings: RouterSettings, pipelines: Mapping[str, Pipeline], metrics: RouterMetrics) -> None:
-        self._channels = Channels(settings.max_message_bytes)
+        takes_media = any(set(pipeline.inputs) - {"text"} for pipeline in pipelines.values())
+        self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
+        self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES)
         self._pipelines = pipelines
         self._placements = {name: Placement(self._channels, _addresses(pipeline, settings)) for name, pipeline in pipelines.items()}
         self._admission = Admission(settings.max_sessions)
@@ -38,7 +41,7 @@ class RouterServer:
         self._watching: list[asyncio.Task[None]] = []
 
     def register(self, server: grpc.aio.Server) -> None:
-        omni_pb2_grpc.add_OmniServiceServicer_to_server(self._front, server)
+        self._front.register(server)
 
     def bound(self, address: str) -> None:
         log.info("router.bound", address=address)

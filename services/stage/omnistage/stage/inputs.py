@@ -18,8 +18,6 @@ from omnistage.v1 import chunk_pb2, stage_pb2
 WINDOW = 32
 """Chunks of one port that may be on their way to a stage or wait in its queue."""
 
-MAX_AUDIO_BYTES = 256 << 10
-
 _PAYLOAD_FIELD = {
     stage_pb2.PAYLOAD_TEXT: "text",
     stage_pb2.PAYLOAD_CODES: "codes",
@@ -76,8 +74,6 @@ class Inputs:
         field = chunk.WhichOneof("payload")
         if field not in (None, expected):
             raise protocol_error(f"port {chunk.port!r} carries {expected}, not {field}", port=chunk.port)
-        if field == "audio" and len(chunk.audio.data) > MAX_AUDIO_BYTES:
-            raise protocol_error(f"port {chunk.port!r}: more than {MAX_AUDIO_BYTES} bytes in one audio chunk", port=chunk.port)
         self._queue.append((chunk, self._view_of(chunk) if field == "tensor" else None))
         self._arrived.set()
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, cast
 
 from omnistage.link.errors import StageError, bad_request, protocol_error
+from omnistage.link.limits import MAX_LOGIT_BIASES
 from omnistage.stage.logic import Start
 from omnistage.v1 import chunk_pb2, stage_pb2
 
@@ -17,7 +18,6 @@ POSITIONS = "resume.positions"
 HISTORY = "resume.history"
 
 MAX_LOGIT_BIAS = 100.0
-MAX_LOGIT_BIASES = 1024
 
 
 class Refusal(Protocol):

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 
 from omnistage.link.errors import bad_request
 from omnistage.link.ports import PortWriter
-from omnistage.link.replay import MAX_PORTS, merged
+from omnistage.link.replay import merged
 from omnistage.stage.logic import Start
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_POSITION = 1 << 48
 """Of items and chunks: no session comes near it, and what is counted on from it still fits into 64 bits."""
-
-MAX_HISTORY = 1 << 16
-"""Chunks; a link sends one for each port, a client at most one for each token."""
 
 _PORT = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
@@ -72,8 +69,6 @@ class Resumption:
 
 
 def _positions(resume: stage_pb2.Resume) -> dict[str, stage_pb2.Position]:
-    if len(resume.positions) > MAX_PORTS:
-        raise bad_request("resume.positions", f"at most {MAX_PORTS} ports")
     positions = {position.port: position for position in resume.positions}
     if len(positions) != len(resume.positions):
         raise bad_request("resume.positions", "a port is named twice")
@@ -88,8 +83,6 @@ def _positions(resume: stage_pb2.Resume) -> dict[str, stage_pb2.Position]:
 
 
 def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
-    if len(resume.history) > MAX_HISTORY:
-        raise bad_request("resume.history", f"at most {MAX_HISTORY} chunks")
     history: dict[str, list[chunk_pb2.Chunk]] = {}
     for chunk in resume.history:
         history.setdefault(chunk.port, []).append(chunk)

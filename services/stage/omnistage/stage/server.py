@@ -13,13 +13,14 @@ from omnistage.connector.sweep import sweep
 from omnistage.host.logs import configure_logs
 from omnistage.host.process import serve
 from omnistage.link.channel import Channels
+from omnistage.link.limits import HOP_ROOM_BYTES
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.logic import StageLogic
 from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.servicer import StageServicer
 from omnistage.stage.settings import StageSettings
-from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.v1 import stage_pb2
 
 SWEEP_PERIOD_S = 60.0
 
@@ -33,11 +34,13 @@ class StageServer:
     """The service of a stage process."""
 
     name = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
+    max_calls: int | None = None
 
     def __init__(self, settings: StageSettings, logic: StageLogic, metrics: StageMetrics) -> None:
         self._settings = settings
         self._logic = logic
-        self._channels = Channels(settings.max_message_bytes)
+        self.max_request_bytes = settings.max_message_bytes + HOP_ROOM_BYTES
+        self._channels = Channels(self.max_request_bytes)
         description = stage_pb2.DescribeResponse()
         description.CopyFrom(logic.description)
         if settings.max_sessions:
@@ -58,7 +61,7 @@ class StageServer:
         self._sweeping: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
-        stage_pb2_grpc.add_StageServiceServicer_to_server(self._servicer, server)
+        self._servicer.register(server)
 
     def bound(self, address: str) -> None:
         """In reports a replica that listens everywhere goes by the name of its host, which in a container tells it from the others."""

@@ -21,11 +21,12 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from omnistage.connector.transport import Receiver, Sender
+from omnistage.link.decoding import TooLarge, decoded
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError, bad_request, protocol_error
+from omnistage.link.limits import MAX_ADDRESSES
 from omnistage.link.link import Link
 from omnistage.link.ports import Allowance, Output, PortWriter
-from omnistage.link.replay import MAX_PORTS
 from omnistage.link.route import FixedRoute
 from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
 from omnistage.link.writer import StreamWriter
@@ -40,14 +41,13 @@ log = structlog.get_logger(__name__)
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 STILL_TIMEOUT_S = 1.0
 """Time for a write to return before the session is freed all the same: a caller that reads nothing then gets the status without Ended."""
-MAX_HOPS = 8
-MAX_ADDRESSES = 8
 OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
 FORWARDED_METADATA = ("traceparent", "tracestate")
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-Context = grpc.aio.ServicerContext[stage_pb2.RunRequest, stage_pb2.RunResponse]
+Context = grpc.aio.ServicerContext[bytes, stage_pb2.RunResponse]
+"""Of a call whose requests come as bytes: link/decoding.py makes messages of them."""
 
 
 class Session:
@@ -100,6 +100,8 @@ class Session:
                 message = await self._receive()
         except TimeoutError:
             raise protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s") from None
+        except TooLarge as error:
+            raise bad_request(error.field, error.description) from None
         if message is None or message.WhichOneof("event") != "open":
             raise protocol_error("the first message of Run must be Open")
         self.request = message.open
@@ -181,8 +183,6 @@ class Session:
         description = self._environment.description
         if _SESSION_ID.fullmatch(request.session_id) is None:
             raise bad_request("open.session_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -")
-        if len(request.attempts) > MAX_HOPS + 1:
-            raise bad_request("open.attempts", f"at most {MAX_HOPS + 1} callers")
         if request.model != description.model:
             raise StageError("UNKNOWN_MODEL", f"this stage runs {description.model!r}, not {request.model[:64]!r}")
         if request.revision and request.revision != description.revision:
@@ -193,8 +193,6 @@ class Session:
                 raise bad_request("open.checkpoints", f"{name[:32]!r} is not a compact output port of this stage")
         if request.route:
             self._check_route(request.route, produced)
-        if len(request.credits) > MAX_PORTS:
-            raise bad_request("open.credits", f"at most {MAX_PORTS} ports")
         self._checkpoints = frozenset(request.checkpoints)
         self._resumption = Resumption.of(request, produced)
         for name in (self._takes - self._checkpoints) & self._resumption.positions.keys():
@@ -204,8 +202,6 @@ class Session:
         self._open_ports -= self._resumption.ended
 
     def _check_route(self, route: Sequence[stage_pb2.Hop], produced: dict[str, stage_pb2.Port]) -> None:
-        if len(route) > MAX_HOPS:
-            raise bad_request("open.route", f"at most {MAX_HOPS} hops")
         if any(hop.kind not in stage_pb2.StageKind.values() for hop in route):
             raise bad_request("open.route.kind", f"must be one of {stage_pb2.StageKind.keys()[1:]}")
         hop = route[0]
@@ -401,7 +397,10 @@ class Session:
     async def _read(self) -> None:
         """Take what the caller sends until it half-closes. Never waits for anything but the caller and the next hop, which reads always."""
         while True:
-            message = await self._receive()
+            try:
+                message = await self._receive()
+            except TooLarge as error:
+                raise protocol_error(str(error)) from None
             if message is None:
                 self._inputs.half_close()
                 self._allowance.close(StageError("HALF_CLOSED", OUT_OF_CREDIT))
@@ -462,12 +461,14 @@ class Session:
         )
 
     async def _receive(self) -> stage_pb2.RunRequest | None:
-        """The caller's next message, None after its half-close. Raises PROTOCOL for bytes that are no message."""
+        """The caller's next message, None after its half-close. Raises PROTOCOL for bytes that are no message, TooLarge."""
+        data = await self._context.read()
+        if data is grpc.aio.EOF:  # type: ignore[comparison-overlap]
+            return None
         try:
-            message = await self._context.read()
+            return await decoded(data, stage_pb2.RunRequest)
         except DecodeError:
             raise protocol_error("these bytes are no RunRequest") from None
-        return None if message is grpc.aio.EOF else message  # type: ignore[comparison-overlap]
 
     async def _discard(self) -> None:
         """Read up to the half-close; what comes before it does not matter any more."""
@@ -475,7 +476,7 @@ class Session:
             try:
                 if await self._receive() is None:
                     return
-            except StageError:
+            except (StageError, TooLarge):
                 continue
 
     async def _await_half_close(self) -> None:

@@ -15,9 +15,7 @@ from omnistage.stage.params import HISTORY, bad_request, check_kind, check_sampl
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_TOKENS = 32768
-MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
-MAX_MESSAGES = 1024
 ROLES = frozenset({"system", "user", "assistant"})
 
 FINISH = {
@@ -83,8 +81,8 @@ def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
         raise bad_request("thinker.max_tokens", f"must be from 1 to {MAX_TOKENS}")
     if params.min_tokens > params.max_tokens:
         raise bad_request("thinker.min_tokens", "must not be above max_tokens")
-    if len(params.stop) > MAX_STOPS or any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
-        raise bad_request("thinker.stop", f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARACTERS} characters")
+    if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
+        raise bad_request("thinker.stop", f"strings of 1 to {MAX_STOP_CHARACTERS} characters")
     if params.HasField("constraint"):
         raise bad_request("thinker.constraint", "this model cannot constrain its text; leave it out")
     return TextRequest(
@@ -128,8 +126,6 @@ def sampling(params: stage_pb2.Sampling) -> Sampling:
 def _turns(params: stage_pb2.ThinkerParams) -> tuple[Turn, ...]:
     if not params.messages and not params.verbatim:
         raise bad_request("thinker.messages", "at least one message is needed")
-    if len(params.messages) > MAX_MESSAGES:
-        raise bad_request("thinker.messages", f"at most {MAX_MESSAGES} messages")
     turns = []
     for message in params.messages:
         if message.role not in ROLES:

@@ -1,0 +1,205 @@
+"""Requests of little bytes and millions of elements: refused by name before they are built, at a router and a stage of their own process.
+
+What the process needs at most is read from the kernel; other clients are answered meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from helpers import wire
+from helpers.ask import ask, refusal, request
+from helpers.run import open_of
+from helpers.servers import CLIENT_OPTIONS, ServerProcess, Stack, all_free, omni_stub, stack, stage_stub
+from helpers.ward import RUN
+from omnistage.link.limits import TEXT_REQUEST_BYTES
+from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+
+pytestmark = [pytest.mark.serial, pytest.mark.slow]
+
+GENERATE = "/omnistage.v1.OmniService/Generate"
+CONVERSE = "/omnistage.v1.OmniService/Converse"
+MOST_GROWTH = 160 << 20
+"""Bytes that a server may need for one request of a few MiB, beside others: its buffers, but not millions of objects, which are 0.9 GB."""
+
+ROUTER_PATHS = wire.repeated(wire.root_of(omni_pb2.GenerateRequest))
+CONVERSE_PATHS = wire.repeated(wire.root_of(omni_pb2.ConverseRequest))
+STAGE_PATHS = wire.repeated(wire.root_of(stage_pb2.RunRequest))
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("counts")) as running:
+        yield running
+
+
+def millions(path: wire.Path, most_bytes: int) -> bytes:
+    """As many elements as fit, ten million at most."""
+    content = 1 if path.times(1000) > path.times(999) and len(path.times(1000)) - len(path.times(999)) == 1 else 2
+    data = path.times(min(10_000_000, (most_bytes - 4096) // max(content, wire.width_of(path.field))))
+    assert len(data) <= most_bytes
+    return data
+
+
+class Peak:
+    """The most memory that a process held since the last look, in bytes."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._folder = Path("/proc") / str(server.pid)
+        self.before = self._resident("VmRSS")
+        (self._folder / "clear_refs").write_text("5")
+
+    @property
+    def growth(self) -> int:
+        return self._resident("VmHWM") - self.before
+
+    def _resident(self, name: str) -> int:
+        lines = dict(line.split(":", 1) for line in (self._folder / "status").read_text().splitlines())
+        return int(lines[name].split()[0]) << 10
+
+
+LARGE = [*[option for option in CLIENT_OPTIONS if "message_length" not in option[0]], ("grpc.max_send_message_length", 1 << 28)]
+
+
+async def asked(address: str, data: bytes) -> grpc.aio.AioRpcError:
+    """How Generate ends with these bytes for a request; it must not end well."""
+    async with grpc.aio.insecure_channel(address, options=LARGE) as channel:
+        generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(GENERATE)
+        try:
+            await generate(data, timeout=60).read()
+        except grpc.aio.AioRpcError as error:
+            return error
+    raise AssertionError("it ended well")
+
+
+async def streamed(address: str, method: str, data: bytes) -> tuple[grpc.StatusCode, str]:
+    """How a stream ends whose first message are these bytes. Its other end may have ended it before all of them are written."""
+    async with grpc.aio.insecure_channel(address, options=LARGE) as channel:
+        stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+        call = stream(timeout=60)
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError):
+            await call.write(data)
+            await call.done_writing()
+        with suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        return await call.code(), await call.details() or ""
+
+
+class Beside:
+    """Another client, which asks one toy question after the other; each answer must be whole."""
+
+    def __init__(self, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
+        self._stub = stub
+        self._answers = 0
+        self._answered = asyncio.Event()
+
+    async def go_on(self) -> None:
+        while True:
+            (await ask(self._stub, request("beside", self._answers))).check_toy(self._answers, "beside")
+            self._answers += 1
+            self._answered.set()
+
+    async def is_answered(self, times: int) -> None:
+        until = self._answers + times
+        while self._answers < until:
+            self._answered.clear()
+            await self._answered.wait()
+
+
+@asynccontextmanager
+async def beside(address: str) -> AsyncIterator[Beside]:
+    """It asks as long as the block runs."""
+    async with omni_stub(address) as stub:
+        other = Beside(stub)
+        asking = asyncio.create_task(other.go_on())
+        try:
+            async with asyncio.timeout(60):
+                yield other
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+            assert asking.cancelled(), asking.exception()
+
+
+@pytest.mark.parametrize("path", ROUTER_PATHS, ids=str)
+async def test_millions_of_one_field_at_a_router(standing: Stack, path: wire.Path):
+    assert standing.router is not None
+    async with beside(standing.address) as other:
+        await other.is_answered(1)
+        peak = Peak(standing.router)
+        told = refusal(await asked(standing.address, millions(path, TEXT_REQUEST_BYTES)))
+        assert told.reason == "BAD_REQUEST" and str(path).endswith(told.fields[0]), told
+        assert peak.growth < MOST_GROWTH
+        await other.is_answered(1)
+
+
+async def test_a_conversation_is_not_even_read(standing: Stack):
+    assert standing.router is not None
+    peak = Peak(standing.router)
+    for path in CONVERSE_PATHS[:4]:
+        code, _ = await streamed(standing.address, CONVERSE, millions(path, TEXT_REQUEST_BYTES))
+        # INTERNAL is what grpc.aio makes here of a write that meets a stream which has ended.
+        assert code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
+    assert peak.growth < MOST_GROWTH
+
+
+@pytest.mark.parametrize("path", STAGE_PATHS, ids=str)
+async def test_millions_of_one_field_at_a_stage(standing: Stack, path: wire.Path):
+    """As the first message of a session, which is refused for its count and not for its place."""
+    stage = standing.stages["thinker"]
+    async with beside(standing.address) as other:
+        await other.is_answered(1)
+        peak = Peak(stage)
+        code, details = await streamed(stage.address, RUN, millions(path, 20 << 20))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert path.field.name in details and "at most" in details
+        assert peak.growth < MOST_GROWTH
+        await other.is_answered(1)
+
+
+@pytest.mark.parametrize("name", ["release.slots", "chunk.tensor.shape", "chunk.codes.codes", "chunk.text.token_ids"])
+async def test_millions_of_one_field_in_a_session(standing: Stack, name: str):
+    """After a good Open it is the bug of a sender."""
+    stage = standing.stages["talker"]
+    path = next(path for path in STAGE_PATHS if str(path) == name)
+    async with stage_stub(stage.address) as stub, grpc.aio.insecure_channel(stage.address, options=CLIENT_OPTIONS) as channel:
+        opening = open_of(await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
+        run: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(RUN)
+        call = run(timeout=60)
+        await call.write(stage_pb2.RunRequest(open=opening).SerializeToString())
+        await call.write(millions(path, 20 << 20))
+        heard = [
+            stage_pb2.RunResponse.FromString(message) for message in [await call.read(), await call.read()] if isinstance(message, bytes)
+        ]
+        await call.done_writing()
+    assert [message.WhichOneof("event") for message in heard] == ["opened", "ended"]
+    assert heard[-1].ended.reason == "PROTOCOL" and name in heard[-1].ended.message
+    await all_free([stage.address])
+
+
+async def test_many_such_requests_at_once_leave_room_for_others(standing: Stack):
+    """The worst that is let through to the walk: as many fields as it may look at, from sixteen clients at once."""
+    assert standing.router is not None
+    data = wire.field(99, b"") * ((TEXT_REQUEST_BYTES - 64) // 3)
+    async with beside(standing.address) as other:
+        await other.is_answered(1)
+        peak = Peak(standing.router)
+        errors: Sequence[grpc.aio.AioRpcError] = await asyncio.gather(*[asked(standing.address, data) for _ in range(16)])
+        assert {refusal(error).reason for error in errors} == {"BAD_REQUEST"}
+        assert peak.growth < 16 * 4 * TEXT_REQUEST_BYTES
+        await other.is_answered(1)
+
+
+async def test_a_request_for_text_is_read_up_to_eight_mebibytes(standing: Stack):
+    error = await asked(standing.address, wire.field(99, bytes(TEXT_REQUEST_BYTES)))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = await asked(standing.address, wire.field(99, bytes(TEXT_REQUEST_BYTES - 64)))
+    assert refusal(error).fields == ["thinker.messages"]
