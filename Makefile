@@ -2,20 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CHAOS_SECONDS ?= 600
+SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch)
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo up down test check format protos bench-default bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo up down test check format lock protos bench-default bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## virtual environment with what the demo needs (PYTHON=python3.12 picks the Python)
-	@$(PYTHON) tools/setup.py
+	@$(PYTHON) tools/setup.py $(SETUP_FLAGS)
 
 setup-dev: ## the same with what the tests and checks need
-	@$(PYTHON) tools/setup.py --dev
+	@$(PYTHON) tools/setup.py --dev $(SETUP_FLAGS)
 
 model: setup ## fetch the default model and convert it, once
 	@$(BIN)/omnistage fetch-default
@@ -45,6 +46,11 @@ check: setup-dev ## lint, types, contract, import rules, container files
 format: setup-dev ## put all Python files into the one form
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
+
+# Without the set-up that it is needed for: only where there is no environment at all.
+lock: ## renew constraints.txt and the hashes in requirements/ after a change of dependencies (ARGS=--upgrade: all newest)
+	@[ -x $(BIN)/python ] || $(PYTHON) tools/setup.py --dev $(SETUP_FLAGS)
+	@$(BIN)/python tools/lock.py $(ARGS)
 
 protos: setup-dev ## generate the stubs from the protos
 	@$(BIN)/python tools/protos.py

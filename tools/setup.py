@@ -1,8 +1,9 @@
 """Makes the virtual environment: finds out what is missing, installs it in pinned versions, and does nothing when nothing changed.
 
-Standard library only, since it runs before anything is installed. Each step prints one line. The PyTorch CPU build comes from pip's
-configured sources; where they lack it, from the index in TORCH_INDEX_URL. A set-up into which a CUDA package slipped is refused,
-because it would be gigabytes larger and would not be what the tests ran on.
+Standard library only, since it runs before anything is installed. Each step prints one line. Only wheels whose SHA-256 stands in
+requirements/ are installed (tools/lock.py writes those files); the project itself is built from this checkout, without an index. The
+PyTorch CPU build comes from pip's configured sources; where they lack it, from the index in TORCH_INDEX_URL. A set-up into which a CUDA
+package slipped is refused, because it would be gigabytes larger and would not be what the tests ran on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +31,10 @@ TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
 RUNTIME = ("cli", "convert", "models")
 DEV = (*RUNTIME, "asr", "dev")
 STAMP = "omnistage-setup.json"
-PINNED = ("--constraint", str(ROOT / "constraints.txt"))
+REQUIREMENTS = ROOT / "requirements"
+TORCH_HASHES = "torch.json"
+HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
+"""Options of pip: nothing but what the lists name, and of that only the files that they name."""
 
 
 class SetupError(Exception):
@@ -43,6 +48,7 @@ def main() -> int:
     parser.add_argument("--extras", help="exactly these extras, comma separated ('' for none), instead of the runtime set")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where the virtual environment is (default: .venv)")
     parser.add_argument("--wheel", action="store_true", help="install the package as a wheel, not as a link to this checkout")
+    parser.add_argument("--allow-unhashed-torch", action="store_true", help="install torch unchecked where no hash of it is known")
     options = parser.parse_args()
     extras = DEV if options.dev else RUNTIME
     if options.extras is not None:
@@ -52,7 +58,7 @@ def main() -> int:
         # Two runs at once (make -j, two terminals) would install over each other.
         with (ROOT / "pyproject.toml").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            set_up(options.venv.absolute(), extras, editable=not options.wheel)
+            set_up(options.venv.absolute(), extras, editable=not options.wheel, allow_unhashed_torch=options.allow_unhashed_torch)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -76,8 +82,9 @@ def check_machine() -> None:
         raise SetupError(f"Python's module {error.name} is missing. On Debian and Ubuntu: apt install python3-venv") from error
 
 
-def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool) -> None:
-    """Brings `venv` to the state that pyproject.toml and constraints.txt ask for. Returns at once when it is there already."""
+def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, allow_unhashed_torch: bool = False) -> None:
+    """Brings `venv` to the state that pyproject.toml and requirements/ ask for. Returns at once when it is there already."""
+    lists = [hashed(name) for name in ("core", *extras)]
     stamp, digest, made = venv / STAMP, inputs_digest(editable), read_stamp(venv / STAMP)
     if can_use(venv):
         if made.get("digest") == digest and set(extras) <= set(made["extras"]):
@@ -89,13 +96,14 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool) -> None:
     stamp.unlink(missing_ok=True)
     python = str(venv / "bin" / "python")
     with step("build tools"):
-        pip(python, *PINNED, "pip", "hatchling", "editables", "setuptools")
+        install_hashed(python, [hashed("build")])
     if "models" in extras:
-        with step(f"torch {TORCH} (192 MB)"):
-            install_torch(python)
-    with step(f"omnistage [{', '.join(extras) or 'core'}]"):
-        target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
-        pip(python, *PINNED, "--no-build-isolation", *(["-e"] if editable else []), target)
+        install_torch(python, allow_unhashed=allow_unhashed_torch)
+    with step(f"what omnistage [{', '.join(extras) or 'core'}] needs"):
+        install_hashed(python, lists)
+    with step("omnistage"):
+        pip(python, "--no-deps", "--no-index", "--no-build-isolation", *(["-e"] if editable else []), str(ROOT))
+        check_complete(python)
     refuse_cuda(python)
     stamp.write_text(json.dumps({"digest": digest, "extras": extras}) + "\n", encoding="utf-8")
 
@@ -103,8 +111,8 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool) -> None:
 def inputs_digest(editable: bool) -> str:
     """Names everything the environment is made from."""
     digest = hashlib.sha256(str(editable).encode())
-    for name in ("pyproject.toml", "constraints.txt", "tools/setup.py"):
-        digest.update((ROOT / name).read_bytes())
+    for path in (ROOT / "pyproject.toml", *sorted(REQUIREMENTS.iterdir()), Path(__file__)):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -130,26 +138,61 @@ def can_use(venv: Path) -> bool:
     return OLDEST <= (int(major), int(minor)) <= NEWEST
 
 
-def install_torch(python: str) -> None:
+def hashed(name: str) -> Path:
+    """The list of what `core`, `build` or an extra installs. Raises SetupError where there is none."""
+    path = REQUIREMENTS / f"{name}.txt"
+    if not path.exists():
+        raise SetupError(f"there is no extra named {name!r}: no {path.relative_to(REQUIREMENTS.parent)}.")
+    return path
+
+
+def install_hashed(python: str, lists: list[Path]) -> None:
+    """Installs exactly what the lists name. Raises SetupError for a file that is another than the one they name."""
+    pip(python, *HASHED, *(f"--requirement={path}" for path in lists))
+
+
+def install_torch(python: str, *, allow_unhashed: bool = False) -> None:
     """Installs the CPU build, from pip's configured sources or else from the index in TORCH_INDEX_URL.
 
-    Without its dependencies: those come with the rest, from the configured sources and in the pinned versions.
+    Without its dependencies: those come with the rest. Raises SetupError where its hash is not known and not allowed to be missing.
     """
-    torch = ("--no-deps", f"torch=={TORCH}")
+    version = run([python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"]).strip()
+    known = json.loads((REQUIREMENTS / TORCH_HASHES).read_text(encoding="utf-8")).get(TORCH, {}).get(version, [])
+    if not known and not allow_unhashed:
+        raise SetupError(
+            f"no hash of torch {TORCH} for Python {version} is known (requirements/{TORCH_HASHES}): tools/setup.py --allow-unhashed-torch "
+            "(with make: ALLOW_UNHASHED_TORCH=1) installs it unchecked, another Python may have one."
+        )
+    line = " ".join([f"torch=={TORCH}", *(f"--hash=sha256:{one}" for one in known)])
+    with step(f"torch {TORCH} ({'192 MB' if known else '192 MB, unchecked'})"), tempfile.TemporaryDirectory() as folder:
+        wanted = Path(folder) / "torch.txt"
+        wanted.write_text(line + "\n", encoding="utf-8")
+        _install_torch(python, *(HASHED if known else ("--no-deps", "--only-binary=:all:")), f"--requirement={wanted}")
+
+
+def _install_torch(python: str, *arguments: str) -> None:
     try:
-        pip(python, *torch)
+        pip(python, *arguments)
         return
     except CommandError as error:
         if "No matching distribution found" not in error.output:
             raise
     index = os.environ.get("TORCH_INDEX_URL") or TORCH_INDEX_URL
     try:
-        pip(python, *torch, "--index-url", index)
+        pip(python, *arguments, "--index-url", index)
     except CommandError as error:
         raise SetupError(
             f"torch {TORCH} was found neither in pip's configured sources nor at {index}.\n"
             "Set TORCH_INDEX_URL to an index that has it, or pip's find-links to a folder with its wheel.\n" + error.tail()
         ) from error
+
+
+def check_complete(python: str) -> None:
+    """Raises SetupError when something that is installed lacks something else, or has it in a version that does not fit."""
+    try:
+        run([python, "-m", "pip", "--disable-pip-version-check", "check"])
+    except CommandError as error:
+        raise SetupError(f"requirements/ and pyproject.toml do not fit together, `make lock` renews the lists:\n{error.tail()}") from error
 
 
 def refuse_cuda(python: str) -> None:
@@ -164,8 +207,17 @@ def refuse_cuda(python: str) -> None:
 
 
 def pip(python: str, *arguments: str) -> None:
-    """Installs with pip."""
-    run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments])
+    """Installs with pip. Raises CommandError when that fails, SetupError in one line when a file is not the one that was asked for."""
+    try:
+        run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments])
+    except CommandError as error:
+        if "DO NOT MATCH THE HASHES" not in error.output:
+            raise
+        names = ", ".join(re.findall(r"^ +(\S+==\S+) from ", error.output, re.MULTILINE))
+        raise SetupError(
+            f"{names}: the file that pip's sources gave is not the one whose SHA-256 stands in requirements/. Nothing of it was installed. "
+            "Find out where it comes from; a mirror may have changed it, or someone on the way."
+        ) from error
 
 
 class CommandError(SetupError):

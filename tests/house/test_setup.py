@@ -1,16 +1,21 @@
-"""The set-up: where PyTorch comes from, what is refused, and when an environment is used as it is. With pip itself and tiny wheels."""
+"""The set-up: what is refused, where PyTorch comes from, and when an environment is used as it is. With pip itself and tiny wheels."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from helpers.wheels import publish, use_only
 from tools import setup
+
+PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 
 def make_venv(folder: Path) -> Path:
@@ -36,66 +41,122 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """pip's only configured index, in a folder of this test: empty at first."""
     index = tmp_path / "configured"
     index.mkdir()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
-    for variable in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "TORCH_INDEX_URL"):
-        monkeypatch.delenv(variable, raising=False)
+    use_only(index, monkeypatch)
     return index
 
 
-def publish(index: Path, name: str, version: str) -> Path:
-    """Put a wheel without contents into a package index that is a folder; returns the wheel."""
-    folder = index / name.replace("_", "-")
-    folder.mkdir(parents=True)
-    wheel = folder / f"{name}-{version}-py3-none-any.whl"
-    about = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(wheel, "w") as packed:
-        packed.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        packed.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        packed.writestr(f"{about}/RECORD", "")
-    (folder / "index.html").write_text(f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>', encoding="utf-8")
-    return wheel
+@pytest.fixture
+def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the lists, of this test: empty at first."""
+    folder = tmp_path / "requirements"
+    folder.mkdir()
+    monkeypatch.setattr(setup, "REQUIREMENTS", folder)
+    return folder
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def know_torch(requirements: Path, *wheels: Path) -> None:
+    """The table of torch: these wheels are the CPU build for the Python of the tests."""
+    table = {setup.TORCH: {PYTHON: [sha256(wheel) for wheel in wheels]}}
+    (requirements / setup.TORCH_HASHES).write_text(json.dumps(table), encoding="utf-8")
 
 
 def installed(python: str) -> str:
     return subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
 
 
-def test_torch_comes_from_the_configured_sources(python: str, configured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(configured, "torch", setup.TORCH)
+def test_what_the_list_names_is_installed_and_nothing_beside_it(python: str, configured: Path, requirements: Path) -> None:
+    wheel = publish(configured, "alpha", "1.0", needs=("beta",))
+    publish(configured, "beta", "1.0")
+    (requirements / "core.txt").write_text(f"alpha==1.0 --hash=sha256:{sha256(wheel)}\n")
+    setup.install_hashed(python, [setup.hashed("core")])
+    assert installed(python).split() == ["alpha==1.0"]
+    with pytest.raises(setup.SetupError, match=r"make lock(?s:.*)alpha 1.0 requires beta"):
+        setup.check_complete(python)
+
+
+def test_a_tampered_wheel_is_refused_in_one_line(python: str, configured: Path, requirements: Path) -> None:
+    good = publish(configured, "alpha", "1.0")
+    (requirements / "core.txt").write_text(f"alpha==1.0 --hash=sha256:{sha256(good)}\n")
+    publish(configured, "alpha", "1.0", needs=("something-else",))
+    with pytest.raises(setup.SetupError, match=r"^alpha==1.0: the file .* is not the one whose SHA-256 stands in requirements/") as refused:
+        setup.install_hashed(python, [setup.hashed("core")])
+    assert "\n" not in str(refused.value)
+    assert installed(python) == ""
+
+
+def test_a_list_without_a_hash_installs_nothing(python: str, configured: Path, requirements: Path) -> None:
+    publish(configured, "alpha", "1.0")
+    (requirements / "core.txt").write_text("alpha==1.0\n")
+    with pytest.raises(setup.CommandError, match=r"(?i)hash"):
+        setup.install_hashed(python, [setup.hashed("core")])
+    assert installed(python) == ""
+
+
+def test_an_unknown_extra_is_named() -> None:
+    with pytest.raises(setup.SetupError, match="no extra named 'modles'"):
+        setup.set_up(Path("nowhere"), ("modles",), editable=True)
+
+
+def test_torch_comes_from_the_configured_sources(
+    python: str, configured: Path, requirements: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_torch(requirements, publish(configured, "torch", setup.TORCH))
     monkeypatch.setenv("TORCH_INDEX_URL", (tmp_path / "not there").as_uri())
     setup.install_torch(python)
     assert f"torch=={setup.TORCH}" in installed(python)
 
 
 def test_where_they_lack_it_torch_comes_from_the_other_index(
-    python: str, configured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    python: str, configured: Path, requirements: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(configured, "torch", setup.TORCH.partition("+")[0])  # The build that pulls in CUDA does not count.
-    publish(tmp_path / "other", "torch", setup.TORCH)
+    know_torch(requirements, publish(tmp_path / "other", "torch", setup.TORCH))
     monkeypatch.setenv("TORCH_INDEX_URL", (tmp_path / "other").as_uri())
     setup.install_torch(python)
     assert f"torch=={setup.TORCH}" in installed(python)
 
 
 def test_where_neither_has_it_the_error_says_what_to_set(
-    python: str, configured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    python: str, configured: Path, requirements: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(tmp_path / "other", "torch", "1.0")
+    know_torch(requirements, publish(tmp_path / "other", "torch", "1.0"))
     monkeypatch.setenv("TORCH_INDEX_URL", (tmp_path / "other").as_uri())
     with pytest.raises(setup.SetupError, match=r"neither in .* nor at (?s:.*)Set TORCH_INDEX_URL"):
         setup.install_torch(python)
     assert "torch" not in installed(python)
 
 
-def test_a_broken_download_is_told_and_not_sought_elsewhere(
-    python: str, configured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_torch_is_refused_and_not_sought_elsewhere(
+    python: str, configured: Path, requirements: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    know_torch(requirements, publish(tmp_path / "other", "torch", setup.TORCH))
     publish(configured, "torch", setup.TORCH).write_bytes(b"cut off")
-    publish(tmp_path / "other", "torch", setup.TORCH)
     monkeypatch.setenv("TORCH_INDEX_URL", (tmp_path / "other").as_uri())
-    with pytest.raises(setup.CommandError, match="pip install"):
+    with pytest.raises(setup.SetupError, match=r"^torch==.*: the file .* is not the one"):
         setup.install_torch(python)
+    assert "torch" not in installed(python)
+
+
+def test_a_torch_without_a_known_hash_is_installed_only_when_allowed(python: str, configured: Path, requirements: Path) -> None:
+    publish(configured, "torch", setup.TORCH)
+    know_torch(requirements)
+    with pytest.raises(setup.SetupError, match=rf"no hash of torch .* for Python {PYTHON} .*--allow-unhashed-torch") as stopped:
+        setup.install_torch(python)
+    assert "\n" not in str(stopped.value)
+    assert "torch" not in installed(python)
+    setup.install_torch(python, allow_unhashed=True)
+    assert f"torch=={setup.TORCH}" in installed(python)
+
+
+def test_what_is_allowed_to_be_unhashed_is_checked_where_a_hash_is_known(python: str, configured: Path, requirements: Path) -> None:
+    know_torch(requirements, publish(configured, "torch", setup.TORCH))
+    publish(configured, "torch", setup.TORCH, needs=("something-else",))
+    with pytest.raises(setup.SetupError, match=r"^torch==.*: the file .* is not the one"):
+        setup.install_torch(python, allow_unhashed=True)
     assert "torch" not in installed(python)
 
 

@@ -1,0 +1,34 @@
+"""Package indexes that are folders, with wheels that hold nothing but what they say of themselves."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ANY = "py3-none-any"
+
+
+def use_only(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a folder the only source that pip is configured for."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
+    for variable in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "TORCH_INDEX_URL"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def publish(index: Path, name: str, version: str, *, tag: str = ANY, needs: tuple[str, ...] = (), extra: str = "") -> Path:
+    """Put a wheel into an index; returns the wheel. needs: its lines Requires-Dist. extra: one that it offers."""
+    folder = index / name.replace("_", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"{name}-{version}-{tag}.whl"
+    about = f"{name}-{version}.dist-info"
+    said = [f"Requires-Dist: {one}" for one in needs] + ([f"Provides-Extra: {extra}"] if extra else [])
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr(f"{about}/METADATA", "\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *said, ""]))
+        packed.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        packed.writestr(f"{about}/RECORD", "")
+    links = (f'<a href="{one.name.replace("+", "%2B")}">{one.name}</a>' for one in sorted(folder.glob("*.whl")))
+    (folder / "index.html").write_text("\n".join(links), encoding="utf-8")
+    return wheel

@@ -1,0 +1,293 @@
+"""Writes what set-up installs: constraints.txt, the versions, and requirements/, the same with the SHA-256 of every wheel (`make lock`).
+
+Versions in constraints.txt stay; what is new in pyproject.toml gets its newest version; what nothing needs any more goes. `--upgrade` moves
+all to the newest. pip does the work: it resolves for the Python that runs this, markers of the other Pythons are followed here, and pip's
+finder names the hashes of all wheels that any supported Python on Linux x86-64 with glibc could take. Where the packages come from is
+pip's business, so no address is read or written. Nothing is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import logging
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+# The one use of pip's insides: no command of pip tells the hashes of other wheels than the one it would install. pip is pinned.
+from pip._internal.commands.index import IndexCommand
+from pip._internal.index.package_finder import PackageFinder
+from pip._internal.models.link import Link
+from pip._internal.models.target_python import TargetPython
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.setup import ROOT, TORCH, TORCH_HASHES, TORCH_INDEX_URL, CommandError, SetupError, run
+
+PYTHONS = tuple(f"3.{minor}" for minor in range(11, 14))
+PLATFORMS = (
+    "linux_x86_64",
+    *(f"manylinux{name}_x86_64" for name in ("1", "2010", "2014")),
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 61)),
+)
+BUILD = ("pip", "hatchling", "editables", "setuptools")
+ROUNDS = 5
+VERSIONS = """\
+# The exact version of everything that can get installed, names and versions only. Written by `make lock`; a version may be changed
+# by hand before it. torch stands here without its build label: tools/setup.py asks for the CPU build.
+"""
+LIST = """\
+# What {what} installs beyond the core, with the SHA-256 of every wheel for Python 3.11 to 3.13 on Linux x86-64. Written by `make lock`.
+"""
+
+
+class LockError(Exception):
+    """The lists cannot be written; the text says what the user can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that pip chose. name: in its own spelling. needs: the lines Requires-Dist of its metadata."""
+
+    name: str
+    version: str
+    needs: tuple[str, ...]
+
+
+Closure = dict[str, set[str]]
+"""Canonical names of packages, with the Pythons that need each."""
+
+
+def main() -> int:
+    """Writes the lists; turns what cannot be done into one clear message and exit status 1."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--upgrade", action="store_true", help="move everything to its newest version")
+    options = parser.parse_args()
+    # pip warns of each configured source that lacks a package.
+    logging.getLogger("pip").setLevel(logging.ERROR)
+    try:
+        lock(ROOT, upgrade=options.upgrade)
+    except (LockError, SetupError) as error:
+        print(f"lock: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def lock(root: Path, *, upgrade: bool) -> None:
+    """Writes constraints.txt and requirements/ of the project in `root`."""
+    groups = read_groups(root)
+    versions = root / "constraints.txt"
+    packages = resolve([one for roots in groups.values() for one in roots], None if upgrade else versions)
+    closures = {name: follow(roots, packages) for name, roots in groups.items()}
+    needed: Closure = {}
+    for closure in closures.values():
+        for name, pythons in closure.items():
+            needed.setdefault(name, set()).update(pythons)
+    hashes = find_hashes({packages[name].name: (packages[name].version, pythons) for name, pythons in needed.items() if name != "torch"})
+    lines = [f"{packages[name].name}=={packages[name].version.partition('+')[0]}\n" for name in sorted(needed)]
+    versions.write_text(VERSIONS + "".join(lines), encoding="utf-8")
+    folder = root / "requirements"
+    folder.mkdir(exist_ok=True)
+    core = set(closures["core"])
+    for group, closure in closures.items():
+        # The core is installed with every extra; torch is asked for by tools/setup.py.
+        names = sorted(closure.keys() - {"torch"} - (core if group not in ("core", "build") else set()))
+        text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
+        (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
+    if "torch" in needed:
+        table = folder / TORCH_HASHES
+        known = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
+        table.write_text(json.dumps(torch_table(known), indent=2) + "\n", encoding="utf-8")
+
+
+def read_groups(root: Path) -> dict[str, list[str]]:
+    """What pyproject.toml asks for: the tools of the build, the core and every extra."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {"build": list(BUILD), "core": project["dependencies"], **project.get("optional-dependencies", {})}
+
+
+def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
+    """What pip would install for `roots` on any of the Pythons, by canonical name.
+
+    pip follows the markers of the Python that it runs on. What another Python needs beyond that is asked for as if it stood in `roots`,
+    until nothing is missing.
+    """
+    asked = list(roots)
+    for _ in range(ROUNDS):
+        packages = _dry_run(asked, constraints)
+        lacking = sorted({one for python in PYTHONS for one in unmet(asked, packages, python)})
+        if not lacking:
+            return packages
+        asked += lacking
+    raise LockError(f"no versions fit Python {', '.join(PYTHONS)} at once: {', '.join(lacking)} is asked for and does not get in.")
+
+
+def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-input", "--only-binary=:all:", f"--report={report}"]
+        command += [f"--constraint={constraints}"] if constraints and constraints.exists() else []
+        stand_ins = [stand_in(Path(folder))] if any(Requirement(one).name == "torch" for one in roots) else []
+        try:
+            run([*command, *map(str, stand_ins), *(one for one in roots if not stand_ins or Requirement(one).name != "torch")])
+        except CommandError as error:
+            raise LockError(f"pip finds no versions that fit together:\n{error.tail()}") from error
+        chosen: list[dict[str, Any]] = [item["metadata"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
+    return {canonicalize_name(one["name"]): Package(one["name"], one["version"], tuple(one.get("requires_dist", ()))) for one in chosen}
+
+
+def stand_in(folder: Path) -> Path:
+    """A wheel without contents that says of torch what the installed CPU build says: that one is not on every index."""
+    try:
+        about = importlib.metadata.distribution("torch").read_text("METADATA")
+    except importlib.metadata.PackageNotFoundError:
+        about = None
+    if about is None or f"\nVersion: {TORCH}\n" not in about:
+        raise LockError(f"torch {TORCH} is not installed here: set up first (make setup-dev).")
+    wheel = folder / f"torch-{TORCH}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr(f"torch-{TORCH}.dist-info/METADATA", about)
+        packed.writestr(f"torch-{TORCH}.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: lock\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr(f"torch-{TORCH}.dist-info/RECORD", "")
+    return wheel
+
+
+def follow(roots: Iterable[str], packages: Mapping[str, Package]) -> Closure:
+    """All that `roots` need, on each of the Pythons."""
+    closure: Closure = {}
+    for python in PYTHONS:
+        for requirement in _walk(roots, packages, python):
+            closure.setdefault(canonicalize_name(requirement.name), set()).add(python)
+    return closure
+
+
+def unmet(roots: Iterable[str], packages: Mapping[str, Package], python: str) -> list[str]:
+    """Requirements that `packages` does not have, or has in a version that does not fit."""
+    found = []
+    for requirement in _walk(roots, packages, python):
+        package = packages.get(canonicalize_name(requirement.name))
+        if package is None or not requirement.specifier.contains(package.version, prereleases=True):
+            requirement.marker = None
+            found.append(str(requirement))
+    return found
+
+
+def _walk(roots: Iterable[str], packages: Mapping[str, Package], python: str) -> list[Requirement]:
+    """Every requirement that counts on this Python, from `roots` down; each package and each of its extras once."""
+    environment = {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+    waiting = [(Requirement(one), "") for one in roots]
+    seen: set[tuple[str, str]] = set()
+    found = []
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({**environment, "extra": extra}):
+            continue
+        found.append(requirement)
+        package = packages.get(canonicalize_name(requirement.name))
+        for wanted in ("", *requirement.extras):
+            if package is not None and (package.name, wanted) not in seen:
+                seen.add((package.name, wanted))
+                waiting += [(Requirement(one), wanted) for one in package.needs]
+    return found
+
+
+def find_hashes(wanted: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[str]]:
+    """SHA-256 of the wheels of each package. wanted: by name, the version and the Pythons that need it. Raises LockError."""
+    found: dict[str, dict[str, str]] = {name: {} for name in wanted}
+    for python in PYTHONS:
+        finder = make_finder(python)
+        for name, (version, pythons) in wanted.items():
+            wheels = wheels_of(finder, name, version)
+            if python in pythons and not wheels:
+                raise LockError(
+                    f"{name} {version} has no wheel for Python {python} on Linux x86-64: name another version in constraints.txt."
+                )
+            for link in wheels:
+                digest = sha256_of(link)
+                if digest is None:
+                    raise LockError(f"the source of {link.filename} tells no SHA-256 of it.")
+                if found[name].setdefault(link.filename, digest) != digest:
+                    raise LockError(f"two of pip's sources have different files named {link.filename}.")
+    return {name: sorted(set(digests.values())) for name, digests in found.items()}
+
+
+def make_finder(python: str, *options: str) -> PackageFinder:
+    """pip's search in its configured sources, or where `options` of pip say, with the eyes of another Python."""
+    command = IndexCommand("index", "")
+    parsed, _ = command.parse_args(["versions", "any", *options])
+    with command.main_context():
+        target = TargetPython(platforms=list(PLATFORMS), py_version_info=tuple(map(int, python.split("."))), implementation="cp")
+        return command._build_package_finder(options=parsed, session=command._build_session(parsed), target_python=target)
+
+
+def wheels_of(finder: PackageFinder, name: str, version: str) -> list[Link]:
+    """The wheels of one version that the finder's Python could take."""
+    return [one.link for one in finder.find_all_candidates(name) if one.link.is_wheel and str(one.version) == version]
+
+
+def sha256_of(link: Link) -> str | None:
+    """What the index says of a file; a file without an index is read."""
+    if link.hash_name == "sha256":
+        return link.hash
+    if link.is_file:
+        with Path(link.file_path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return None
+
+
+def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
+    """Hashes of torch by build and Python: the CPU build, and the one without a label, which is made for CUDA.
+
+    known: the last table. What cannot be reached from here stays as it was known; an empty list says that no hash is known.
+    """
+    table = {}
+    for build in (TORCH, TORCH.partition("+")[0]):
+        table[build] = {python: list(known.get(build, {}).get(python, [])) for python in PYTHONS}
+        for python in PYTHONS:
+            for finder in (make_finder(python), make_finder(python, "--index-url", TORCH_INDEX_URL, "--retries", "0")):
+                digests = {digest for link in wheels_of(finder, "torch", build) if (digest := sha256_of(link))}
+                if digests:
+                    table[build][python] = sorted(digests)
+                    break
+    return table
+
+
+def entry(package: Package, pythons: set[str], hashes: Iterable[str]) -> str:
+    """The lines of one package in a list."""
+    marker = "" if pythons == set(PYTHONS) else " ; " + " or ".join(f'python_version == "{python}"' for python in sorted(pythons))
+    return f"{package.name}=={package.version}{marker}" + "".join(f" \\\n    --hash=sha256:{one}" for one in hashes) + "\n"
+
+
+def heading(group: str) -> str:
+    """The comment that begins a list."""
+    if group == "build":
+        return LIST.format(what="the build of the project").replace(" beyond the core", "")
+    if group == "core":
+        return LIST.format(what="every server and the client").replace(" beyond the core", "")
+    return LIST.format(what=f"the extra `{group}`")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
