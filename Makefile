@@ -55,11 +55,11 @@ lock: ## renew constraints.txt and the hashes in requirements/ after a change of
 protos: setup-dev ## generate the stubs from the protos
 	@$(BIN)/python tools/protos.py
 
-bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json
-	@$(BIN)/python -m benchmarks.default
+bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json; fails when a goal is missed (ARGS=--report: prints only)
+	@$(BIN)/python -m benchmarks.default $(ARGS)
 
-bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json
-	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience
+bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)
 
 chaos: setup-dev ## mixed load while processes are killed and stopped (CHAOS_SECONDS=600, ARGS="--seed N" repeats a schedule)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(ARGS)

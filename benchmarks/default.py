@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from benchmarks import latency, relay, spoken_words, thinker_batch
-from benchmarks.figures import publish
+from benchmarks.figures import Report, arguments
 
 
-def main() -> None:
-    figures = asyncio.run(latency.measure())
-    figures += thinker_batch.measure()
-    figures += asyncio.run(relay.measure())
-    figures += asyncio.run(relay.relaying())
-    figures += asyncio.run(spoken_words.measure())
-    publish("default", figures)
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("default")
+    with report.part("latency"):
+        asyncio.run(latency.measure(report))
+    with report.part("thinker alone"):
+        thinker_batch.measure(report)
+    with report.part("chain of toys"):
+        asyncio.run(relay.measure(report))
+    with report.part("relays"):
+        asyncio.run(relay.relaying(report))
+    with report.part("spoken words"):
+        asyncio.run(spoken_words.measure(report))
+    return report.finish(judge=not given.report)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,10 +1,15 @@
-"""Figures: measured, printed as a table, written as JSON."""
+"""Figures: written as JSON when they are there, printed as a table at the end, and held against their goals."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +17,98 @@ from rich.console import Console
 from rich.table import Table
 
 OUT = Path(__file__).parent / "out"
+GOAL = re.compile(r"(<=|>=) (\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number. goal: what it should be, in words, empty where it is only stated. note: how it was measured."""
+    """One measured number. goal: what it should be, `<= NUMBER` or `>= NUMBER`; empty where it is only stated. note: how it was made."""
 
     figure: str
     value: float
     unit: str
     goal: str = ""
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.goal and GOAL.fullmatch(self.goal) is None:
+            raise ValueError(f"a goal is `<= NUMBER` or `>= NUMBER`, not {self.goal!r}")
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a goal and the value is not there; one that is not a number is not."""
+        found = GOAL.fullmatch(self.goal)
+        if found is None:
+            return False
+        bound = float(found[2])
+        return not (self.value <= bound if found[1] == "<=" else self.value >= bound)
+
+
+@dataclass
+class Report:
+    """The figures of one run, in `folder`/`name`.json. The file is whole at every moment, so what was measured stays whatever happens."""
+
+    name: str
+    folder: Path = OUT
+    figures: list[Figure] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    def add(self, *figures: Figure) -> None:
+        """Print figures in a line each and write them."""
+        for figure in figures:
+            self.figures.append(figure)
+            goal = f" (goal {figure.goal}{', MISSED' if figure.missed else ''})" if figure.goal else ""
+            print(f"{figure.figure}: {figure.value:.4g} {figure.unit}{goal}", flush=True)
+        self._write()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A part of the run that the others do not need: when it fails, that is told, and the run goes on after it."""
+        try:
+            yield
+        except Exception as error:  # As at the edge of a process: whatever a part does, the figures of the others count.
+            self.failed[name] = f"{type(error).__name__}: {error}"
+            print(f"{name} FAILED", file=sys.stderr)
+            traceback.print_exc()
+            self._write()
+
+    def finish(self, *, judge: bool = True) -> int:
+        """Print the table and what was missed. Exit status: 1 when a part failed, or when `judge` and a goal was missed."""
+        Console(width=150).print(self._table())
+        missed = [figure.figure for figure in self.figures if figure.missed]
+        if missed:
+            print(f"goals missed: {', '.join(missed)}")
+        for part, reason in self.failed.items():
+            print(f"failed: {part}: {reason}")
+        print(f"written: {self.path}")
+        return 1 if self.failed or (judge and missed) else 0
+
+    def _write(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        told = {"figures": [asdict(figure) | {"missed": figure.missed} for figure in self.figures], "failed": self.failed}
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.path)
+
+    def _table(self) -> Table:
+        table = Table(title=self.name)
+        for column in ("figure", "value", "unit", "goal", "note"):
+            table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
+        for figure in self.figures:
+            style = "bold red" if figure.missed else None
+            table.add_row(figure.figure, f"{figure.value:.4g}", figure.unit, figure.goal, figure.note, style=style)
+        return table
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """What every benchmark's command line takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true", help="print the figures only: exit status 0 though a goal is missed")
+    return parser
 
 
 def median(values: Sequence[float]) -> float:
@@ -31,17 +117,3 @@ def median(values: Sequence[float]) -> float:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent))
-
-
-def publish(name: str, figures: Sequence[Figure]) -> Path:
-    """Print a table and write benchmarks/out/NAME.json; returns the file."""
-    table = Table(title=name)
-    for column in ("figure", "value", "unit", "goal", "note"):
-        table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
-    for figure in figures:
-        table.add_row(figure.figure, f"{figure.value:.4g}", figure.unit, figure.goal, figure.note)
-    Console(width=150).print(table)
-    OUT.mkdir(exist_ok=True)
-    path = OUT / f"{name}.json"
-    path.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
-    return path

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.arrivals import RawClient
-from benchmarks.figures import Figure, median
+from benchmarks.figures import Figure, Report, median
 from benchmarks.processes import peak_bytes
 from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS, SPOKEN
 from omnistage.cli.pipelines import Choice, layout_of
@@ -24,7 +24,7 @@ GOALS = {"ttft": 0.12, "ttfa": 0.30, "rtf": 0.20}
 ONE_PROCESS_RATIO = 1.6
 
 
-async def measure() -> list[Figure]:
+async def measure(report: Report) -> None:
     layout = layout_of(Choice(pipeline="smol"))
     begun = time.perf_counter()
     stack = Stack(layout)
@@ -32,11 +32,12 @@ async def measure() -> list[Figure]:
     started = time.perf_counter() - begun
     try:
         async with AsyncOmni(address=stack.address) as omni:
-            figures = [Figure("stack_warm_start", started, "s", "<= 10", "model in the cache, stages in parallel")]
-            figures += await _alone(omni, stack.address)
-            figures += await _concurrent(omni)
-        figures += [Figure(f"peak_memory_{child.name}", peak_bytes(child.pid) / 2**20, "MiB") for child in stack.children]
-        return figures
+            report.add(Figure("stack_warm_start", started, "s", "<= 10", "model in the cache, stages in parallel"))
+            with report.part("one answer at a time"):
+                report.add(*await _alone(omni, stack.address))
+            with report.part(f"{CONCURRENT} answers at once"):
+                report.add(await _concurrent(omni))
+        report.add(*(Figure(f"peak_memory_{child.name}", peak_bytes(child.pid) / 2**20, "MiB") for child in stack.children))
     finally:
         await stack.stop()
 
@@ -91,7 +92,7 @@ def _figures(sdk: Sequence[dict[str, float]], second: Sequence[dict[str, float]]
     return figures
 
 
-async def _concurrent(omni: AsyncOmni) -> list[Figure]:
+async def _concurrent(omni: AsyncOmni) -> Figure:
     """Audio seconds per second: the same 8 questions at once, and one after another."""
     ratios = []
     for number in range(CONCURRENT_ROUNDS):
@@ -107,4 +108,4 @@ async def _concurrent(omni: AsyncOmni) -> list[Figure]:
         )
         together = [answer.timing.audio_s for answer in answers]
         ratios.append((sum(together) / (time.perf_counter() - between)) / (sum(one_by_one) / (between - begun)))
-    return [Figure(f"x_concurrent_{CONCURRENT}", median(ratios), "x", ">= 2.5", f"median of {CONCURRENT_ROUNDS} rounds")]
+    return Figure(f"x_concurrent_{CONCURRENT}", median(ratios), "x", ">= 2.5", f"median of {CONCURRENT_ROUNDS} rounds")

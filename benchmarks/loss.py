@@ -67,6 +67,11 @@ class Hearing:
         return sum(event.chunk.port == port for _, event in self.events if event.HasField("chunk"))
 
     @property
+    def tokens(self) -> int:
+        """Of text, that have come."""
+        return sum(event.chunk.count for _, event in self.events if event.HasField("chunk") and event.chunk.port == "text")
+
+    @property
     def sound(self) -> list[AudioArrival]:
         return [
             AudioArrival(at, event.chunk.first, event.chunk.count, event.chunk.audio.sample_rate_hz, True)
@@ -136,17 +141,22 @@ async def _signal(fleet: Fleet, case: Case) -> tuple[str, float, float]:
         victim = await holder(fleet, case.kind)
     except AssertionError as error:
         raise NothingLost(str(error)) from None
+    return victim, *await strike(fleet, victim, case.number)
+
+
+async def strike(fleet: Fleet, victim: str, number: signal.Signals) -> tuple[float, float]:
+    """Sends a signal; its time, and how many seconds later the connections of the process were closed."""
     host, _, port = fleet.address(victim).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         at = time.monotonic()
-        fleet.signal(victim, case.number)
-        if case.number is signal.SIGSTOP:
-            return victim, at, math.inf
+        fleet.signal(victim, number)
+        if number is signal.SIGSTOP:
+            return at, math.inf
         with suppress(ConnectionError):
             while await reader.read(4096):
                 pass
-        return victim, at, time.monotonic() - at
+        return at, time.monotonic() - at
     finally:
         writer.close()
 

@@ -7,13 +7,14 @@ samples themselves; every process reads the same monotonic clock.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.bare_grpc import RELAYS, floor
-from benchmarks.figures import Figure, median, percentile, publish
+from benchmarks.figures import Figure, Report, arguments, median, percentile
 from benchmarks.processes import CpuMeter
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout
 from omnistage.cli.stack import Stack
@@ -71,19 +72,22 @@ async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Laten
             into.code2wav.append(now - formulas.stamped_at(limbs[formulas.LIMBS :]))
 
 
-async def measure() -> list[Figure]:
+async def measure(report: Report) -> None:
     stack = Stack(layout())
     await stack.start()
     try:
         async with open_channel(stack.address) as channel:
             stub = omni_pb2_grpc.OmniServiceStub(channel)
             await ask(stub, 50, Latencies())  # warm-up
-            return [*await _idle(stub, stack), *await _load(stub, stack)]
+            with report.part("one session"):
+                report.add(*await _idle(stub))
+            with report.part("many sessions"):
+                await _load(stub, stack, report)
     finally:
         await stack.stop()
 
 
-async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack) -> list[Figure]:
+async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> list[Figure]:
     latencies = Latencies()
     await ask(stub, IDLE_TOKENS, latencies)
     note = f"one session, {IDLE_TOKENS} tokens at {1 / INTERVAL_S:.0f} a second"
@@ -100,8 +104,7 @@ async def _idle(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack) -> list[
     ]
 
 
-async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack) -> list[Figure]:
-    figures = []
+async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack, report: Report) -> None:
     for sessions, tokens in LOAD_TOKENS.items():
         latencies = Latencies()
         meter = CpuMeter([child.pid for child in stack.children])
@@ -115,15 +118,13 @@ async def _load(stub: omni_pb2_grpc.OmniServiceAsyncStub, stack: Stack) -> list[
         parts = ", ".join(f"{child.name} {1e6 * cpu / latencies.tokens:.0f}" for child, cpu in zip(stack.children, spent, strict=True))
         note = f"{latencies.tokens / seconds:.0f} tokens/s; us: {parts}"
         per_token = 1e6 * sum(spent) / latencies.tokens
-        figures.append(Figure(f"cpu_per_token_{sessions}_sessions", per_token, "us", "", note))
+        report.add(Figure(f"cpu_per_token_{sessions}_sessions", per_token, "us", "", note))
         count = f"{HANDLED_PER_TOKEN} messages of a token are sent or received by the four servers"
-        figures.append(Figure(f"cpu_per_message_{sessions}_sessions", per_token / HANDLED_PER_TOKEN, "us", "<= 120", count))
-    return figures
+        report.add(Figure(f"cpu_per_message_{sessions}_sessions", per_token / HANDLED_PER_TOKEN, "us", "<= 120", count))
 
 
-async def relaying() -> list[Figure]:
+async def relaying(report: Report) -> None:
     """CPU that a process spends to pass one message on: one token makes thousands of audio chunks, which Talker and Thinker only relay."""
-    figures = []
     for name, interval_s, chunks in (("paced", RELAY_INTERVAL_S, 1000), ("streaming", 0.0, 10000)):
         sound = {"samples_per_frame": CHUNK_SAMPLES * chunks // formulas.FRAMES_PER_ROW, "chunk_samples": CHUNK_SAMPLES, "max_chunk": 1}
         stages = [StageLayout(kind, "toy", options=sound) for kind in ("thinker", "talker")]
@@ -141,17 +142,21 @@ async def relaying() -> list[Figure]:
         bare = await floor(chunks, 1, interval_s)
         cost = median([1e6 * spent[process] / chunks for process in ("thinker", "talker", "router")])
         note = ", ".join(f"{process} {1e6 * spent[process] / chunks:.0f}" for process in ("thinker", "talker", "router"))
-        figures.append(
-            Figure(f"cpu_per_relay_{name}", cost, "us", "<= 120", f"one receive and one send; {chunks} audio chunks of 120 bytes; {note}")
-        )
-        figures.append(Figure(f"cpu_per_relay_{name}_bare_grpc", 1e6 * bare.relay_cpu_s, "us", "", "bytes, nothing but gRPC"))
-        figures.append(Figure(f"cpu_per_relay_{name}_over_bare_grpc", cost / (1e6 * bare.relay_cpu_s), "x", "", "medians of the same run"))
-    return figures
+        note = f"one receive and one send; {chunks} audio chunks of 120 bytes; {note}"
+        report.add(Figure(f"cpu_per_relay_{name}", cost, "us", "<= 120", note))
+        report.add(Figure(f"cpu_per_relay_{name}_bare_grpc", 1e6 * bare.relay_cpu_s, "us", "", "bytes, nothing but gRPC"))
+        report.add(Figure(f"cpu_per_relay_{name}_over_bare_grpc", cost / (1e6 * bare.relay_cpu_s), "x", "", "medians of the same run"))
 
 
-def main() -> None:
-    publish("relay", [*asyncio.run(measure()), *asyncio.run(relaying())])
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("relay")
+    with report.part("chain of toys"):
+        asyncio.run(measure(report))
+    with report.part("relays"):
+        asyncio.run(relaying(report))
+    return report.finish(judge=not given.report)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

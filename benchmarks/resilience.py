@@ -5,19 +5,20 @@ Two replicas of every stage, one router. Needs the folder of the tests on the pa
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.figures import Figure, median, percentile, publish
+from benchmarks import lengths
+from benchmarks.figures import Figure, Report, arguments, median, percentile
 from benchmarks.loss import Case, Hearing, Loss, NothingLost, hear, lose
 from benchmarks.prompts import SPOKEN
 from helpers.drill import found, restore
@@ -29,6 +30,9 @@ KILLS = 10
 STOPS = 5
 CLIENTS = {"toy": 8, "smol": 4}
 LOOP_S = 15.0
+LENGTHS = (50, 500, 2000)
+LATE_KILLS = 5
+LONG_INTERVAL_S = 0.02
 
 if TYPE_CHECKING:
     from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub as Stub
@@ -57,22 +61,38 @@ MODELS = {
 }
 
 
-async def measure(model: Model, kinds: Sequence[str], kills: int, stops: int, loop_s: float) -> list[Figure]:
+async def measure(report: Report, model: Model, kinds: Sequence[str], kills: int, stops: int, loop_s: float) -> None:
     """All figures of one model."""
     async with _house(model) as (house, stub):
-        figures = []
         moments = (("text", model.text), ("audio", model.sound))
         for kind in kinds:
-            killed = []
+            killed: list[Loss] = []
             for port, chunks in moments:
-                losses = [await _loss(house, stub, model, Case(kind, signal.SIGKILL, port, chunks), n) for n in range(kills)]
-                figures += _kill_figures(model, losses)
-                killed += losses
-            frozen = [await _loss(house, stub, model, Case(kind, signal.SIGSTOP, *moments[n % 2]), n) for n in range(stops)]
-            figures += _detection_figures(model, kind, killed, frozen)
+                with report.part(f"{model.name}: {kind} killed after {chunks} chunks of {port}"):
+                    losses = [await _loss(house, stub, model, Case(kind, signal.SIGKILL, port, chunks), n) for n in range(kills)]
+                    report.add(*_kill_figures(model, losses))
+                    killed += losses
+            with report.part(f"{model.name}: {kind} noticed"):
+                report.add(*_notice_figures(model, kind, killed))
+            with report.part(f"{model.name}: {kind} stopped"):
+                frozen = [await _loss(house, stub, model, Case(kind, signal.SIGSTOP, *moments[n % 2]), n) for n in range(stops)]
+                report.add(*_freeze_figures(model, kind, frozen))
         if loop_s:
-            figures += await _throughput(house, stub, model, kinds, loop_s)
-        return figures
+            with report.part(f"{model.name}: throughput"):
+                await _throughput(report, house, stub, model, kinds, loop_s)
+
+
+async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequence[int], kills: int) -> None:
+    """Kills late in answers of these many tokens, with company."""
+    model = MODELS["toy"]
+    # The others must not take all cores, or it is them that is measured.
+    slow = replace(model, options={**model.options, "interval_s": LONG_INTERVAL_S})
+    async with _house(slow) as (house, stub):
+        for tokens in answers:
+            request = replace(slow, tokens=tokens).request
+            for kind in kinds:
+                with report.part(f"{kind} killed in an answer of {tokens} tokens"):
+                    report.add(await lengths.measure(house, stub, request, kind, tokens, kills))
 
 
 @asynccontextmanager
@@ -116,7 +136,7 @@ def _kill_figures(model: Model, losses: Sequence[Loss]) -> list[Figure]:
     """What a client notices of one kind being killed at one moment."""
     case = losses[0].case
     name = f"{model.name}_{case.kind}_killed_in_mid_{'text' if case.port == 'text' else 'speech'}"
-    goal = "p50 <= 300" if model.name == "smol" else ""
+    goal = "<= 300" if model.name == "smol" else ""
     resumed = [1e3 * loss.resumed_s for loss in losses]
     gaps = [1e3 * loss.gap_s for loss in losses]
     opened = median([1e3 * loss.reopened_s for loss in losses])
@@ -129,38 +149,43 @@ def _kill_figures(model: Model, losses: Sequence[Loss]) -> list[Figure]:
             f"{name}_audible_gap",
             max(gaps),
             "ms",
-            "0" if model.name == "smol" else "",
+            "<= 0" if model.name == "smol" else "",
             f"largest of {len(gaps)}, {sum(gap > 0 for gap in gaps)} above 0; a player that starts with 0.5 s of sound",
         ),
     ]
 
 
-def _detection_figures(model: Model, kind: str, killed: Sequence[Loss], frozen: Sequence[Loss]) -> list[Figure]:
+def _notice_figures(model: Model, kind: str, killed: Sequence[Loss]) -> list[Figure]:
+    if not killed:
+        return []
     noticed = [1e3 * loss.noticed_s for loss in killed]
-    left = [loss.noticed_s for loss in frozen]
-    resumed = [loss.resumed_s for loss in frozen]
     closed = median([1e3 * loss.closed_s for loss in killed])
     ours = median([1e3 * max(loss.noticed_s - loss.closed_s, 0.0) for loss in killed])
     note = f"{len(noticed)} kills; to the caller's log line; longest {max(noticed):.0f}"
     kernel = f"of it; the kernel frees the memory of the process before it closes its connections, which takes {closed:.0f}"
-    figures = [
+    return [
         Figure(f"{model.name}_{kind}_killed_to_noticed_p50", median(noticed), "ms", "<= 50", note),
         Figure(f"{model.name}_{kind}_killed_to_noticed_p90", percentile(noticed, 90), "ms"),
         Figure(f"{model.name}_{kind}_connection_closed_to_noticed_p50", ours, "ms", "", kernel),
     ]
-    if frozen:
-        note = f"{len(left)} stops; median {median(left):.2f}"
-        figures += [
-            Figure(f"{model.name}_{kind}_frozen_to_left_max", max(left), "s", "<= 1.5", note),
-            Figure(f"{model.name}_{kind}_frozen_to_resumed_max", max(resumed), "s", "", f"median {median(resumed):.2f}"),
-            Figure(f"{model.name}_{kind}_frozen_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms"),
-        ]
-    return figures
 
 
-async def _throughput(house: Fleet, stub: Stub, model: Model, kinds: Sequence[str], loop_s: float) -> list[Figure]:
+def _freeze_figures(model: Model, kind: str, frozen: Sequence[Loss]) -> list[Figure]:
+    if not frozen:
+        return []
+    left = [loss.noticed_s for loss in frozen]
+    resumed = [loss.resumed_s for loss in frozen]
+    note = f"{len(left)} stops; median {median(left):.2f}"
+    return [
+        Figure(f"{model.name}_{kind}_frozen_to_left_max", max(left), "s", "<= 1.5", note),
+        Figure(f"{model.name}_{kind}_frozen_to_resumed_max", max(resumed), "s", "", f"median {median(resumed):.2f}"),
+        Figure(f"{model.name}_{kind}_frozen_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms"),
+    ]
+
+
+async def _throughput(report: Report, house: Fleet, stub: Stub, model: Model, kinds: Sequence[str], loop_s: float) -> None:
     """Requests a second of a closed loop, with both replicas and while one is down, in turns."""
-    both, figures = [await _requests_per_second(stub, model, loop_s)], []
+    both = [await _requests_per_second(stub, model, loop_s)]
     for kind in kinds:
         house.kill(f"{kind}-1")
         one = await _requests_per_second(stub, model, loop_s)
@@ -169,8 +194,7 @@ async def _throughput(house: Fleet, stub: Stub, model: Model, kinds: Sequence[st
         with_two = median(both[-2:])
         clients = f"{CLIENTS[model.name]} clients for {loop_s:g} s each; none failed"
         note = f"{one:.2f} requests/s with one, {with_two:.2f} with two (before and after); {clients}; load {os.getloadavg()[0]:.1f}"
-        figures.append(Figure(f"{model.name}_throughput_lost_without_a_{kind}", 100 * (1 - one / with_two), "%", "", note))
-    return figures
+        report.add(Figure(f"{model.name}_throughput_lost_without_a_{kind}", 100 * (1 - one / with_two), "%", "", note))
 
 
 async def _requests_per_second(stub: Stub, model: Model, loop_s: float) -> float:
@@ -189,20 +213,30 @@ async def _requests_per_second(stub: Stub, model: Model, loop_s: float) -> float
     return sum(await asyncio.gather(*(client(first) for first in range(CLIENTS[model.name])))) / loop_s
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> int:
+    parser = arguments(__doc__)
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--kind", choices=CHAIN, action="append")
     parser.add_argument("--kills", type=int, default=KILLS, help="of every kind and moment")
     parser.add_argument("--stops", type=int, default=STOPS, help="of every kind")
     parser.add_argument("--loop", type=float, default=LOOP_S, help="seconds of each closed loop; 0: no throughput")
+    parser.add_argument(
+        "--tokens", type=int, nargs="*", default=LENGTHS, help="lengths of the toy answers that are killed late; none: left out"
+    )
+    parser.add_argument("--late-kills", type=int, default=LATE_KILLS, help="of every kind and length")
     given = parser.parse_args()
     load = os.getloadavg()[0]
-    figures = [Figure("load_before", load, "", "", f"processes that wanted one of {os.cpu_count()} cores, in the minute before")]
+    report = Report("resilience")
+    report.add(Figure("load_before", load, "", "", f"processes that wanted one of {os.cpu_count()} cores, in the minute before"))
+    kinds = given.kind or CHAIN
     for name in given.model or MODELS:
-        figures += asyncio.run(measure(MODELS[name], given.kind or CHAIN, given.kills, given.stops, given.loop))
-    publish("resilience", figures)
+        with report.part(name):
+            asyncio.run(measure(report, MODELS[name], kinds, given.kills, given.stops, given.loop))
+    if given.tokens:
+        with report.part("long answers"):
+            asyncio.run(measure_lengths(report, kinds, given.tokens, given.late_kills))
+    return report.finish(judge=not given.report)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

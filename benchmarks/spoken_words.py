@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from benchmarks.asr import heard, recogniser, word_error_rate
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, Report
 from benchmarks.prompts import SPOKEN
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
 from omnistage.client import AsyncOmni
 
 
-async def measure() -> list[Figure]:
+async def measure(report: Report) -> None:
     stack = Stack(layout_of(Choice(pipeline="smol")))
     await stack.start()
     try:
@@ -23,4 +23,4 @@ async def measure() -> list[Figure]:
     model = await asyncio.to_thread(recogniser)
     pairs = [(answer.text, heard(model, answer.audio.samples, answer.audio.sample_rate)) for answer in answers if answer.audio is not None]
     seconds = sum(answer.timing.audio_s for answer in answers)
-    return [Figure("word_error_rate", word_error_rate(pairs), "", "<= 0.04", f"{len(pairs)} answers, {seconds:.0f} s of sound")]
+    report.add(Figure("word_error_rate", word_error_rate(pairs), "", "<= 0.04", f"{len(pairs)} answers, {seconds:.0f} s of sound"))

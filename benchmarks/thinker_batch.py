@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from benchmarks.figures import Figure, median, publish
+from benchmarks.figures import Figure, Report, arguments, median
 from omnistage.engine.types import Sampling
 from omnistage.models.interface import TextRequest, Turn
 from omnistage.models.smol.store import model_directory
@@ -58,7 +59,7 @@ async def rate(model: SmolThinker, concurrent: int, first: int) -> float:
     return sum(one.tokens for one in answers) / (time.perf_counter() - started)
 
 
-async def figures_of(model: SmolThinker) -> list[Figure]:
+async def _speed(model: SmolThinker, report: Report) -> None:
     await model.warm_up()
     rates: dict[int, list[float]] = {concurrent: [] for concurrent in CONCURRENT}
     # The rounds are interleaved, so that other load on the machine touches all of them alike.
@@ -67,51 +68,47 @@ async def figures_of(model: SmolThinker) -> list[Figure]:
             measured.append(await rate(model, concurrent, 100 * turn))
     alone = [await answer(model, 1000 + index) for index in range(ROUNDS)]
     note = f"median of {ROUNDS}, {ANSWER_TOKENS} tokens each, prompts included, one thread"
-    result = [
-        Figure(
-            "thinker_ttft_alone",
-            median([one.first_s for one in alone]),
-            "s",
-            "<= 0.12",
-            "first token; the system prompt is kept from before",
-        ),
-        Figure("thinker_token_alone", _token_ms(alone), "ms", "<= 25", "between tokens of one request"),
-    ]
+    first = median([one.first_s for one in alone])
+    report.add(Figure("thinker_ttft_alone", first, "s", "<= 0.12", "first token; the system prompt is kept from before"))
+    report.add(Figure("thinker_token_alone", _token_ms(alone), "ms", "<= 25", "between tokens of one request"))
     single = median(rates[1])
     for concurrent, goal in CONCURRENT.items():
         speed = median(rates[concurrent])
-        result.append(Figure(f"thinker_tokens_per_s_{concurrent}", speed, "tokens/s", "", note))
+        report.add(Figure(f"thinker_tokens_per_s_{concurrent}", speed, "tokens/s", "", note))
         if concurrent > 1:
             ratio = median([many / one for many, one in zip(rates[concurrent], rates[1], strict=True)])
-            result.append(Figure(f"thinker_x_{concurrent}", ratio, "x", f">= {goal}", f"of {single:.1f} tokens/s for one request"))
+            report.add(Figure(f"thinker_x_{concurrent}", ratio, "x", f">= {goal}", f"of {single:.1f} tokens/s for one request"))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    result.append(Figure("thinker_peak_memory", peak_mib, "MiB", "", "resident, the whole process"))
-    return result
+    report.add(Figure("thinker_peak_memory", peak_mib, "MiB", "", "resident, the whole process"))
 
 
 def _token_ms(answers: Sequence[Answer]) -> float:
     return median([(one.whole_s - one.first_s) / (one.tokens - 1) * 1000 for one in answers])
 
 
-def measure() -> list[Figure]:
+def measure(report: Report) -> None:
     """All figures of the Thinker alone, in this process."""
 
-    async def run() -> list[Figure]:
+    async def run() -> None:
         directory = model_directory() / "thinker"
         started = time.perf_counter()
         model = SmolThinker.from_directory(directory)
-        loaded = Figure("thinker_load", time.perf_counter() - started, "s", "", "from the converted folder, imports not counted")
+        report.add(Figure("thinker_load", time.perf_counter() - started, "s", "", "from the converted folder, imports not counted"))
         try:
-            return [loaded, *await figures_of(model)]
+            await _speed(model, report)
         finally:
             await model.close()
 
-    return asyncio.run(run())
+    asyncio.run(run())
 
 
-def main() -> None:
-    publish("thinker_batch", measure())
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("thinker_batch")
+    with report.part("thinker alone"):
+        measure(report)
+    return report.finish(judge=not given.report)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A stage is killed late in an answer, while others talk: does it take longer the longer the answer is?
+
+The replica that has the answer is found while it has no other; then the others begin, and each of them checks that its answers stay alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import Figure, median, percentile
+from benchmarks.loss import Hearing, NothingLost, hear, strike
+from helpers.drill import holder, nothing_left, restore
+from helpers.fleet import Fleet
+from omnistage.v1 import omni_pb2
+
+if TYPE_CHECKING:
+    from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub as Stub
+
+BYSTANDERS = 8
+LATE = 0.8
+"""Of the tokens have come when the stage is killed."""
+
+TIMEOUT_S = 300.0
+ATTEMPTS = 3
+"""To strike before the answer is over: on a busy machine a short one can be."""
+
+Request = Callable[[int], omni_pb2.GenerateRequest]
+"""The request with a number."""
+
+
+async def measure(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, kills: int) -> Figure:
+    """How long a listener waits for the first chunk that was made after the loss of a stage."""
+    undisturbed = await hear(stub, request(0))
+    resumed = [1e3 * await _loss(house, stub, request, kind, tokens, undisturbed) for _ in range(kills)]
+    note = f"{kills} kills, with {BYSTANDERS} others; p90 {percentile(resumed, 90):.0f}, longest {max(resumed):.0f}"
+    return Figure(f"toy_{kind}_killed_in_{tokens}_tokens_first_resumed_chunk_p50", median(resumed), "ms", "<= 300", note)
+
+
+async def _loss(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, undisturbed: Hearing) -> float:
+    """Seconds from the kill to the first chunk after it; afterwards everything is as before."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await _try(house, stub, request, kind, tokens, undisturbed)
+        except NothingLost as error:
+            print(f"once more: {error}", flush=True)
+    return await _try(house, stub, request, kind, tokens, undisturbed)
+
+
+async def _try(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int, undisturbed: Hearing) -> float:
+    try:
+        hearing, at = await _disturbed(house, stub, request, kind, tokens)
+    finally:
+        await restore(house, stub)
+        await nothing_left(house)
+    if hearing.content != undisturbed.content:
+        raise RuntimeError(f"another answer of {tokens} tokens than without the loss of a {kind}")
+    resumed_at, _ = hearing.resumed(kind)
+    print(f"SIGKILL {kind} late in {tokens} tokens, ms: first chunk {1e3 * (resumed_at - at):.0f}", flush=True)
+    return resumed_at - at
+
+
+async def _disturbed(house: Fleet, stub: Stub, request: Request, kind: str, tokens: int) -> tuple[Hearing, float]:
+    """The answer and when its stage was killed. Raises NothingLost."""
+    hearing = Hearing()
+    striking: asyncio.Task[tuple[float, float]] | None = None
+    events = aiter(stub.Generate(request(0), timeout=TIMEOUT_S))
+    hearing.events.append((time.monotonic(), await anext(events)))
+    victim = await holder(house, kind)
+    async with _company(stub, request) as talking:
+        async for event in events:
+            hearing.events.append((time.monotonic(), event))
+            if striking is None and hearing.tokens >= LATE * tokens and talking():
+                # Beside the reading: nothing of the answer waits for it.
+                striking = asyncio.create_task(strike(house, victim, signal.SIGKILL))
+    if striking is None:
+        raise NothingLost(f"the answer of {tokens} tokens was over before the {kind} was killed")
+    at, _ = await striking
+    return hearing, at
+
+
+@asynccontextmanager
+async def _company(stub: Stub, request: Request) -> AsyncIterator[Callable[[], bool]]:
+    """Others that ask one question each, again and again; gives a function that tells whether all of them have begun to hear."""
+    hearing: set[int] = set()
+
+    async def ask(number: int) -> None:
+        before: tuple[str, bytes] | None = None
+        while True:
+            heard = Hearing()
+            async for event in stub.Generate(request(number), timeout=TIMEOUT_S):
+                heard.events.append((time.monotonic(), event))
+                hearing.add(number)
+            if before is not None and heard.content != before:
+                raise RuntimeError(f"bystander {number} got another answer than before")
+            before = heard.content
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(number)) for number in range(1, 1 + BYSTANDERS)]
+        yield lambda: len(hearing) == BYSTANDERS
+        for task in tasks:
+            task.cancel()
