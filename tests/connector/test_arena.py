@@ -220,11 +220,13 @@ def test_below_two_segments_it_is_inline_and_says_so_once(caplog: pytest.LogCapt
 
 
 def test_the_default_share_leaves_room_for_others() -> None:
-    mount = os.statvfs("/dev/shm")
+    before = os.statvfs("/dev/shm")
     arena = Arena.create(segment_bytes=64 * 1024)
     assert arena is not None
     try:
-        assert arena.max_bytes <= min(mount.f_bavail * mount.f_frsize // 8 + MIB, 1 << 30)
+        after = os.statvfs("/dev/shm")  # others may have made room meanwhile
+        free = max(mount.f_bavail * mount.f_frsize for mount in (before, after))
+        assert arena.max_bytes <= min(free // 8 + MIB, 1 << 30)
     finally:
         arena.close()
 

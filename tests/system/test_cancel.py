@@ -12,22 +12,10 @@ import grpc.aio
 from helpers.ask import ask, request
 from helpers.run import PLENTY, params
 from helpers.servers import Stack, all_free, is_free, omni_stub, stack, stage_stub, watch_until
+from helpers.shared_memory import files_of, left_of
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 
 CANCELS = 60
-SHARED_MEMORY = Path("/dev/shm")
-
-
-def files_of(pid: int) -> set[str]:
-    """Our shared-memory files that a process has mapped or open."""
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    mapped = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in maps if "/dev/shm/omnistage-" in line}
-    opened = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    return {Path(name).name for name in mapped | {name for name in opened if name.startswith("/dev/shm/omnistage-")}}
-
-
-def files_there() -> set[str]:
-    return {path.name for path in SHARED_MEMORY.glob("omnistage-*")}
 
 
 async def test_sixty_cancels_at_random_moments(tmp_path: Path, seed: int):
@@ -59,8 +47,8 @@ async def test_sixty_cancels_at_random_moments(tmp_path: Path, seed: int):
             files = {server.pid: files_of(server.pid) for server in running.stages.values()}
             assert all(files.values()), "no process uses shared memory: this test would show nothing"
             named = set().union(*files.values())
-            assert named <= files_there()
-    assert named.isdisjoint(files_there())
+            assert left_of(named) == named
+    assert left_of(named) == set()
     assert [server.process.returncode for server in running.processes()] == [0] * 4
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc.aio
 import numpy as np
 import pytest
 
 from benchmarks.asr import heard, recogniser, word_error_rate
+from helpers.shared_memory import files_of, left_of
 from omnistage.cli.layout import ServerOptions
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
@@ -118,11 +118,6 @@ async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_
     assert following.text and following.audio is not None
 
 
-def segments() -> set[str]:
-    """Shared memory of omnistage on this machine."""
-    return {path.name for path in Path("/dev/shm").glob("omnistage-*")}
-
-
 async def settled(stack: Stack, name: str, before: stage_pb2.WatchResponse) -> None:
     """Wait until a stage holds no more than before; Watch reports every change."""
     (child,) = [child for child in stack.children if child.name == name]
@@ -140,7 +135,6 @@ async def settled(stack: Stack, name: str, before: stage_pb2.WatchResponse) -> N
 
 async def test_after_cancels_nothing_is_held(seed: int) -> None:
     """Pages, sessions, leases: all zero when the last cancelled answer is gone; and no segment is left when the servers are."""
-    segments_before = segments()
     async with serving(inline_limit=0) as stack, AsyncOmni(address=stack.address) as omni:
         names = ("thinker", "talker", "code2wav")
         before = [await watch(stack, name) for name in names]
@@ -153,4 +147,6 @@ async def test_after_cancels_nothing_is_held(seed: int) -> None:
             await asyncio.wait({asking})
         for name, old in zip(names, before, strict=True):
             await settled(stack, name, old)
-    assert segments() <= segments_before
+        files = set().union(*(files_of(child.pid) for child in stack.children))
+        assert left_of(files), "no process uses shared memory: the rest would show nothing"
+    assert left_of(files) == set()

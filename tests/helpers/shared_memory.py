@@ -1,0 +1,21 @@
+"""Whose shared memory is whose: other stacks may run on the machine, and theirs comes and goes as it likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MOUNT = Path("/dev/shm")
+OURS = f"{MOUNT}/omnistage-"
+
+
+def files_of(pid: int) -> set[str]:
+    """The shared-memory files of omnistage that a process has mapped or open."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    mapped = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in maps if OURS in line}
+    opened = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    return {Path(name).name for name in mapped | {name for name in opened if name.startswith(OURS)}}
+
+
+def left_of(names: set[str]) -> set[str]:
+    """Those of these files that are still there."""
+    return {name for name in names if (MOUNT / name).exists()}
