@@ -101,10 +101,8 @@ def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(family: Family, t
         "name: broken\ndescription: x\ninputs: [text]\noutputs: [text]\n"
         "stages:\n  - {kind: thinker, model: toy}\n  - {kind: talker, model: absent, takes: [hidden]}\n"
     )
-    with pytest.raises(StackError, match="talker ended with code") as caught:
+    with pytest.raises(StackError, match="no talker named 'absent'"):
         Omni(pipeline=str(broken))
-    assert "absent" in caught.value.log
-    assert Path(caught.value.hint.split()[-1].rstrip(".")).with_suffix(".log").is_file()
     assert family.pids() == []
 
 

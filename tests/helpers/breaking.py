@@ -14,10 +14,8 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import TokenRequest
 from omnistage.engine.types import Sampling
-from omnistage.host.process import run
-from omnistage.models.interface import Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest
-from omnistage.stage.server import serve_stage
-from omnistage.stage.settings import StageSettings
+from omnistage.models.interface import Content, Load, LoadError, ModelInfo, PortSpec, TextPiece, TextRequest
+from omnistage.stage.server import main
 from omnistage.thinker.stage import ThinkerStage
 
 BREAK, FAIL = "break", "fail"
@@ -67,5 +65,4 @@ class BreakingThinker:
 
 
 if __name__ == "__main__":
-    settings = StageSettings(_cli_parse_args=True)
-    sys.exit(run(lambda: serve_stage("thinker", settings, lambda _: ThinkerStage(BreakingThinker()))))
+    sys.exit(main("thinker", lambda _: ThinkerStage(BreakingThinker()), LoadError))

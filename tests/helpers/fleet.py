@@ -90,9 +90,11 @@ def fleet(
     options: Mapping[str, object] | None = None,
     options_of: Mapping[str, Mapping[str, object]] | None = None,
     stage_args: Sequence[str] = (),
+    args_of: Mapping[str, Sequence[str]] | None = None,
     router_args: Sequence[str] = (),
 ) -> Iterator[Fleet]:
-    """All of them serving. replicas: of every kind, or by kind. options_of: further options of the models of a kind, or of one name."""
+    """All of them serving. replicas: of every kind, or by kind. options_of: further options of the models of a kind, or of one name.
+    args_of: further arguments of a kind."""
     running = Fleet(log_folder)
     try:
         counts = replicas if isinstance(replicas, Mapping) else dict.fromkeys(kinds, replicas)
@@ -100,7 +102,7 @@ def fleet(
             for number in range(counts.get(kind, 1)):
                 name = f"{kind}-{number}"
                 own = {**(options or {}), **(options_of or {}).get(kind, {}), **(options_of or {}).get(name, {})}
-                running.add(name, f"omnistage.{kind}", *stage_flags(own, model), *stage_args)
+                running.add(name, f"omnistage.{kind}", *stage_flags(own, model), *stage_args, *(args_of or {}).get(kind, ()))
         running.ready()
         stages = ",".join(f"{name.partition('-')[0]}={running.address(name)}" for name in running.stages)
         running.add("router", "omnistage.router", "--pipeline", pipeline, "--stages", stages, "--grace", "5", *router_args)

@@ -91,10 +91,10 @@ class ServerProcess:
         with os.fdopen(self._ready) as pipe:
             self._ready = -1
             line = pipe.readline() if readable else ""
-        if not line:
-            exit_code = self.stop()
+        ready = json.loads(line or "{}")
+        if "address" not in ready:
+            exit_code = self.wait() if ready else self.stop()  # one that says why it cannot start is about to end
             raise NotReady(f"{self.module} did not get ready", exit_code, self.log())
-        ready = json.loads(line)
         self.address, self.metrics_address, self.kind = ready["address"], ready["metrics_address"], ready["kind"]
 
     def log(self) -> str:

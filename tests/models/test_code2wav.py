@@ -17,12 +17,13 @@ from safetensors.numpy import load_file, save_file
 
 from helpers.speech import Array, arrays, chunks_of, rows_of, samples_of
 from omnistage.models.interface import BadRequest, SpeechFrames, WaveRequest
+from omnistage.models.smol.checkpoint import BadCheckpoint
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession, chunk_rows
 from omnistage.models.smol.decoder import SpectrumNet
 from omnistage.models.smol.prosody import COUNT, F0, FEATURE_WIDTH, INDEX
 from omnistage.models.smol.talker import SmolTalker
 from omnistage.models.smol.waveform import noise
-from omnistage.models.smol.weights import BadCheckpoint, load_weights
+from omnistage.models.smol.weights import load_weights
 
 TEXT = "The sky is blue because air scatters light. Is that clear? It took 150 years."
 CUTS = 100

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from helpers.speech import frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
 from omnistage.models.interface import BadRequest, SpeechRequest, TextPiece
+from omnistage.models.smol.checkpoint import BadCheckpoint
 from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX
 from omnistage.models.smol.talker import SmolTalker
-from omnistage.models.smol.weights import BadCheckpoint
 
 TEXT = "Here are **two** tips:\n- Drink 3 cups of water, or tea.\n- Sleep well!\n\nDr. Lee said so in 1999, and zorblings agree."
 

@@ -15,11 +15,12 @@ from hibari import dsp
 from benchmarks.asr import heard, recogniser, word_error_rate, words
 from helpers.speech import spoken
 from omnistage.models.smol import waveform
+from omnistage.models.smol.checkpoint import read_config
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SmolCode2Wav
 from omnistage.models.smol.decoder import BINS, SpectrumNet, SpectrumStream
 from omnistage.models.smol.prosody import ENERGY, F0, TEXT_WIDTH, FeatureNet, Silence
 from omnistage.models.smol.talker import SmolTalker
-from omnistage.models.smol.weights import load_weights, read_config
+from omnistage.models.smol.weights import load_weights
 
 SENTENCES = (
     "The capital of France is Paris.",

@@ -71,12 +71,12 @@ def digest(answer: Answer) -> str:
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def house(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[House]:
-    arguments = ["--dtype", request.param, "--inline-limit", "0"]
     with fleet(
         tmp_path_factory.mktemp("logs"),
         model="smol",
         pipeline="smol",
-        stage_args=arguments,
+        stage_args=["--inline-limit", "0"],
+        args_of={"thinker": ["--dtype", request.param]},
         router_args=["--stall-limit", str(STALL_S)],
     ) as running:
         yield House(running)

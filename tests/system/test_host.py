@@ -78,26 +78,6 @@ def test_a_second_server_on_a_taken_port_says_so(pair: Stack, tmp_path: Path):
     assert f"cannot listen on {taken.metrics_address}" in failure.log and "Traceback" not in failure.log
 
 
-@pytest.mark.parametrize(
-    ("module", "flags", "says"),
-    [
-        ("omnistage.diffusion", ["--model", "toi"], "no diffusion named 'toi'"),
-        ("omnistage.diffusion", ["--model", "toy", "--options", '{"speed": 3}'], "unknown options ['speed']"),
-        ("omnistage.router", ["--pipeline", "nothing"], "no pipeline 'nothing'"),
-        ("omnistage.router", ["--pipeline", "toy"], "--stages thinker=HOST:PORT"),
-        ("omnistage.router", ["--pipeline", "toy", "--stages", "thinker"], "KIND=HOST:PORT"),
-        ("omnistage.diffusion", ["--model", "toy", "--address", "nowhere"], "address"),
-        ("omnistage.diffusion", ["--model", "toy", "--max-sessions", "-1"], "max_sessions"),
-        ("omnistage.diffusion", [], "model"),
-    ],
-    ids=["model", "options", "pipeline", "no stages", "stages", "address", "number", "nothing"],
-)
-def test_a_server_that_cannot_start_says_why(tmp_path: Path, module: str, flags: list[str], says: str):
-    failure = fails_to_start(tmp_path, module, *flags)
-    assert failure.exit_code not in (0, None)
-    assert says in failure.log
-
-
 # Being asked ---------------------------------------------------------------------------------------------------------------------------
 
 

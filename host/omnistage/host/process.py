@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -24,6 +24,8 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
+from omnistage.host.addresses import check_can_listen, host_and_port
+from omnistage.host.errors import StartError as StartError
 from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings
 from omnistage.link.channel import server_options
@@ -37,10 +39,6 @@ BROKEN_LIMIT_S = 5.0
 
 BROKEN = 70
 """Exit code of a broken process (EX_SOFTWARE of sysexits.h)."""
-
-
-class StartError(RuntimeError):
-    """The server cannot start; the text says why and what to do."""
 
 
 class Broken(RuntimeError):
@@ -184,17 +182,26 @@ async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Futu
         await asyncio.wait({living})
 
 
-def run(main: Callable[[], Awaitable[None]]) -> int:
-    """asyncio.run with the exit code of a server: 0, or 1 for one that cannot start, or BROKEN; with the reason on stderr."""
+def run(main: Callable[[], Awaitable[None]], ready_fd: int = -1) -> int:
+    """asyncio.run with the exit code of a server: 0, or 1 for one that cannot start, or BROKEN; with the reason on stderr.
+
+    ready_fd: gets one line of JSON, {"error"}, from one that cannot start.
+    """
     try:
         asyncio.run(_as_coroutine(main))
     except StartError as error:
-        log.error("server.cannot_start", reason=str(error))
-        return 1
+        _tell(ready_fd, {"error": str(error)})
+        return cannot_start(error)
     except Broken as error:
         log.critical("server.broken", reason=str(error))
         return BROKEN
     return 0
+
+
+def cannot_start(error: StartError) -> int:
+    """Say why, and return the exit code."""
+    log.error("server.cannot_start", reason=str(error))
+    return 1
 
 
 async def _as_coroutine(main: Callable[[], Awaitable[None]]) -> None:
@@ -208,6 +215,7 @@ def _bind(server: grpc.aio.Server, address: str) -> str:
     except RuntimeError:
         port = 0
     if port == 0:
+        check_can_listen(address, "--address")
         raise StartError(f"cannot listen on {address}: the port is taken or the address is not of this host; choose another --address")
     if wanted not in ("0", str(port)):
         raise StartError(f"asked for {address}, got port {port}")
@@ -215,12 +223,13 @@ def _bind(server: grpc.aio.Server, address: str) -> str:
 
 
 def _metrics(address: str, registry: CollectorRegistry) -> str:
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     try:
-        server, _ = start_http_server(int(port), host.strip("[]"), registry)  # A daemon thread: it ends with the process.
+        server, _ = start_http_server(port, host, registry)  # A daemon thread: it ends with the process.
     except OSError as error:
+        check_can_listen(address, "--metrics-address")
         raise StartError(f"cannot listen on {address} for metrics: {error.strerror}; choose another --metrics-address") from None
-    return f"{host}:{server.server_port}"
+    return f"{address.rpartition(':')[0]}:{server.server_port}"
 
 
 async def _set_health(checks: health.HealthServicer, name: str, status: int) -> None:
@@ -240,7 +249,8 @@ def _stop_event(lifeline_fd: int) -> asyncio.Event:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell does with SIGINT for a job in the background
+            loop.add_signal_handler(number, stopped.set)
     if lifeline_fd >= 0:
         loop.add_reader(lifeline_fd, _lifeline_ended, loop, lifeline_fd, stopped)
     return stopped
@@ -252,7 +262,7 @@ def _lifeline_ended(loop: asyncio.AbstractEventLoop, fd: int, stopped: asyncio.E
         stopped.set()
 
 
-def _tell(ready_fd: int, line: dict[str, object]) -> None:
+def _tell(ready_fd: int, line: Mapping[str, object]) -> None:
     if ready_fd >= 0:
         with os.fdopen(ready_fd, "w") as pipe:
             pipe.write(json.dumps(line) + "\n")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}$")]
+from omnistage.host.addresses import check_address
+
+Address = Annotated[str, AfterValidator(check_address), Field(json_schema_extra={"metavar": "HOST:PORT"})]
 """HOST:PORT; port 0 takes a free one."""
 
 
@@ -19,13 +21,18 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="OMNISTAGE_", cli_kebab_case=True, cli_hide_none_type=True, extra="forbid")
 
-    address: Address = Field("127.0.0.1:0", description="HOST:PORT to listen on; port 0 takes a free one")
-    metrics_address: Address = Field("127.0.0.1:0", description="HOST:PORT of the Prometheus metrics")
+    address: Address = Field("127.0.0.1:0", description="where to listen; port 0 takes a free one")
+    metrics_address: Address = Field("127.0.0.1:0", description="Prometheus metrics")
     grace: float = Field(30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM")
     max_message_bytes: int = Field(
-        64 << 20, ge=1 << 20, description="largest request of a client; stages take 4 MiB more between each other"
+        64 << 20,
+        ge=1 << 20,
+        description="largest request of a client; stages take 4 MiB more between each other",
+        json_schema_extra={"metavar": "BYTES"},
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console in a terminal, else JSON lines")
-    ready_fd: int = Field(-1, description="file descriptor that gets one JSON line when the server is SERVING")
-    lifeline_fd: int = Field(-1, description="drain and exit when the other end of this pipe closes")
+    ready_fd: int = Field(
+        -1, description="file descriptor that gets one JSON line when the server is SERVING", json_schema_extra={"metavar": "FD"}
+    )
+    lifeline_fd: int = Field(-1, description="drain and exit when the other end of this pipe closes", json_schema_extra={"metavar": "FD"})

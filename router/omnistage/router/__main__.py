@@ -6,10 +6,9 @@ tune_malloc()  # Before grpc is imported: it pays for large messages.
 
 import sys  # noqa: E402
 
-from omnistage.host.process import run  # noqa: E402
+from omnistage.host.program import main  # noqa: E402
 from omnistage.router.server import serve_router  # noqa: E402
 from omnistage.router.settings import RouterSettings  # noqa: E402
 
 if __name__ == "__main__":
-    settings = RouterSettings(_cli_parse_args=True)
-    sys.exit(run(lambda: serve_router(settings)))
+    sys.exit(main("omnistage.router", RouterSettings, serve_router))

@@ -11,9 +11,10 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
+from omnistage.host.addresses import check_address as check_plain_address
+
 LOOKUP_TIMEOUT_S = 2.0
 
-_PLAIN = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _NAME = re.compile(r"dns:///(?P<host>[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,9}\.?):(?P<port>\d{1,5})")
 
 
@@ -34,8 +35,11 @@ Resolver = Callable[[Name], Awaitable[Collection[str]]]
 
 def check_address(address: str) -> str:
     """The address of a replica, or of several, if it is one. Raises ValueError."""
-    if not (_PLAIN.fullmatch(address) or _NAME.fullmatch(address)):
-        raise ValueError(f"{address!r} must be HOST:PORT, or dns:///NAME:PORT for all addresses of a name")
+    if not _NAME.fullmatch(address):
+        try:
+            check_plain_address(address)
+        except ValueError as error:
+            raise ValueError(f"{error}; dns:///NAME:PORT stands for all addresses of a name") from None
     return address
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import grpc.aio
 import structlog
 
-from omnistage.host.logs import configure_logs
-from omnistage.host.process import StartError, serve
+from omnistage.host.errors import StartError
+from omnistage.host.process import serve
 from omnistage.link.channel import Channels
 from omnistage.link.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
 from omnistage.router.admission import Admission
@@ -91,7 +91,6 @@ def _addresses(pipeline: Pipeline, settings: RouterSettings) -> dict[str, list[s
 
 async def serve_router(settings: RouterSettings) -> None:
     """Serve the pipelines until told to stop. Raises StartError."""
-    configure_logs(settings.log_level, settings.log_format)
     try:
         loaded = [load_pipeline(name) for name in settings.pipeline]
     except PipelineError as error:

@@ -15,12 +15,15 @@ class RouterSettings(ServerSettings):
     """What the router can be told."""
 
     pipeline: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("smol",), description="pipeline names or YAML files, comma-separated; the first is the default"
+        ("smol",),
+        description="pipeline names or YAML files, comma-separated; the first is the default",
+        json_schema_extra={"metavar": "PIPELINE,..."},
     )
     stages: Annotated[tuple[tuple[str, str], ...], NoDecode] = Field(
         (),
-        description="KIND=HOST:PORT or PIPELINE/KIND=HOST:PORT, comma-separated; repeat a kind for replicas, "
+        description="addresses of the stages, comma-separated; also PIPELINE/KIND=HOST:PORT; repeat a kind for replicas, "
         "or write dns:///NAME:PORT for one at every address of a name",
+        json_schema_extra={"metavar": "KIND=HOST:PORT,..."},
     )
     max_sessions: int = Field(64, ge=1, le=4096, description="answers at once; one more is refused at once")
     stall_limit: float = Field(10.0, gt=0, description="seconds that a client may leave its answer unread")

@@ -52,9 +52,10 @@ class Child:
             line = await reader.readline()
         finally:
             transport.close()
-        if not line.endswith(b"\n"):
-            raise await self._died_at_start()
-        self.address = str(json.loads(line)["address"])
+        ready = json.loads(line) if line.endswith(b"\n") else {}
+        if "address" not in ready:
+            raise await self._died_at_start(ready.get("error", ""))
+        self.address = str(ready["address"])
 
     async def _spawn(self, ready_fd: int, lifeline_fd: int) -> None:
         output = sys.stderr.fileno() if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -77,12 +78,13 @@ class Child:
             if self._log is not None:
                 os.close(output)
 
-    async def _died_at_start(self) -> StackError:
+    async def _died_at_start(self, reason: str) -> StackError:
+        """reason: what it said of it, empty for a process that could not."""
         code = await self.wait()
-        error = StackError(
-            f"{self.name} ended with {describe_exit(code)} before it was ready",
-            hint=f"Its whole log is {self._log}." if self._log else "Its output is above.",
-        )
+        hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
+        if reason:
+            return StackError(f"{self.name} cannot start: {reason}", hint=hint)
+        error = StackError(f"{self.name} ended with {describe_exit(code)} before it was ready", hint=hint)
         error.log = self.last_lines()
         return error
 

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, Sound, SpeechFrames, WaveRequest
 from omnistage.models.smol import decoder, waveform
+from omnistage.models.smol.checkpoint import read_config
 from omnistage.models.smol.decoder import SpectrumNet, SpectrumStream
 from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH
 from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrain
-from omnistage.models.smol.weights import load_weights, read_config
+from omnistage.models.smol.weights import load_weights
 from omnistage.models.smol.worker import Worker
 
 Samples = NDArray[np.float32]

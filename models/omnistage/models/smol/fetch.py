@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnistage.models.interface import LoadError
+
 Progress = Callable[[str, float], None]
 """Called with what is being done and how much of that is done, 0 to 1."""
 
@@ -39,7 +41,7 @@ runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """pip that dies with its parent: a download that outlived a killed run would leave its file behind."""
 
 
-class FetchError(RuntimeError):
+class FetchError(LoadError):
     """A folder could not be fetched or built. The text says why and what to do."""
 
 

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from omnistage.engine.types import FinishReason
 from omnistage.models.interface import BadRequest, Content, Frames, Load, ModelInfo, PortSpec, SpeechRequest, TextPiece
+from omnistage.models.smol.checkpoint import read_config
 from omnistage.models.smol.g2p import Phonemizer
 from omnistage.models.smol.phrase import Pause, Phrase, PhraseCutter
 from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureNet, Silence
-from omnistage.models.smol.weights import load_weights, read_config
+from omnistage.models.smol.weights import load_weights
 from omnistage.models.smol.worker import Worker
 
 Rows = NDArray[np.float32]

@@ -1,27 +1,12 @@
-"""Loading a converted folder: config.json and model.safetensors, every weight present and no other."""
+"""Loading model.safetensors of a converted folder: every weight present and no other."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
-
-class BadCheckpoint(ValueError):
-    """A folder that is not a complete converted model. The text says which file or weight."""
-
-
-def read_config(directory: Path, model_type: str) -> dict[str, Any]:
-    """config.json of the folder. Raises BadCheckpoint if it is missing or of another model."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise BadCheckpoint(f"{path} is missing: give the folder of a converted model, or run `omnistage fetch-default`")
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if config.get("model_type") != model_type:
-        raise BadCheckpoint(f"{path} is a {config.get('model_type')!r}, not a {model_type!r}")
-    return config
+from omnistage.models.smol.checkpoint import BadCheckpoint
 
 
 def load_weights(net: nn.Module, directory: Path) -> None:

@@ -21,6 +21,7 @@ from omnistage.models.interface import (
     DrawRequest,
     Frames,
     Load,
+    LoadError,
     ModelInfo,
     Picture,
     PortSpec,
@@ -63,7 +64,12 @@ class ToyOptions:
         known = {field.name for field in fields(cls)}
         unknown = set(options) - known
         if unknown:
-            raise ValueError(f"unknown options {sorted(unknown)} of the toy models; known are {sorted(known)}")
+            raise LoadError(f"unknown options {sorted(unknown)} of the toy models; known are {sorted(known)}")
+        for name, value in options.items():
+            default = getattr(cls(), name)
+            wanted = (int, float) if isinstance(default, float) else type(default)
+            if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
+                raise LoadError(f"option {name} of the toy models is {value!r} and must be like {default!r}")
         return cls(**options)
 
     @property

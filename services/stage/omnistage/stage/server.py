@@ -10,7 +10,9 @@ import grpc.aio
 
 from omnistage.connector.arena import Arena
 from omnistage.connector.sweep import sweep
-from omnistage.host.logs import configure_logs
+from omnistage.host import program
+from omnistage.host.addresses import check_can_listen
+from omnistage.host.errors import StartError
 from omnistage.host.process import serve
 from omnistage.link.channel import Channels
 from omnistage.link.limits import HOP_ROOM_BYTES
@@ -27,7 +29,7 @@ SWEEP_PERIOD_S = 60.0
 EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 
 LoadLogic = Callable[[StageSettings], StageLogic]
-"""Load a model and wrap it for its kind. Runs in a thread, before the server says SERVING; raises StartError for what a user can mend."""
+"""Load a model and wrap it for its kind. Runs in a thread, before the server listens."""
 
 
 class StageServer:
@@ -96,10 +98,20 @@ async def _sweep_for_ever() -> None:
         await asyncio.to_thread(sweep)
 
 
-async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic) -> None:
-    """Load the model, serve it until told to stop. Raises StartError."""
-    configure_logs(settings.log_level, settings.log_format)
-    logic = await asyncio.to_thread(load, settings)
+async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refusal: type[Exception]) -> None:
+    """Load the model, serve it until told to stop. refusal: what `load` raises for what a user can mend. Raises StartError."""
+    # Before the model: loading takes long, and a port that is taken is seen at once.
+    check_can_listen(settings.address, "--address")
+    check_can_listen(settings.metrics_address, "--metrics-address")
+    try:
+        logic = await asyncio.to_thread(load, settings)
+    except refusal as error:
+        raise StartError(str(error)) from None
     model = logic.description.model
     metrics = StageMetrics(kind, model)
     await serve(settings, StageServer(settings, logic, metrics), metrics.registry, {"kind": kind, "model": model})
+
+
+def main(kind: str, load: LoadLogic, refusal: type[Exception]) -> int:
+    """`python -m omnistage.<kind>`. Returns the exit code."""
+    return program.main(f"omnistage.{kind}", StageSettings, lambda settings: serve_stage(kind, settings, load, refusal))

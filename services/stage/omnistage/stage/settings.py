@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from omnistage.host.settings import ServerSettings
 
 
+def check_device(text: str) -> str:
+    """The text, if it names a device. Raises ValueError."""
+    if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", text, re.ASCII):
+        raise ValueError(f"{text[:80]!r} is no device: give cpu, cuda or cuda:N")
+    return text
+
+
+Device = Annotated[str, AfterValidator(check_device), Field(json_schema_extra={"metavar": "cpu|cuda:N"})]
+
+
 class StageSettings(ServerSettings):
     """What every kind of stage can be told."""
 
-    model: str = Field(description="name of the model family in the registry")
-    model_path: str = Field("", description="folder of a checkpoint; empty: the family's own default")
-    options: dict[str, int | float | str | bool] = Field(default_factory=dict, description="JSON object of options of the family")
-    device: str = Field("cpu", description="cpu or cuda:N")
-    dtype: str = Field("auto", description="auto, float32 or bfloat16")
+    model: str = Field(description="name of the model family, such as smol", json_schema_extra={"metavar": "FAMILY"})
+    model_path: str = Field("", description="folder of a checkpoint; empty: the family's own default", json_schema_extra={"metavar": "DIR"})
+    options: dict[str, int | float | str | bool] = Field(
+        default_factory=dict, description="options of the family as a JSON object", json_schema_extra={"metavar": "JSON"}
+    )
+    device: Device = Field("cpu", description="where to compute")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the weights; auto: the family's own")
     threads: int = Field(1, ge=1, le=64, description="torch threads; more than one only where it was measured to help")
     max_sessions: int = Field(0, ge=0, le=4096, description="sessions at once; 0: the model's own limit")
     allow: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="HOST:PORT patterns of next hops that may be dialled, comma-separated"
+        (),
+        description="next hops that may be dialled, comma-separated; the port may be *",
+        json_schema_extra={"metavar": "HOST:PORT,..."},
     )
-    inline_limit: int = Field(64 << 10, ge=0, description="tensors below this many bytes travel in the message")
-    arena_bytes: int = Field(-1, ge=-1, description="shared memory for tensors; -1: a share of what is free; 0: none")
+    inline_limit: int = Field(
+        64 << 10, ge=0, description="tensors below this many bytes travel in the message", json_schema_extra={"metavar": "BYTES"}
+    )
+    arena_bytes: int = Field(
+        -1, ge=-1, description="shared memory for tensors; -1: a share of what is free; 0: none", json_schema_extra={"metavar": "BYTES"}
+    )
     replay_limit: int = Field(
-        64 << 20, ge=0, description="bytes that a session keeps of what it sent to the next hop, for a replacement of it"
+        64 << 20,
+        ge=0,
+        description="bytes that a session keeps of what it sent to the next hop, for a replacement of it",
+        json_schema_extra={"metavar": "BYTES"},
     )
     session_limit: float = Field(600.0, gt=0, description="seconds that a session without a deadline may take")
 

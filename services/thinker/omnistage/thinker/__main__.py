@@ -6,9 +6,9 @@ tune_malloc()  # Before grpc is imported: it pays for large messages.
 
 import sys  # noqa: E402
 
-from omnistage.host.process import run  # noqa: E402
+from omnistage.models.interface import LoadError  # noqa: E402
 from omnistage.models.registry import LoadOptions, load_thinker  # noqa: E402
-from omnistage.stage.server import serve_stage  # noqa: E402
+from omnistage.stage.server import main  # noqa: E402
 from omnistage.stage.settings import StageSettings  # noqa: E402
 from omnistage.thinker.stage import ThinkerStage  # noqa: E402
 
@@ -18,5 +18,4 @@ def load(settings: StageSettings) -> ThinkerStage:
 
 
 if __name__ == "__main__":
-    settings = StageSettings(_cli_parse_args=True)
-    sys.exit(run(lambda: serve_stage("thinker", settings, load)))
+    sys.exit(main("thinker", load, LoadError))

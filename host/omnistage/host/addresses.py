@@ -1,0 +1,86 @@
+"""HOST:PORT as people type it: whether it is one, in words, and whether a server can listen there."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+
+from omnistage.host.errors import StartError
+from omnistage.host.listeners import listener
+
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
+_EXAMPLE = "such as 127.0.0.1:50050"
+MAX_PORT = 65535
+
+
+def check_address(text: str) -> str:
+    """The text, if it is HOST:PORT; an IPv6 address stands in brackets. Raises ValueError that says what is missing or too much."""
+    found = _HOST_PORT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:80]!r} {_fault(text)}")
+    if int(found["port"]) > MAX_PORT:
+        raise ValueError(f"{text!r} has no possible port: a port is 0 to {MAX_PORT}")
+    return text
+
+
+def _fault(text: str) -> str:
+    """What is wrong with a text that is not HOST:PORT, and what would be right."""
+    scheme, has_scheme, rest = text.partition("://")
+    if has_scheme:
+        return f"is a URL: leave {scheme}:// out, give HOST:PORT {_EXAMPLE if not _HOST_PORT.fullmatch(rest) else f'such as {rest}'}"
+    host, colon, port = text.rpartition(":")
+    if text.isdecimal():
+        return f"has no host: give HOST:PORT such as 127.0.0.1:{text}"
+    if colon and not host:
+        return f"has no host: give HOST:PORT {f'such as 127.0.0.1:{port}' if port.isdecimal() else _EXAMPLE}"
+    if text.count(":") > 1 and "[" not in text:
+        return "has more than one colon: an IPv6 address stands in brackets, such as [::1]:50050"
+    if re.fullmatch(r"[A-Za-z0-9._-]+:?", text):
+        return f"has no port: give HOST:PORT such as {text.rstrip(':')}:50050"
+    return f"is not HOST:PORT, {_EXAMPLE}"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of a checked address, without brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def check_can_listen(address: str, option: str) -> None:
+    """Bind to a checked address for a moment. Raises StartError that says who or what is in the way, and names the option to change.
+
+    A port can be taken by somebody else between this and the real thing; this finds mistakes before minutes of loading.
+    """
+    host, port = host_and_port(address)
+    try:
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror:
+        raise StartError(f"cannot listen on {address}: no host {host!r} is known here; choose another {option}") from None
+    refusals = [_refusal(family, name) for family, _, _, _, name in candidates]
+    # A name may stand for addresses of which this machine has only some, such as ::1 without IPv6: one is enough to listen.
+    number = errno.EADDRINUSE if errno.EADDRINUSE in refusals else min(refusals)
+    if number:
+        raise StartError(f"cannot listen on {address}: {_reason(number, host, port)}; choose another {option}")
+
+
+def _refusal(family: socket.AddressFamily, name: tuple[object, ...]) -> int:
+    """The error number of binding there, 0 for none."""
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        # As servers do: connections that ended a minute ago do not count, somebody who listens does.
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(name)
+        except OSError as error:
+            return error.errno or errno.EINVAL
+    return 0
+
+
+def _reason(number: int, host: str, port: int) -> str:
+    if number == errno.EADDRINUSE:
+        return f"the port is taken by {listener(port)}"
+    if number == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine"
+    if number == errno.EACCES:
+        return f"port {port} is for root only"
+    return errno.errorcode.get(number, str(number))

@@ -1,0 +1,77 @@
+"""The settings of a server from its command line and its environment, with mistakes told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
+
+from omnistage.host.errors import StartError
+
+S = TypeVar("S", bound=BaseSettings)
+
+METAVARS: Mapping[object, str] = {int: "N", float: "SECONDS"}
+"""What stands for a value in --help, unless the field says it with `json_schema_extra={"metavar": ...}`."""
+
+MAX_SHOWN = 80
+"""Characters of a bad value that are told."""
+
+
+def read(kind: type[S], words: Sequence[str], program: str) -> S:
+    """Settings from the words and the environment; --help prints and exits. Raises StartError that names the option or the variable."""
+    fields = kind.model_fields
+
+    def add_argument(parser: argparse.ArgumentParser, *names: str, **keywords: Any) -> argparse.Action:
+        if field := fields.get(keywords.get("dest", "")):
+            keywords["help"] = _help(field)
+            if not keywords["metavar"].startswith("{"):  # which lists the choices
+                keywords["metavar"] = _metavar(field)
+        return argparse.ArgumentParser.add_argument(parser, *names, **keywords)
+
+    try:
+        source: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
+            kind, cli_prog_name=program, cli_parse_args=list(words), cli_exit_on_error=False, add_argument_method=add_argument
+        )
+        return kind(_cli_settings_source=source)
+    except ValidationError as error:
+        raise StartError("; ".join(_told(details, kind, words) for details in error.errors(include_url=False))) from None
+    except SettingsError as error:
+        raise StartError(_one_line(f"{str(error).removeprefix('error parsing CLI: ')}; --help tells more")) from None
+
+
+def _metavar(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "metavar" in extra:
+        return str(extra["metavar"])
+    return METAVARS.get(field.annotation, "TEXT")
+
+
+def _help(field: FieldInfo) -> str:
+    default = field.default
+    if field.is_required():
+        return f"{field.description} (needed)"
+    if field.default_factory is not None or default in ("", ()):
+        return str(field.description)
+    return f"{field.description} (default: {','.join(default) if isinstance(default, tuple) else default})"
+
+
+def _told(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) -> str:
+    """One mistake: where it came from, and what is wrong."""
+    field = str(details["loc"][0])
+    flag, variable = f"--{field.replace('_', '-')}", f"OMNISTAGE_{field.upper()}"
+    if details["type"] == "missing":
+        return f"{flag} is missing: {kind.model_fields[field].description}"
+    typed = any(word == flag or word.startswith(f"{flag}=") for word in words)
+    message = details["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    shown = "" if details["type"] == "value_error" else f", not {str(details['input'])[:MAX_SHOWN]!r}"
+    return _one_line(f"{flag if typed or variable not in os.environ else variable}: {message}{shown}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

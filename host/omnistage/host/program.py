@@ -1,0 +1,26 @@
+"""`python -m omnistage.<server>`: from the command line to the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from omnistage.host.commandline import read
+from omnistage.host.errors import StartError
+from omnistage.host.logs import configure_logs
+from omnistage.host.process import cannot_start, run
+from omnistage.host.settings import ServerSettings
+
+S = TypeVar("S", bound=ServerSettings)
+
+
+def main(name: str, kind: type[S], serve: Callable[[S], Awaitable[None]]) -> int:
+    """Read the settings and serve until told to stop. name: of the module. Returns 0, 1 for a server that cannot start, or BROKEN."""
+    try:
+        settings = read(kind, sys.argv[1:], f"python -m {name}")
+    except StartError as error:
+        configure_logs("info", "auto")
+        return cannot_start(error)
+    configure_logs(settings.log_level, settings.log_format)
+    return run(lambda: serve(settings), settings.ready_fd)

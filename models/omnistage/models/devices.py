@@ -1,0 +1,32 @@
+"""Whether this machine and its torch have a device."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+from omnistage.models.interface import LoadError
+
+DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+"""One of them is there where CUDA can be: the driver of Linux, and that of Linux under Windows."""
+
+
+def check_possible(device: str) -> None:
+    """Raises LoadError where a device cannot be there. Says so without importing torch, which takes seconds."""
+    if device == "cpu":
+        return
+    if (installed := version("torch")).endswith("+cpu"):
+        raise LoadError(f"device {device}: torch {installed} is a build for CPUs; install one for CUDA, or compute on cpu")
+    if not any(driver.exists() for driver in DRIVERS):
+        raise LoadError(f"device {device}: this machine has no NVIDIA driver; compute on cpu")
+
+
+def check_there(device: str) -> None:
+    """Raises LoadError where torch does not find the device. Imports torch."""
+    if device == "cpu":
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= count:
+        raise LoadError(f"device {device}: torch finds {count} CUDA devices{f', cuda:0 to cuda:{count - 1}' if count else ''}")

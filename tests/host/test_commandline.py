@@ -1,0 +1,70 @@
+"""The settings of a server from its command line and its environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from omnistage.host.commandline import read
+from omnistage.host.errors import StartError
+from omnistage.router.settings import RouterSettings
+from omnistage.stage.settings import StageSettings
+
+TOY = ["--model", "toy"]
+
+
+def test_words_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISTAGE_THREADS", "3")
+    monkeypatch.setenv("OMNISTAGE_DEVICE", "cuda:1")
+    settings = read(StageSettings, [*TOY, "--threads=2", "--options", '{"length": 3}', "--allow", "a:1,b:*"], "stage")
+    assert (settings.threads, settings.device, settings.options, settings.allow) == (2, "cuda:1", {"length": 3}, ("a:1", "b:*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "--model is missing: name of the model family"),
+        ([*TOY, "--colour", "red"], "unrecognized arguments: --colour red"),
+        ([*TOY, "--address"], "argument --address: expected one argument"),
+        ([*TOY, "--address", "nowhere"], "--address: 'nowhere' has no port"),
+        ([*TOY, "--metrics-address=:1"], "--metrics-address: ':1' has no host"),
+        ([*TOY, "--device", "gpu"], "--device: 'gpu' is no device: give cpu, cuda or cuda:N"),
+        ([*TOY, "--dtype", "float64"], "--dtype: must be 'auto', 'float32' or 'bfloat16', not 'float64'"),
+        ([*TOY, "--max-sessions", "-1"], "--max-sessions: must be greater than or equal to 0, not '-1'"),
+        ([*TOY, "--threads", "many"], "--threads: must be a valid integer"),
+        ([*TOY, "--options", '{"a":'], "options"),
+        ([*TOY, "--device", "x" * 100_000], "is no device"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_option(words: list[str], told: str) -> None:
+    with pytest.raises(StartError) as raised:
+        read(StageSettings, words, "stage")
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("OMNISTAGE_LOG_LEVEL", "loud", "OMNISTAGE_LOG_LEVEL: must be 'debug', 'info', 'warning' or 'error', not 'loud'"),
+        ("OMNISTAGE_STAGES", "thinker", "OMNISTAGE_STAGES: must be KIND=HOST:PORT"),
+        ("OMNISTAGE_STAGES", "thinker=50051", "OMNISTAGE_STAGES: '50051' has no host"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StartError) as raised:
+        read(RouterSettings, ["--pipeline", "toy"], "router")
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [StageSettings, RouterSettings])
+def test_help_is_for_people(kind: type[StageSettings | RouterSettings], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        read(kind, ["--help"], "python -m omnistage.thinker")
+    assert raised.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: python -m omnistage.thinker ")
+    assert "--address HOST:PORT" in shown
+    for internal in ("tuple", "str", "int ", "dict", "__main__", "PydanticUndefined"):
+        assert internal not in shown.replace("structured", ""), internal
