@@ -14,7 +14,8 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import TokenRequest
 from omnistage.engine.types import Sampling
-from omnistage.models.interface import Content, Load, LoadError, ModelInfo, PortSpec, TextPiece, TextRequest
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest
 from omnistage.stage.server import main
 from omnistage.thinker.stage import ThinkerStage
 

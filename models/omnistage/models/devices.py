@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from omnistage.models.interface import LoadError
+from omnistage.models.errors import LoadError
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 """One of them is there where CUDA can be: the driver of Linux, and that of Linux under Windows."""

@@ -27,10 +27,6 @@ class BadRequest(ValueError):
         self.description = description
 
 
-class LoadError(ValueError):
-    """A model cannot be loaded as it was asked for. The text says why and what to do."""
-
-
 class Content(enum.Enum):
     """What a port carries."""
 

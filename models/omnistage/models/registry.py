@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from omnistage.models.devices import check_possible
-from omnistage.models.interface import Code2WavModel, DiffusionModel, LoadError, StageModel, TalkerModel, ThinkerModel
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import Code2WavModel, DiffusionModel, StageModel, TalkerModel, ThinkerModel
 
 
 class UnknownModel(LoadError):

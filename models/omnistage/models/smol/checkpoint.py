@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omnistage.models.interface import LoadError
+from omnistage.models.errors import LoadError
 
 FILES: Mapping[str, tuple[str, ...]] = {
     "thinker": ("config.json", "model.safetensors", "tokenizer.json"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from omnistage.models.devices import check_there
-from omnistage.models.interface import LoadError, StageModel
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import StageModel
 from omnistage.models.registry import LoadOptions
 from omnistage.models.smol.checkpoint import BadCheckpoint, check_folder
 from omnistage.models.smol.store import model_directory

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.models.interface import LoadError
+from omnistage.models.errors import LoadError
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and how much of that is done, 0 to 1."""

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.types import FinishReason
+from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     BadRequest,
     Content,
     DrawRequest,
     Frames,
     Load,
-    LoadError,
     ModelInfo,
     Picture,
     PortSpec,

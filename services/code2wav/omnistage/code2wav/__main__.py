@@ -7,7 +7,7 @@ tune_malloc()  # Before grpc is imported: it pays for large messages.
 import sys  # noqa: E402
 
 from omnistage.code2wav.stage import Code2WavStage  # noqa: E402
-from omnistage.models.interface import LoadError  # noqa: E402
+from omnistage.models.errors import LoadError  # noqa: E402
 from omnistage.models.registry import LoadOptions, load_code2wav  # noqa: E402
 from omnistage.stage.server import main  # noqa: E402
 from omnistage.stage.settings import StageSettings  # noqa: E402
