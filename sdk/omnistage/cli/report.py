@@ -5,6 +5,9 @@ Exit codes: 0 done; 1 an error; 2 a wrong command line; 130 interrupted.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,26 +16,33 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from omnistage.cli import interrupt
+from omnistage.cli.interruptible import Interrupted
 from omnistage.client.errors import BadRequestError, OmniError, OverloadedError, StackError, UnavailableError
-
-INTERRUPTED = 130
 
 
 @contextmanager
 def errors_reported(verbose: bool = False) -> Iterator[None]:
-    """Turn the errors of the client and the launcher into a message on stderr and exit code 1."""
+    """Turn the errors of the client and the launcher into a message on stderr and exit code 1, and Ctrl-C into exit code 130."""
     try:
+        interrupt.raise_interrupts()
         yield
     except OmniError as error:
         _print(error, verbose)
         raise typer.Exit(1) from error
+    except BrokenPipeError as error:
+        # Whoever read the output has seen enough. What is left of it must not be flushed into the broken pipe at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(interrupt.exit_code(signal.SIGPIPE)) from error
     except OSError as error:
         if verbose:
             traceback.print_exc()
         _line(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "")
         raise typer.Exit(1) from error
+    except Interrupted as error:
+        raise typer.Exit(interrupt.exit_code(error.number)) from error
     except KeyboardInterrupt as error:
-        raise typer.Exit(INTERRUPTED) from error
+        raise typer.Exit(interrupt.exit_code(signal.SIGINT)) from error
 
 
 def _print(error: OmniError, verbose: bool) -> None:

@@ -1,27 +1,26 @@
-"""One spoken answer on the terminal: text as it comes, a line that shows the sound, and the figures."""
+"""One spoken answer: asked for, shown while it comes, written to files, told in figures."""
 
 from __future__ import annotations
 
 import json
-import sys
+import math
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
 
 import numpy as np
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
+from rich.console import Console
 
 from omnistage.cli.connect import connected
+from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
+from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import sentence
+from omnistage.cli.screen import Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
-from omnistage.client.errors import BadRequestError, ProtocolError
+from omnistage.client.errors import NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
 from omnistage.client.request import Options
 from omnistage.client.wav import write_wav
@@ -39,116 +38,66 @@ class Wish:
     options: Options
 
 
-async def speak(wish: Wish, target: str | Layout, verbose: bool) -> None:
-    """Ask, show the answer while it comes, write the files, print the figures."""
-    console = Console(highlight=False, soft_wrap=True)
-    for path in (wish.out, wish.timeline):
-        if path is not None and not path.parent.is_dir():
-            raise BadRequestError.of(str(path), "its folder does not exist")
-    async with connected(target, wish.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
-        events = omni.stream_say(wish.text, **wish.options) if wish.verbatim else omni.stream(wish.text, **wish.options)
-        spoken, done = await follow(events, screen_for(wish.as_json), keep_sound=wish.out is not None)
-    files = []
-    if wish.out is not None and save(spoken, wish.out):
-        files.append(str(wish.out))
-    if wish.timeline is not None:
-        draw(wish.timeline, done, spoken.text or wish.text)
-        files.append(str(wish.timeline))
-    if wish.as_json:
-        print(as_json(spoken, done))
-        return
-    for failover in done.failovers:
-        console.print(sentence(failover, done.timing), style="dim", markup=False)
-    console.print(figures(done), style="dim", markup=False)
-    if files:
-        console.print(f"wrote {', '.join(files)}", style="dim", markup=False)
+def check(out: Path | None, timeline: Path | None, options: Options) -> None:
+    """Refuse what cannot be done, before anything is fetched, started or asked. Raises RequestError."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            option = "timeout" if name == "timeout_s" else name
+            raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
+    with ExitStack() as tried:
+        _open_files(out, timeline, tried)
 
 
-@dataclass(slots=True)
-class Spoken:
-    """What has come so far. sounds is filled only if a file is wanted."""
+async def speak(work: Interruptible, wish: Wish, target: str | Layout, verbose: bool) -> None:
+    """Ask, show the answer while it comes, print the figures, write the files; a private stack ends after that.
 
-    text: str = ""
-    audio_s: float = 0.0
-    sounds: list[AudioChunk] = field(default_factory=list)
-
-
-class Screen(Protocol):
-    """Where an answer is shown while it comes."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-    def show(self, spoken: Spoken, new_text: str) -> None: ...
-
-
-class Quiet:
-    """Shows nothing: for --json."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return None
-
-    def show(self, spoken: Spoken, new_text: str) -> None:
-        return None
+    Text, or the JSON object, goes to stdout and everything else to stderr.
+    """
+    if isinstance(target, Layout) and all(stage.kind != "thinker" for stage in target.stages):
+        raise RequestError(
+            f"{target.pipeline} has no thinker, which ask and say need", hint="Give another --model, or none for the default."
+        )
+    with ExitStack() as files:
+        # Before anything is started or asked: an answer that cannot be kept is lost.
+        out, picture = _open_files(wish.out, wish.timeline, files)
+        async with connected(target, wish.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
+            events = omni.stream_say(wish.text, **wish.options) if wish.verbatim else omni.stream(wish.text, **wish.options)
+            spoken, done = await follow(events, screen_for(wish.as_json), keep_sound=out is not None)
+            work.complete()
+            if not wish.as_json:
+                _tell(*(sentence(failover, done.timing) for failover in done.failovers), figures(done))
+            written = _write(wish, out, picture, spoken, done)
+            if wish.as_json:
+                print(as_json(spoken, done), flush=True)
+            elif written:
+                _tell(f"wrote {', '.join(written)}")
 
 
-class Plain(Quiet):
-    """Text and nothing else, each piece at once: for pipes and files."""
-
-    def __init__(self) -> None:
-        self._written = False
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._written:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-
-    def show(self, spoken: Spoken, new_text: str) -> None:
-        self._written = True
-        sys.stdout.write(new_text)
-        sys.stdout.flush()
+def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tuple[OutputFile | None, OutputFile | None]:
+    sound = files.enter_context(OutputFile(out, "--out", ".wav")) if out is not None else None
+    picture = files.enter_context(OutputFile(timeline, "--timeline", ".png")) if timeline is not None else None
+    return sound, picture
 
 
-class Lively:
-    """For a terminal: the text grows, and below it a line tells how much sound there is."""
-
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._live.stop()
-
-    def show(self, spoken: Spoken, new_text: str) -> None:
-        self._live.update(Group(Text(spoken.text), speaking_line(spoken)), refresh=True)
-
-    def settle(self, spoken: Spoken) -> None:
-        """Leave only the text."""
-        self._live.update(Text(spoken.text), refresh=True)
+def _write(wish: Wish, out: OutputFile | None, picture: OutputFile | None, spoken: Spoken, done: Done) -> list[str]:
+    """Write the files that were asked for; returns their names. Raises NotSpokenError if there is no sound to write."""
+    written = []
+    if out is not None and spoken.sounds:
+        out.write(lambda path: save(spoken, path))
+        written.append(str(out.path))
+    if picture is not None:
+        picture.write(lambda path: draw(path, done, spoken.text or wish.text))
+        written.append(str(picture.path))
+    if out is not None and not spoken.sounds:
+        raise NotSpokenError(f"nothing of the answer could be spoken by {done.model}: {out.path} was not written")
+    return written
 
 
-def speaking_line(spoken: Spoken) -> Text:
-    """Four notes a second of sound, the last twelve of them."""
-    if not spoken.audio_s:
-        return Text("thinking", style="dim")
-    notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(spoken.audio_s * 4)))[-12:]
-    return Text.assemble(("speaking ", "dim"), (f"{notes:>12}", "cyan"), (f" {spoken.audio_s:.1f} s", "dim"))
-
-
-def screen_for(as_json: bool) -> Screen:
-    """The screen that fits where stdout goes."""
-    if as_json:
-        return Quiet()
-    # A console of its own: one with soft_wrap would cut the answer at the first line.
-    console = Console(highlight=False)
-    return Lively(console) if console.is_terminal else Plain()
+def _tell(*lines: str) -> None:
+    """For people, at once: the end of a private stack takes a while."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, style="dim", markup=False)
 
 
 async def follow(events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool) -> tuple[Spoken, Done]:
@@ -167,18 +116,13 @@ async def follow(events: AsyncGenerator[Event, None], screen: Screen, keep_sound
                             spoken.sounds.append(event)
                         screen.show(spoken, "")
                     case Done():
-                        if isinstance(screen, Lively):
-                            screen.settle(spoken)
                         return spoken, event
     raise ProtocolError("the stream ended without its account")
 
 
-def save(spoken: Spoken, path: Path) -> bool:
-    """Write the sound to a WAV file; False if there was none."""
-    if not spoken.sounds:
-        return False
+def save(spoken: Spoken, path: Path) -> None:
+    """Write the sound to a WAV file."""
     write_wav(path, np.concatenate([sound.samples for sound in spoken.sounds]), spoken.sounds[0].sample_rate_hz)
-    return True
 
 
 def as_json(spoken: Spoken, done: Done) -> str:

@@ -6,6 +6,7 @@ pipe closes: that happens in `stop`, at the exit of this process, and when this 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import select
@@ -22,6 +23,9 @@ from typing import TypedDict
 from omnistage.client.errors import NotAvailableError, StackError
 
 STOP_TIMEOUT_S = 20.0
+
+LAUNCHER_NEEDS = ("typer", "rich")
+"""Packages of the launcher that a client by itself does not need."""
 
 
 class StackSettings(TypedDict, total=False):
@@ -101,6 +105,12 @@ class PrivateStack:
             return self._address
 
     def _start(self) -> str:
+        missing = [name for name in LAUNCHER_NEEDS if importlib.util.find_spec(name) is None]
+        if missing:
+            raise StackError(
+                f"a stack of one's own needs packages that are not installed: {', '.join(missing)}",
+                hint="pip install 'omnistage[cli,models]', or give the address of a router that runs: address='HOST:PORT'.",
+            )
         ready_read, ready_write = os.pipe()
         lifeline_read, lifeline_write = os.pipe()
         try:

@@ -1,0 +1,55 @@
+"""Work on an event loop that Ctrl-C, a hangup or SIGTERM cancels: once, and not at all when it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from omnistage.cli import interrupt
+
+
+class Interrupted(Exception):
+    """The work was interrupted before it was complete, and has cleaned up. number: of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by signal {number}")
+        self.number = number
+
+
+class Interruptible:
+    """One piece of work. It calls `complete` when it has what was asked for: from then on an interrupt takes nothing of that away."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._is_complete = False
+
+    def run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
+        """Run `work(self)` to its end on an event loop of its own. Raises Interrupted, and whatever the work raises."""
+        try:
+            asyncio.run(self._run(work))
+        except asyncio.CancelledError:
+            if not self._number:
+                raise
+            raise Interrupted(self._number) from None
+
+    def complete(self) -> None:
+        """Whatever comes now is written, told, and put away in order."""
+        self._is_complete = True
+        interrupt.ignore()
+
+    async def _run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None:
+            raise RuntimeError("work runs as a task")
+
+        def cancel() -> None:
+            # It may have become complete between the signal and this turn of the loop.
+            if not self._is_complete:
+                task.cancel()
+
+        def interrupted(number: int) -> None:
+            self._number = number
+            loop.call_soon_threadsafe(cancel)
+
+        interrupt.call_once(interrupted)
+        await work(self)

@@ -1,0 +1,193 @@
+"""Where an answer is shown while it comes: nowhere, in a pipe or file, or on a terminal.
+
+On a terminal, text is written once and never again. Only the unfinished word and the line that tells of the sound are drawn anew: they
+stand behind the end of the text, and what stands there can be erased without knowing how wide anything is. So nothing of it ever gets into
+the scrollback, also when the window changes its size meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from omnistage.cli.wrap import Wrap
+from omnistage.client.events import AudioChunk
+
+ERASE_BELOW = "\x1b[J"
+DOWN = "\x1bD"
+"""One row down; scrolls at the last one, and keeps the column."""
+UP = "\x1b[A"
+SAVE, RESTORE = "\x1b7", "\x1b8"
+
+FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
+"""A smaller window has no place for more than the text."""
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What has come so far. sounds is filled only if a file is wanted."""
+
+    text: str = ""
+    audio_s: float = 0.0
+    sounds: list[AudioChunk] = field(default_factory=list)
+
+
+class Screen(Protocol):
+    """Shows an answer between `with` and its end."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def show(self, spoken: Spoken, new_text: str) -> None: ...
+
+
+class Quiet:
+    """Shows nothing: for --json."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def show(self, spoken: Spoken, new_text: str) -> None:
+        return None
+
+
+class Plain(Quiet):
+    """Text and nothing else, each piece at once: for pipes and files."""
+
+    def __init__(self) -> None:
+        self._written = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._written:
+            _write(sys.stdout, "\n")
+
+    def show(self, spoken: Spoken, new_text: str) -> None:
+        if new_text:
+            self._written = True
+            _write(sys.stdout, new_text)
+
+
+class Silent(Plain):
+    """For text that goes to a file while a person waits at a terminal: there only the line of the sound is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._below = Below(sys.stderr)
+
+    def __enter__(self) -> Self:
+        self._below.draw("", speaking_line(Spoken()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._below.erase()
+        super().__exit__(kind, error, trace)
+
+    def show(self, spoken: Spoken, new_text: str) -> None:
+        super().show(spoken, new_text)
+        self._below.erase()
+        self._below.draw("", speaking_line(spoken))
+
+
+class Lively(Quiet):
+    """For a terminal: the text grows, in lines that are not broken within a word, and below it a line tells how much sound there is."""
+
+    def __init__(self) -> None:
+        self._below = Below(sys.stderr)
+        self._wrap = Wrap()
+
+    def __enter__(self) -> Self:
+        self._below.draw("", speaking_line(Spoken()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._below.erase()
+        _write(sys.stdout, self._wrap.finish(self._below.columns))
+
+    def show(self, spoken: Spoken, new_text: str) -> None:
+        self._below.erase()
+        _write(sys.stdout, self._wrap.add(new_text, self._below.columns))
+        self._below.draw(self._wrap.unfinished, speaking_line(spoken))
+
+
+class Below:
+    """What stands at and below the cursor of a terminal, until it is erased; the cursor stays where it is."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+        self._console = Console(file=terminal, highlight=False)
+
+    @property
+    def columns(self) -> int:
+        """How wide the terminal is now."""
+        return self._size().columns or 80
+
+    def draw(self, word: str, line: Text) -> None:
+        """Show a word at the cursor and a line below it. Nothing is drawn where there is no room, nor by a job in the background: the
+        terminal then belongs to somebody else."""
+        size = self._size()
+        columns, rows = size.columns or 80, size.lines or 24
+        if columns < FEWEST_COLUMNS or rows < FEWEST_ROWS or not self._is_in_foreground():
+            return
+        line = line.copy()
+        line.truncate(columns - 1)
+        with self._console.capture() as capture:
+            self._console.print(line, end="", soft_wrap=True)
+        # First a row below, made by scrolling if need be: a saved place does not scroll along.
+        _write(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
+
+    def erase(self) -> None:
+        """Erase what was drawn."""
+        if self._is_in_foreground():
+            _write(self._terminal, ERASE_BELOW)
+
+    def _size(self) -> os.terminal_size:
+        return os.get_terminal_size(self._terminal.fileno())
+
+    def _is_in_foreground(self) -> bool:
+        try:
+            return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
+        except OSError:  # a terminal that is not the one of this session has no foreground
+            return True
+
+
+def speaking_line(spoken: Spoken) -> Text:
+    """Four notes a second of sound, the last twelve of them."""
+    if not spoken.audio_s:
+        return Text("thinking", style="dim")
+    notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(spoken.audio_s * 4)))[-12:]
+    return Text.assemble(("speaking ", "dim"), (f"{spoken.audio_s:.1f} s ", "dim"), (notes, "cyan"))
+
+
+def screen_for(as_json: bool) -> Screen:
+    """The screen that fits where stdout and stderr go."""
+    if as_json:
+        return Quiet()
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal or not sys.stderr.isatty():
+        return Plain()
+    if sys.stdout.isatty():
+        return Lively() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()
+    # What reads a pipe may write to this terminal itself.
+    return Silent() if _is_file(sys.stdout) else Plain()
+
+
+def _is_file(stream: TextIO) -> bool:
+    mode = os.fstat(stream.fileno()).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # a device that is no terminal: /dev/null
+
+
+def _write(stream: TextIO, text: str) -> None:
+    if text:
+        stream.write(text)
+        stream.flush()

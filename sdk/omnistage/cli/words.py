@@ -1,0 +1,31 @@
+"""The words that a command is to ask or to speak, as they were typed or as they come through standard input."""
+
+from __future__ import annotations
+
+import sys
+
+from omnistage.client.channel import MAX_MESSAGE_BYTES
+from omnistage.client.errors import RequestError
+
+
+def words(typed: str) -> str:
+    """The text; - stands for standard input, to its end. Raises RequestError if there is none, or if it is no text."""
+    data = _standard_input() if typed == "-" else typed.encode(errors="surrogateescape")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the text is not UTF-8: byte {error.start} is {data[error.start]:#04x}", hint="Convert it first: iconv -t UTF-8."
+        ) from None
+    if not text.strip():
+        raise RequestError("the text is empty", hint='Give the words, such as "What is a kite?", or - for those of standard input.')
+    return text
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise RequestError("- reads standard input, and there is none", hint="Give the words themselves, or a file: < words.txt")
+    data = sys.stdin.buffer.read(MAX_MESSAGE_BYTES + 1)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RequestError(f"the text is longer than {MAX_MESSAGE_BYTES} bytes", hint="Give less of it.")
+    return data

@@ -1,0 +1,86 @@
+"""Text that comes in pieces, broken into the lines of a terminal; what was written is never taken back."""
+
+from __future__ import annotations
+
+import re
+
+from rich.cells import cell_len, chop_cells
+
+WIDE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
+"""Scripts without spaces: a line may be broken after each character."""
+
+TOKEN = re.compile(rf"\n|\s|[{WIDE}]|[^\s{WIDE}]+")
+OPEN = re.compile(rf"[^\s{WIDE}]+")
+"""A word that may go on with the next piece."""
+
+TAB = 4
+
+UNSEEN = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+"""Control characters: what a model makes must not steer a terminal."""
+
+
+class Wrap:
+    """Lines stay one column short of the terminal's width: a cursor behind the last column is treated differently by every terminal."""
+
+    def __init__(self) -> None:
+        self._column = 0
+        self._gap = ""
+        """Spaces that are written with the word behind them, or not at all if that one begins a line."""
+        self._word = ""
+
+    @property
+    def unfinished(self) -> str:
+        """What stands behind the text until it is known how it goes on."""
+        return self._gap + self._word if self._word else ""
+
+    def add(self, text: str, columns: int) -> str:
+        """Take the next piece. Returns what to write now, behind all that was written before."""
+        limit = _limit(columns)
+        tokens = TOKEN.findall(self._word + text.translate(UNSEEN))
+        self._word = tokens.pop() if tokens and OPEN.fullmatch(tokens[-1]) else ""
+        written = [self._place(token, limit) for token in tokens]
+        written.append(self._make_room(limit))
+        return "".join(written)
+
+    def finish(self, columns: int) -> str:
+        """The end of the text. Returns what to write; the cursor is then at the beginning of a line."""
+        word, self._word = self._word, ""
+        written = self._place(word, _limit(columns)) if word else ""
+        return f"{written}\n" if self._column else written
+
+    def _place(self, token: str, limit: int) -> str:
+        if token == "\n":
+            self._column, self._gap = 0, ""
+            return "\n"
+        if token.isspace():
+            self._gap += " " * TAB if token == "\t" else token
+            return ""
+        begin = self._begin(token, limit)
+        *full, last = chop_cells(token, limit - self._column) or [""]
+        self._column = cell_len(last) if full else self._column + cell_len(last)
+        return begin + "".join(f"{line}\n" for line in full) + last
+
+    def _begin(self, word: str, limit: int) -> str:
+        """The gap before a word, or a new line if the word has no room behind it."""
+        gap, self._gap = self._gap, ""
+        width = cell_len(gap)
+        if self._column + width + cell_len(word) <= limit:
+            self._column += width
+            return gap
+        if self._column:
+            self._column = 0
+            return "\n"
+        return ""
+
+    def _make_room(self, limit: int) -> str:
+        """What the unfinished word makes final: the line before it, and full lines of its own."""
+        width = cell_len(self._gap) + cell_len(self._word)
+        if not self._word or self._column + width <= limit:
+            return ""
+        begin = self._begin(self._word, limit)
+        *full, self._word = chop_cells(self._word, limit)
+        return begin + "".join(f"{line}\n" for line in full)
+
+
+def _limit(columns: int) -> int:
+    return max(columns - 1, 2)

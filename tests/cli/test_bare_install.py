@@ -1,0 +1,62 @@
+"""Without the extras, the command and a private stack say which are missing; the client itself works."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helpers.bare import bare_environment, bare_python
+
+pytestmark = pytest.mark.serial
+
+INSTALL = "pip install 'omnistage[cli,models"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return bare_environment(tmp_path_factory.mktemp("bare"))
+
+
+def python(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*bare_python(), *words], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_says_what_to_install(bare: dict[str, str]) -> None:
+    for words in (("ask", "Hi"), ("--help",), ()):
+        done = python(bare, "-m", "omnistage.cli", *words)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        error, hint = done.stderr.splitlines()
+        assert error.startswith("error: ")
+        assert "typer" in error
+        assert INSTALL in hint
+
+
+def test_a_private_stack_says_what_to_install(bare: dict[str, str]) -> None:
+    code = """
+from omnistage.client import Omni, StackError
+try:
+    Omni()
+except StackError as error:
+    print(error, error.hint, sep="\\n")
+"""
+    done = python(bare, "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    error, hint = done.stdout.splitlines()
+    assert "typer" in error
+    assert INSTALL in hint
+
+
+def test_the_client_asks_a_router_that_runs(bare: dict[str, str], toy_address: str) -> None:
+    code = "import sys\nfrom omnistage.client import Omni\nwith Omni(address=sys.argv[1]) as omni:\n    print(omni.say('one two').text)"
+    done = python(bare, "-c", code, toy_address)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["one", "two"]
+
+
+def test_the_default_model_says_what_to_install(tmp_path: Path) -> None:
+    done = python(bare_environment(tmp_path, "cli"), "-m", "omnistage.cli", "ask", "Hi")
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: the default model needs packages that are not installed: torch")
+    assert INSTALL in hint

@@ -1,0 +1,97 @@
+"""A terminal with a command on it: what it shows, what has scrolled away, keys that are pressed, and a window that changes its size."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pyte
+
+CTRL_C = b"\x03"
+
+
+class Terminal:
+    """An emulator, and after `run` the exit code of the command that ran on it."""
+
+    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+        self._screen = pyte.HistoryScreen(columns, rows, history=100_000)
+        self._stream = pyte.ByteStream(self._screen)
+        self._master = -1
+        self.written = b""
+        """All bytes that came."""
+        self.exit_code: int | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """The scrollback and the window, without the empty lines at the end and the spaces at the ends of lines."""
+        shown = [*(self._text(line) for line in self._screen.history.top), *self._screen.display]
+        lines = [line.rstrip() for line in shown]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def resize(self, columns: int, rows: int) -> None:
+        """The window gets another size; what no longer fits into its columns is cut off, as by terminals that do not wrap lines anew."""
+        self._screen.resize(rows, columns)
+        self._tell_size()
+
+    def run(
+        self,
+        words: Sequence[str],
+        meanwhile: Callable[[Terminal], None] | None = None,
+        stdin: int | None = None,
+        under: Sequence[str] = (),
+        **streams: Any,
+    ) -> int:
+        """Run `omnistage` with these words to its end; `meanwhile` is called after each piece of output. stdin: a file; else the terminal.
+        under: a command that runs it. streams: stdout or stderr, where they are not this terminal."""
+        self._master, slave = pty.openpty()
+        self._tell_size()
+        # setsid and the controlling terminal, so that Ctrl-C reaches the command as it does for a person.
+        command = ["setsid", "--ctty", *under, sys.executable, "-m", "omnistage.cli", *words]
+        if stdin is not None:  # setsid takes its standard input for the terminal
+            take = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execvp(sys.argv[2], sys.argv[2:])"
+            command = [*command[:2], sys.executable, "-c", take, str(stdin), *command[2:]]
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        with subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=streams.get("stdout", slave),
+            stderr=streams.get("stderr", slave),
+            pass_fds=() if stdin is None else (stdin,),
+            env={**environment, "TERM": "xterm-256color"},
+        ) as run:
+            os.close(slave)
+            try:
+                while piece := os.read(self._master, 65536):
+                    self.written += piece
+                    self._stream.feed(piece)
+                    if meanwhile is not None:
+                        meanwhile(self)
+            except OSError:  # Linux says EIO when the last writer is gone
+                pass
+            self.exit_code = run.wait(60)
+        os.close(self._master)
+        return self.exit_code
+
+    def _tell_size(self) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", self._screen.lines, self._screen.columns, 0, 0))
+
+    def _text(self, line: dict[int, Any]) -> str:
+        # A wide character has an empty cell behind it.
+        last = max(line, default=-1)
+        return "".join(line[column].data if column in line else " " for column in range(last + 1))
+
+
+def words_of(lines: Iterable[str]) -> list[str]:
+    return " ".join(lines).split()
