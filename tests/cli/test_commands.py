@@ -34,11 +34,10 @@ def last_object(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_ask_prints_the_answer_and_the_figures(toy_address: str) -> None:
     done = omnistage("ask", "Hello there", "--seed", "5", "--address", toy_address)
     assert done.returncode == 0, done.stderr
-    answer, figures = done.stdout.splitlines()
-    assert answer == formulas.text(5, "Hello there", formulas.NATURAL_LENGTH)
+    assert done.stdout == formulas.text(5, "Hello there", formulas.NATURAL_LENGTH) + "\n"
+    (figures,) = done.stderr.splitlines()
     for name in ("ttft", "ttfa", "audio", "rtf", "model toy", "seed 5"):
         assert name in figures
-    assert done.stderr == ""
 
 
 def test_ask_json_is_one_object(toy_address: str) -> None:
@@ -66,8 +65,9 @@ async def test_a_loss_is_told_in_a_line(tmp_path: Path) -> None:
         for_people = await asyncio.to_thread(omnistage, *words, "--timeline", picture)
         for_scripts = await asyncio.to_thread(omnistage, *words, "--json")
     assert for_people.returncode == 0, for_people.stderr
-    text, line, figures, _ = for_people.stdout.splitlines()
-    assert text == TEXT
+    assert for_people.stdout == f"{TEXT}\n"
+    line, figures, wrote = for_people.stderr.splitlines()
+    assert wrote == f"wrote {picture}"
     assert line.startswith("talker lost at 0.")
     assert line.endswith(" s, another went on after 35 ms; the listener noticed nothing")
     assert "seed 7" in figures
@@ -89,6 +89,13 @@ def test_say_speaks_exactly_the_text(toy_address: str) -> None:
     assert result["audio_s"] > 0
 
 
+@pytest.mark.parametrize("words", [["ask", "Hi"], ["say", "one two"]])
+def test_output_for_scripts_is_on_stdout_and_for_people_on_stderr(toy_address: str, tmp_path: Path, words: list[str]) -> None:
+    done = omnistage(*words, "--seed", "3", "--out", tmp_path / "x.wav", "--json", "--address", toy_address)
+    assert list(last_object(done)) == SPOKEN_KEYS
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+
+
 def test_text_from_standard_input(toy_address: str) -> None:
     result = last_object(omnistage("say", "-", "--json", "--address", toy_address, text="one two"))
     assert result["text"].split() == ["one", "two"]
@@ -98,7 +105,7 @@ def test_files(toy_address: str, tmp_path: Path) -> None:
     wav, png = tmp_path / "answer.wav", tmp_path / "answer.png"
     done = omnistage("ask", "Hi", "--seed", "7", "--out", wav, "--timeline", png, "--address", toy_address)
     assert done.returncode == 0, done.stderr
-    assert f"wrote {wav}, {png}" in done.stdout
+    assert f"wrote {wav}, {png}" in done.stderr
     with wave.open(str(wav)) as file:
         assert file.getframerate() == formulas.SAMPLE_RATE_HZ
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
@@ -151,9 +158,9 @@ def test_without_an_address_a_stack_is_started_for_the_call() -> None:
     ("words", "told"),
     [
         (["ask", "Hi", "--model", "absent"], "no model 'absent'"),
-        (["ask", ""], "thinker.messages"),
+        (["ask", ""], "the text is empty"),
         (["ask", "Hi", "--max-tokens", "32768", "--timeout", "0.002"], "error:"),
-        (["say", " "], "text: is empty"),
+        (["say", " "], "the text is empty"),
         (["ask", "Hi", "--out", "absent-folder/x.wav"], "its folder does not exist"),
     ],
 )
@@ -188,6 +195,7 @@ def test_nobody_at_the_address(free_port: int) -> None:
         ["ask", "Hi", "--seed", "-1"],
         ["ask", "Hi", "--seed", "many"],
         ["ask", "Hi", "--out", "x.wav", "--text-only"],
+        ["say", "Hi", "--text-only"],
         ["serve", "toy", "--replicas", "talker=0"],
         ["serve", "toy", "--replicas", "talker"],
         ["serve", "toy", "--device", "singer=cpu"],

@@ -25,7 +25,7 @@ def main() -> None:
         sys.stderr.write("hint: pip install 'omnistage[cli,models]'\n")
         raise SystemExit(1) from None
     finally:
-        interrupt.ignore()
+        interrupt.ignore_to_the_end()
 
 
 def _open_standard_streams() -> None:

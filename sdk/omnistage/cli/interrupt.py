@@ -49,6 +49,12 @@ def ignore() -> None:
     _handle(lambda number: None)
 
 
+def ignore_to_the_end() -> None:
+    """For the last moments of the process, when Python takes its handlers down. What is started from here on would inherit it."""
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _handle(handle: Callable[[int], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)

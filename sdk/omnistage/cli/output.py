@@ -22,7 +22,10 @@ class OutputFile:
 
     def __init__(self, path: Path, option: str, suffix: str) -> None:
         self.path = path
-        _check(path, option, suffix)
+        try:
+            _check(path, option, suffix)
+        except OSError as error:
+            raise _not_written(path, error) from error
         # Through links: whoever has one wants the file behind it replaced.
         self._place = Path(os.path.realpath(path))
         self._draft = self._place.with_name(f".omnistage-{secrets.token_hex(6)}.part")

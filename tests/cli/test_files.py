@@ -1,0 +1,150 @@
+"""The files of an answer: tried before anything is asked, whole or absent, and never another file's place."""
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+from helpers.mounts import need_namespace
+from helpers.peer import STARTED, TEXT, USAGE, Peer, event, listening
+from omnistage.cli.output import OutputFile
+from omnistage.client.errors import RequestError
+from omnistage.v1 import chunk_pb2, omni_pb2
+
+pytestmark = pytest.mark.serial
+
+COMMAND = (sys.executable, "-m", "omnistage.cli")
+
+
+def omnistage(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def error_of(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that tells of the mistake; a hint stands below it, and nothing was asked."""
+    assert done.returncode == 1
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert hint.startswith("hint: ")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--out", "."], "--out .: this is a folder"),
+        (["--out", "/proc/x.wav"], "/proc/x.wav cannot be written: "),
+        (["--out", "absent/x.wav"], "--out absent/x.wav: its folder does not exist"),
+        (["--out", "-"], "standard output is for the text"),
+        (["--out", "x.mp3"], "only WAV can be written"),
+        (["--out", "x"], "only WAV can be written"),
+        (["--out", "pipe.wav"], "this is no file but a device or a pipe"),
+        (["--out", f"{'x' * 300}.wav"], "cannot be written: File name too long"),
+        (["--timeline", "x.jpg"], "only PNG can be written"),
+        (["--timeline", "-"], "standard output is for the text"),
+        (["--out", "x.wav", "--timeline", "absent/x.png"], "--timeline absent/x.png: its folder does not exist"),
+    ],
+)
+def test_a_place_that_cannot_be_is_told_before_anything_is_started(tmp_path: Path, words: list[str], told: str) -> None:
+    """There is no address, so that a model would have to be fetched and loaded: the pipeline of that name is not even looked for."""
+    os.mkfifo(tmp_path / "pipe.wav")
+    assert told in error_of(omnistage("say", "Hi", "--model", "absent", *words, cwd=tmp_path))
+    assert names(tmp_path) == ["pipe.wav"]
+
+
+def on_mount(options: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with a small mount of its own at `folder`; its output, then its exit code and what is left there."""
+    need_namespace("-m")
+    script = f'folder=$1; shift; mount -t tmpfs -o {options} tmpfs "$folder" && {{ "$@"; echo "code $?"; ls -A "$folder"; }}'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", str(folder), *COMMAND, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    done = on_mount("ro", tmp_path, "say", "Hi", "--model", "absent", "--out", f"{tmp_path}/x.wav")
+    assert done.stdout.splitlines() == ["code 1"]
+    assert done.stderr.splitlines()[0] == f"error: {tmp_path}/x.wav cannot be written: Read-only file system"
+
+
+async def said(address: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(omnistage, "say", "Hi", *words, "--address", address)
+
+
+async def test_a_file_keeps_its_mode_and_links_stay_links(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.wav", tmp_path / "link.wav"
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    async with listening(Peer()) as wire:
+        assert (await said(wire.address, "--out", link)).returncode == 0
+    assert link.is_symlink()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    with wave.open(str(target)) as file:
+        assert file.getnframes() == 36
+
+
+async def test_an_answer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    old = tmp_path / "x.wav"
+    old.write_bytes(b"old")
+    async with listening(Peer(5)) as wire:
+        done = await said(wire.address, "--out", old, "--timeline", tmp_path / "x.png", "--timeout", "1")
+    assert done.returncode == 1
+    assert old.read_bytes() == b"old"
+    assert names(tmp_path) == ["x.wav"]
+
+
+def test_a_full_disk_is_told_with_the_path_and_leaves_no_cut_file(toy_address: str, tmp_path: Path) -> None:
+    words = " ".join(["words"] * 200)  # more than two pages of sound
+    done = on_mount("size=8k", tmp_path, "say", words, "--address", toy_address, "--out", f"{tmp_path}/x.wav")
+    assert done.stdout.splitlines()[1:] == ["code 1"], done
+    error = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert error == f"error: {tmp_path}/x.wav cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def silent_answer() -> list[omni_pb2.GenerateResponse]:
+    text = chunk_pb2.Chunk(port="text", count=1, last=True)
+    text.text.text = TEXT
+    return [event(STARTED), event(text), event(chunk_pb2.Chunk(port="audio", last=True)), event(USAGE)]
+
+
+@pytest.mark.parametrize("command", ["ask", "say"])
+async def test_what_cannot_be_spoken_is_an_error_where_a_file_was_wanted(tmp_path: Path, command: str) -> None:
+    async with listening(Peer(silent_answer())) as wire:
+        words = (command, "什么是火山?", "--out", str(tmp_path / "x.wav"), "--address", wire.address)
+        done = await asyncio.to_thread(omnistage, *words)
+    assert done.returncode == 1
+    assert done.stdout == f"{TEXT}\n"
+    assert "nothing of" in done.stderr
+    assert "could be spoken" in done.stderr
+    assert names(tmp_path) == []
+
+
+async def test_an_answer_without_sound_is_one_where_no_file_was_wanted() -> None:
+    async with listening(Peer(silent_answer())) as wire:
+        done = await asyncio.to_thread(omnistage, "ask", "Hi", "--address", wire.address)
+    assert (done.returncode, done.stdout) == (0, f"{TEXT}\n")
+    assert "no audio" in done.stderr
+
+
+def test_nothing_is_left_of_a_draft_that_was_not_written(tmp_path: Path) -> None:
+    with OutputFile(tmp_path / "x.wav", "--out", ".wav"):
+        assert len(names(tmp_path)) == 1
+    assert names(tmp_path) == []
+
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(5, "Input/output error")
+
+    with OutputFile(tmp_path / "x.wav", "--out", ".wav") as out, pytest.raises(RequestError, match=r"x\.wav cannot be written: Input"):
+        out.write(fail)
+    assert names(tmp_path) == []

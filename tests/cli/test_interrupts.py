@@ -1,0 +1,163 @@
+"""Ctrl-C at any moment: nothing is left, nothing half is there, and what was complete stays."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import wave
+from pathlib import Path
+
+import pytest
+
+from helpers.peer import Peer, listening
+from helpers.processes import Family
+from helpers.terminal import CTRL_C, Terminal
+from omnistage.models.toy import formulas
+
+pytestmark = pytest.mark.serial
+
+COMMAND = (sys.executable, "-m", "omnistage.cli")
+MOMENTS = 30
+TEXT = "one two three four five six"
+
+
+def imported(line: bytes) -> bool:
+    return line.startswith(b"import time:")
+
+
+def imports(command: list[str], stop_after: int) -> tuple[int, list[bytes], int]:
+    """Run a command that tells of its imports; Ctrl-C after so many of them. Its exit code, what else it said, and how many they were."""
+    count, said = 0, []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if not imported(line):
+                said.append(line)
+            elif count or b"omnistage.cli.interrupt" in line:
+                count += 1
+                if count == stop_after:
+                    process.send_signal(signal.SIGINT)
+        return process.wait(30), said, count
+
+
+@pytest.mark.slow
+def test_while_the_command_is_being_imported(free_port: int) -> None:
+    """From its first import to the moment when it waits for a router that is not there."""
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "ask", "Hi", "--address", f"127.0.0.1:{free_port}"]
+    code, said, count = imports([*command, "--timeout", "0.1"], 0)
+    assert (code, said[0][:6]) == (1, b"error:")
+    assert count > 10 * MOMENTS
+    for moment in range(1, count, count // MOMENTS):
+        assert imports(command, moment)[:2] == (130, []), f"after import {moment} of {count}"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def left() -> list[str]:
+    """Folders of logs: the family's own folder for temporary files has nothing else."""
+    return names(Path(os.environ["TMPDIR"]))
+
+
+def assert_whole(path: Path) -> None:
+    with wave.open(str(path)) as file:
+        assert file.getframerate() == formulas.SAMPLE_RATE_HZ
+        assert file.getnframes() == len(formulas.audio(1, TEXT, len(TEXT.split()))) > 0
+
+
+def wait_for_first_line(pid: int) -> None:
+    """Return when the command handles SIGTERM, which Python by itself does not: an interrupt of the interpreter's own start is not ours."""
+    deadline = time.monotonic() + 30
+    while True:
+        (caught,) = (line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+        if int(caught, 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_thirty_moments_in_the_life_of_a_call(family: Family, tmp_path: Path) -> None:
+    """Shares of the time that a whole call took just before: the start of the stack, the answer, the files, the end of the stack."""
+    outcomes = []
+    whole_s = 0.0
+    for moment in range(MOMENTS + 1):
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        out = folder / "x.wav"
+        command = [*COMMAND, "say", TEXT, "--seed", "1", "--model", "toy", "--out", str(out)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as call:
+            wait_for_first_line(call.pid)
+            begin_s = time.monotonic()
+            if whole_s:
+                time.sleep((moment - 1) / MOMENTS * whole_s)
+                call.send_signal(signal.SIGINT)
+            _, said = call.communicate(timeout=60)
+            whole_s = whole_s or time.monotonic() - begin_s
+        if call.returncode == 130:
+            assert names(folder) == []
+            assert said == b""
+        else:
+            assert call.returncode == 0, said
+            assert names(folder) == ["x.wav"]
+            assert_whole(out)
+        outcomes.append(call.returncode)
+        assert family.wait_ended() == []
+        assert left() == []
+    assert outcomes[:2] == [0, 130]
+    print(outcomes)
+
+
+def test_when_the_answer_is_there_it_stays(family: Family, tmp_path: Path) -> None:
+    """A person presses Ctrl-C when the figures stand there, as the stack is being stopped."""
+    out = tmp_path / "x.wav"
+    pressed = 0
+
+    def press(terminal: Terminal) -> None:
+        nonlocal pressed
+        if b"ttft" in terminal.written:
+            terminal.press(CTRL_C)
+            pressed += 1
+
+    terminal = Terminal()
+    assert terminal.run(("say", TEXT, "--seed", "1", "--model", "toy", "--out", str(out)), press) == 0
+    assert pressed
+    assert_whole(out)
+    assert b"wrote" in terminal.written
+    assert b"Traceback" not in terminal.written
+    assert left() == []
+    assert family.wait_ended() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_in_the_middle_of_an_answer(tmp_path: Path, number: signal.Signals) -> None:
+    """Also for those who end it otherwise: a closed terminal, a supervisor."""
+    async with listening(Peer(6)) as wire:
+        words = ("ask", "Hi", "--out", str(tmp_path / "x.wav"), "--timeline", str(tmp_path / "x.png"), "--address", wire.address)
+        call = await asyncio.create_subprocess_exec(*COMMAND, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        assert call.stdout is not None
+        assert await call.stdout.read(1)
+        assert len(names(tmp_path)) == 2
+        for _ in range(3):  # a person in a hurry
+            call.send_signal(number)
+        _, said = await asyncio.wait_for(call.communicate(), 60)
+    assert (call.returncode, said) == (128 + number, b"")
+    assert names(tmp_path) == []
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored(toy_address: str, tmp_path: Path) -> None:
+    """As under nohup."""
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    out = tmp_path / "x.wav"
+    command = [sys.executable, "-c", ignoring, *COMMAND, "say", TEXT, "--seed", "1", "--out", str(out), "--address", toy_address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as call:
+        assert call.stdout is not None
+        assert call.stdout.read(1)
+        call.send_signal(signal.SIGHUP)
+        call.communicate(timeout=60)
+    assert call.returncode == 0
+    assert_whole(out)

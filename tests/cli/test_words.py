@@ -1,0 +1,61 @@
+"""Text that is none, and mistakes on the command line: one line, before anything is started."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.serial
+
+COMMAND = (sys.executable, "-m", "omnistage.cli")
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "told"),
+    [
+        (["ask", "-"], b"\xff", "the text is not UTF-8: byte 0 is 0xff"),
+        (["ask", "-"], b"What is \xe9", "the text is not UTF-8: byte 8 is 0xe9"),
+        (["say", b"caf\xe9"], b"", "the text is not UTF-8: byte 3 is 0xe9"),
+        (["say", "-"], b"", "the text is empty"),
+        (["ask", " \n"], b"", "the text is empty"),
+        (["ask", "Hi", "--timeout", "inf"], b"", "--timeout inf: this is no number"),
+        (["ask", "Hi", "--model", "toy-picture"], b"", "toy-picture has no thinker"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes, told: str) -> None:
+    model = [] if "--model" in words else ["--model", "toy"]
+    done = subprocess.run([*COMMAND, *words, *model], input=given, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    error, hint = done.stderr.decode().splitlines()
+    assert error.startswith("error: ")
+    assert told in error
+    assert hint.startswith("hint: ")
+
+
+def test_standard_input_that_is_closed() -> None:
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "ask", "-"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[0] == "error: - reads standard input, and there is none"
+
+
+def test_standard_output_that_is_closed(toy_address: str, tmp_path) -> None:
+    words = ("say", "one two", "--out", str(tmp_path / "x.wav"), "--address", toy_address)
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *COMMAND, *words], timeout=60)
+    assert done.returncode == 0
+    assert (tmp_path / "x.wav").stat().st_size > 44
+
+
+def test_a_reader_that_has_seen_enough(toy_address: str) -> None:
+    text = " ".join(["words"] * 250)
+    with subprocess.Popen(
+        [*COMMAND, "say", text, "--address", toy_address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as call:
+        assert call.stdout is not None
+        assert call.stderr is not None
+        call.stdout.read(1)
+        call.stdout.close()
+        said = call.stderr.read()
+        assert call.wait(60) in (0, 141)  # 0: it had written all before the pipe broke
+    assert "Traceback" not in said
+    assert "error" not in said
