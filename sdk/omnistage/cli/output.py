@@ -31,11 +31,10 @@ class OutputFile:
         self._draft = self._place.with_name(f".omnistage-{secrets.token_hex(6)}.part")
         try:
             os.close(os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            if self._place.exists():
-                self._draft.chmod(stat.S_IMODE(self._place.stat().st_mode))
         except OSError as error:
-            self._discard()
             raise _not_written(path, error) from error
+        if self._place.exists():
+            self._draft.chmod(stat.S_IMODE(self._place.stat().st_mode))
 
     def __enter__(self) -> Self:
         return self
