@@ -25,6 +25,7 @@ from omnistage.diffusion.stage import DiffusionStage
 from omnistage.host.process import Service
 from omnistage.host.settings import ServerSettings
 from omnistage.link.channel import client_options, server_options
+from omnistage.link.token import Token
 from omnistage.models.registry import LoadOptions, load_code2wav, load_diffusion, load_talker, load_thinker
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, load_pipeline
@@ -233,27 +234,29 @@ def family_logic(family: str, kind: str, options: Mapping[str, object] | None = 
 
 @asynccontextmanager
 async def local_stage(
-    logic: StageLogic, *, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), **settings: Any
+    logic: StageLogic, *, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), token: Token | None = None, **settings: Any
 ) -> AsyncIterator[Local]:
-    """A stage server in this event loop. interceptors: see its calls first.
+    """A stage server in this event loop. interceptors: see its calls first. token: what its callers must show.
 
     settings: fields of StageSettings; without arena and with every local address allowed, unless they say so.
     """
     chosen = {"model": "toy", "arena_bytes": 0, "allow": ("127.0.0.1:*",), **settings}
     kind = stage_pb2.StageKind.Name(logic.description.kind).removeprefix("STAGE_KIND_").lower()
     metrics = StageMetrics(kind, logic.description.model)
-    service = StageServer(StageSettings(**chosen), logic, metrics)
-    async with _serving(service, metrics.registry, StageSettings(**chosen), interceptors) as local:
+    service = StageServer(StageSettings(**chosen), logic, metrics, token)
+    async with _serving(service, metrics.registry, StageSettings(**chosen), (*interceptors, *service.interceptors)) as local:
         yield local
 
 
 @asynccontextmanager
-async def local_router(stages: Mapping[str, str], pipeline: Pipeline | None = None, **settings: Any) -> AsyncIterator[Local]:
+async def local_router(
+    stages: Mapping[str, str], pipeline: Pipeline | None = None, *, token: Token | None = None, **settings: Any
+) -> AsyncIterator[Local]:
     """A router in this event loop. stages: kind to address. settings: fields of RouterSettings."""
     chosen = RouterSettings(stages=tuple(stages.items()), **settings)
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
-    service = RouterServer(chosen, {answering.name: answering}, metrics)
+    service = RouterServer(chosen, {answering.name: answering}, metrics, token)
     async with _serving(service, metrics.registry, chosen) as local:
         yield local
 

@@ -57,6 +57,9 @@ class Service(Protocol):
     max_calls: int | None
     """Calls at once of any kind, above which gRPC refuses one before its request is read; None: any number."""
 
+    interceptors: Sequence[grpc.aio.ServerInterceptor]
+    """What sees every call first."""
+
     def register(self, server: grpc.aio.Server) -> None: ...
 
     def bound(self, address: str) -> None:
@@ -78,7 +81,9 @@ class Service(Protocol):
 async def serve(settings: ServerSettings, service: Service, registry: CollectorRegistry, ready: dict[str, str]) -> None:
     """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
     server = grpc.aio.server(
-        options=server_options(settings.max_message_bytes, service.max_request_bytes), maximum_concurrent_rpcs=service.max_calls
+        interceptors=service.interceptors,
+        options=server_options(settings.max_message_bytes, service.max_request_bytes),
+        maximum_concurrent_rpcs=service.max_calls,
     )
     service.register(server)
     checks = health.HealthServicer()

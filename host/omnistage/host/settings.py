@@ -30,6 +30,9 @@ class ServerSettings(BaseSettings):
         description="largest request of a client; stages take 4 MiB more between each other",
         json_schema_extra={"metavar": "BYTES"},
     )
+    token_file: str = Field(
+        "", description="file with the token of the stack, which stages ask for; or the token itself in OMNISTAGE_TOKEN"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console in a terminal, else JSON lines")
     ready_fd: int = Field(

@@ -11,6 +11,8 @@ from types import TracebackType
 
 import grpc.aio
 
+from omnistage.link.token import Token
+
 Options = list[tuple[str, int]]
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -73,9 +75,13 @@ async def connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
 
 class Channels:
     """One channel per address, kept for the life of the process or until it is forgotten. Addresses come from a configuration, or from a
-    name in it; who follows a name forgets the addresses that it does not have any more."""
+    name in it; who follows a name forgets the addresses that it does not have any more.
 
-    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    metadata: what to send with every call of a stage, for its guard.
+    """
+
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, token: Token | None = None) -> None:
+        self.metadata = token.metadata if token is not None else ()
         self._options = client_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
 

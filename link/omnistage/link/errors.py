@@ -35,10 +35,11 @@ CODES: Mapping[str, grpc.StatusCode] = {
     "DEADLINE": grpc.StatusCode.DEADLINE_EXCEEDED,
     "CLIENT_STALLED": grpc.StatusCode.CANCELLED,
     "SUPERSEDED": grpc.StatusCode.ABORTED,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
 }
 """Status code of each `ErrorReason`; error.proto says what each one means."""
 
-ANOTHER_REPLICA = frozenset({"OVERLOADED", "REPLAY_EXPIRED", "STALE_REFERENCE", "REVISION_MISMATCH", "DRAINING"})
+ANOTHER_REPLICA = frozenset({"OVERLOADED", "REPLAY_EXPIRED", "STALE_REFERENCE", "REVISION_MISMATCH", "DRAINING", "UNAUTHENTICATED"})
 """Reasons for which the next address may well succeed."""
 
 _STATUS_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}

@@ -140,9 +140,15 @@ class Link:
                     raise
                 if isinstance(error, StreamLost):
                     self._route.lost(address)
-                failure = error
                 log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
+                failure = self._refused(address, error) if error.reason == "UNAUTHENTICATED" else error
         raise failure
+
+    def _refused(self, address: str, error: StageError) -> StageError:
+        """What those above hear of a replica that does not take this process's token: for them it is not there, and nothing is wrong with
+        what they show."""
+        message = f"{self._stage} at {address} refuses its caller: {error.message}"
+        return StageError("STAGE_LOST", message, metadata={"stage": self._stage}, retry_delay_s=1.0)
 
     async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop]) -> Stream:
         request = self._next_request(hops)

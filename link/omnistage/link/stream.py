@@ -89,7 +89,8 @@ class Stream:
         try:
             channel = channels.get(address)
             await connect(channel, min(CONNECT_TIMEOUT_S, deadline.remaining_s))
-            call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=metadata, wait_for_ready=False)
+            shown = (*metadata, *channels.metadata)
+            call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=shown, wait_for_ready=False)
             del request.offers[:]
             request.offers.extend(sender.offers())
             async with asyncio.timeout(min(open_timeout_s, deadline.remaining_s)):

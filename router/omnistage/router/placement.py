@@ -13,6 +13,7 @@ import structlog
 
 from omnistage.link.channel import Channels
 from omnistage.link.errors import StageError
+from omnistage.link.token import VARIABLE
 from omnistage.router.names import Name, Resolver, SystemResolver, name_of
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 
@@ -40,6 +41,7 @@ class Replica:
 
     name: the DNS name that it was found under; None: it is in the configuration. listed: the name still has its address.
     placed: sessions that this router gave it since its last report, which may not count them yet. suspect: a link lost it since then.
+    refused: it does not take the token of this router.
     """
 
     kind: str
@@ -51,6 +53,7 @@ class Replica:
     load: stage_pb2.WatchResponse = field(default_factory=stage_pb2.WatchResponse)
     placed: int = 0
     suspect: bool = False
+    refused: bool = False
 
     @property
     def busy(self) -> int:
@@ -160,7 +163,9 @@ class Placement:
         if revision and any(replica.revision == revision for replica in self._replicas[kind]):
             serving = [replica for replica in serving if replica.revision == revision]
         if not serving:
-            raise StageError("STAGE_LOST", f"no {kind} is reachable now", metadata={"stage": kind}, retry_delay_s=1.0)
+            refusing = [replica.address for replica in self._replicas[kind] if replica.refused]
+            why = f": the one at {refusing[0]} refuses this router's token ({VARIABLE})" if refusing else ""
+            raise StageError("STAGE_LOST", f"no {kind} is reachable now{why}", metadata={"stage": kind}, retry_delay_s=1.0)
         return serving
 
     def _fits(self, replica: Replica) -> bool:
@@ -182,8 +187,10 @@ class Placement:
         while True:
             pause = 0.0
             try:
-                replica.description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True)
-                async for report in stub.Watch(stage_pb2.WatchRequest()):
+                replica.description = await stub.Describe(
+                    stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
+                )
+                async for report in stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata):
                     if report is None:  # What grpc.aio gives for bytes that it cannot decode.
                         log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
                         break
@@ -193,6 +200,7 @@ class Placement:
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     pause = backoff
+                self._note_refusal(replica, error)
                 if replica.state != LOST:
                     log.warning("replica.lost", stage=replica.kind, address=replica.address, why=error.details())
             replica.load, replica.placed = stage_pb2.WatchResponse(), 0
@@ -204,10 +212,19 @@ class Placement:
             await asyncio.sleep(pause)
             backoff = min(2 * backoff, MAX_BACKOFF_S) if pause else backoff
 
+    def _note_refusal(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
+        """Say once what an operator has to mend, and go on asking: the stage may be started again with another token."""
+        refused = error.code() == grpc.StatusCode.UNAUTHENTICATED
+        if refused and not replica.refused:
+            log.error("replica.refuses_our_token", stage=replica.kind, address=replica.address, why=error.details())
+            replica.refused = True
+            self._notify()
+        replica.refused = refused
+
     def _take(self, replica: Replica, report: stage_pb2.WatchResponse) -> None:
         replica.load = report
         replica.placed = 0
-        replica.suspect = False
+        replica.suspect = replica.refused = False
         state = DRAINING if report.draining or not replica.listed else SERVING
         if state != replica.state:
             log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state))
@@ -215,6 +232,9 @@ class Placement:
 
     def _set_state(self, replica: Replica, state: omni_pb2.ReplicaState) -> None:
         replica.state = state
+        self._notify()
+
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 
 import grpc.aio
 import structlog
 
 from omnistage.host.errors import StartError
 from omnistage.host.process import serve
+from omnistage.host.token import read_token
 from omnistage.link.channel import Channels
 from omnistage.link.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
+from omnistage.link.token import Token
 from omnistage.router.admission import Admission
 from omnistage.router.front import SERVICE, Front, Served
 from omnistage.router.metrics import RouterMetrics
@@ -28,10 +31,15 @@ class RouterServer:
     name = SERVICE
     max_calls: int | None = MAX_CALLS
 
-    def __init__(self, settings: RouterSettings, pipelines: Mapping[str, Pipeline], metrics: RouterMetrics) -> None:
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+
+    def __init__(
+        self, settings: RouterSettings, pipelines: Mapping[str, Pipeline], metrics: RouterMetrics, token: Token | None = None
+    ) -> None:
+        """token: what the stages are shown."""
         takes_media = any(set(pipeline.inputs) - {"text"} for pipeline in pipelines.values())
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
-        self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES)
+        self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES, token)
         self._pipelines = pipelines
         self._placements = {name: Placement(self._channels, _addresses(pipeline, settings)) for name, pipeline in pipelines.items()}
         self._admission = Admission(settings.max_sessions)
@@ -96,5 +104,8 @@ async def serve_router(settings: RouterSettings) -> None:
     except PipelineError as error:
         raise StartError(str(error)) from None
     pipelines = {pipeline.name: pipeline for pipeline in loaded}
+    token = read_token(settings.token_file, os.environ)
     metrics = RouterMetrics()
-    await serve(settings, RouterServer(settings, pipelines, metrics), metrics.registry, {"kind": "router", "model": ",".join(pipelines)})
+    await serve(
+        settings, RouterServer(settings, pipelines, metrics, token), metrics.registry, {"kind": "router", "model": ",".join(pipelines)}
+    )

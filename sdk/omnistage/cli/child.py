@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omnistage.client.errors import StackError
@@ -20,14 +20,25 @@ class Child:
     """A process of ours.
 
     name: for humans, such as talker-1. address: where it is to listen; port 0 becomes, with the first start, a port that it keeps.
-    metrics_address: the same, without that. log: the file that gets its output; None: this process's stderr.
+    metrics_address: the same, without that. log: the file that gets its output; None: this process's stderr. environment: all variables
+    that it gets; None: those of this process.
     """
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], address: str, metrics_address: str, log: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        address: str,
+        metrics_address: str,
+        log: Path | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.address = address
         self._command = [sys.executable, "-m", module, *arguments, "--metrics-address", metrics_address]
         self._log = log
+        self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -71,6 +82,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env=self._environment,
                 pass_fds=(ready_fd, lifeline_fd),
                 start_new_session=True,  # a Ctrl-C in the terminal reaches the launcher only, which then drains in order
             )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from omnistage.cli.child import Child
+from omnistage.cli.environment import with_token
 from omnistage.cli.keeper import Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, Layout, StageLayout
 from omnistage.cli.logs import LogFolder
@@ -57,6 +58,7 @@ class Stack:
         self._lifeline: tuple[int, int] | None = None
         self._broken: asyncio.Future[StackError] | None = None
         self._failed = False
+        self._environment = with_token(os.environ)
 
     async def start(self) -> None:
         """Start everything; on a failure nothing is left running. Raises StackError with the last words of the process that failed."""
@@ -118,7 +120,15 @@ class Stack:
     async def _start(self) -> None:
         for stage in self._layout.stages:
             self._children[stage.kind] = [
-                Child(name, f"omnistage.{stage.kind}", self._layout.stage_arguments(stage), ANY_PORT, ANY_PORT, self._log(name))
+                Child(
+                    name,
+                    f"omnistage.{stage.kind}",
+                    self._layout.stage_arguments(stage),
+                    ANY_PORT,
+                    ANY_PORT,
+                    self._log(name),
+                    self._environment,
+                )
                 for name in (_name(stage, index) for index in range(stage.replicas))
             ]
         stages = [(kind, child) for kind, children in self._children.items() for child in children]
@@ -133,7 +143,9 @@ class Stack:
             raise failures.exceptions[0] from None
         arguments = self._layout.router_arguments([(kind, child.address) for kind, child in stages])
         servers = self._layout.servers
-        router = Child(ROUTER, "omnistage.router", arguments, servers.address, servers.metrics_address, self._log(ROUTER))
+        router = Child(
+            ROUTER, "omnistage.router", arguments, servers.address, servers.metrics_address, self._log(ROUTER), self._environment
+        )
         self._children[ROUTER] = [router]
         await self._unless_broken(self._start_child(ROUTER, router))
 

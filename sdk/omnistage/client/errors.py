@@ -196,6 +196,7 @@ BY_REASON: Mapping[str, type[OmniError]] = {
     "DEADLINE": DeadlineError,
     "CLIENT_STALLED": StalledError,
     "SUPERSEDED": SupersededError,
+    "UNAUTHENTICATED": RequestError,
 }
 
 BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
@@ -14,10 +15,13 @@ from omnistage.host import program
 from omnistage.host.addresses import check_can_listen
 from omnistage.host.errors import StartError
 from omnistage.host.process import serve
+from omnistage.host.token import read_token
 from omnistage.link.channel import Channels
 from omnistage.link.limits import HOP_ROOM_BYTES
+from omnistage.link.token import Token
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.environment import SessionEnvironment
+from omnistage.stage.guard import Guard, check_open
 from omnistage.stage.logic import StageLogic
 from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.servicer import StageServicer
@@ -38,11 +42,13 @@ class StageServer:
     name = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
     max_calls: int | None = None
 
-    def __init__(self, settings: StageSettings, logic: StageLogic, metrics: StageMetrics) -> None:
+    def __init__(self, settings: StageSettings, logic: StageLogic, metrics: StageMetrics, token: Token | None = None) -> None:
+        """token: what callers must show, and what next hops are shown; None: every caller is taken."""
+        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = () if token is None else (Guard(token),)
         self._settings = settings
         self._logic = logic
         self.max_request_bytes = settings.max_message_bytes + HOP_ROOM_BYTES
-        self._channels = Channels(self.max_request_bytes)
+        self._channels = Channels(self.max_request_bytes, token)
         description = stage_pb2.DescribeResponse()
         description.CopyFrom(logic.description)
         if settings.max_sessions:
@@ -100,6 +106,9 @@ async def _sweep_for_ever() -> None:
 
 async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refusal: type[Exception]) -> None:
     """Load the model, serve it until told to stop. refusal: what `load` raises for what a user can mend. Raises StartError."""
+    token = read_token(settings.token_file, os.environ)
+    if token is None:
+        check_open(settings.address)
     # Before the model: loading takes long, and a port that is taken is seen at once.
     check_can_listen(settings.address, "--address")
     check_can_listen(settings.metrics_address, "--metrics-address")
@@ -109,7 +118,7 @@ async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refus
         raise StartError(str(error)) from None
     model = logic.description.model
     metrics = StageMetrics(kind, model)
-    await serve(settings, StageServer(settings, logic, metrics), metrics.registry, {"kind": kind, "model": model})
+    await serve(settings, StageServer(settings, logic, metrics, token), metrics.registry, {"kind": kind, "model": model})
 
 
 def main(kind: str, load: LoadLogic, refusal: type[Exception]) -> int:

@@ -1,0 +1,100 @@
+"""Who may call a stage: those who show the token of the stack. Health and reflection are for everybody who reaches the port.
+
+A stage without a token is open, and then it listens on loopback addresses only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
+
+from omnistage.host.errors import StartError
+from omnistage.link.errors import StageError
+from omnistage.link.token import KEY, VARIABLE, Token
+from omnistage.v1 import stage_pb2
+
+log = structlog.get_logger(__name__)
+
+OPEN_TO_ALL = (HEALTH_NAME, "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
+"""Services that need no token; what is not named here does, channelz too."""
+
+RUN = f"/{stage_pb2.DESCRIPTOR.services_by_name['StageService'].full_name}/Run"
+
+REFUSAL_LIMIT_S = 2.0
+"""Time for the half-close of a caller that is refused; it holds nothing but its stream meanwhile."""
+
+STATUS_DETAILS = "grpc-status-details-bin"
+
+if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
+    Context = grpc.aio.ServicerContext[bytes, bytes]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+def refusal(shown: bool) -> StageError:
+    """The error of a call without the right token. shown: it had another one."""
+    what = "the token of this call is not that of this stage" if shown else f"this stage takes calls with a token only (metadata {KEY})"
+    return StageError("UNAUTHENTICATED", f"{what}: all servers of a stack need the same {VARIABLE} or {VARIABLE}_FILE")
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Sees every call before its service does."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        if details.method.removeprefix("/").partition("/")[0] in OPEN_TO_ALL:
+            return await continuation(details)
+        shown = [value for key, value in details.invocation_metadata or () if key == KEY]
+        if len(shown) == 1 and self._token.matches(shown[0]):
+            return await continuation(details)
+        return _refusing(details.method, refusal(bool(shown)))
+
+
+def _refusing(method: str, error: StageError) -> Handler:
+    """Ends the call without a look at what it brings: as a stream, whatever it is, because that waits for no message. The status is that of
+    other calls; a link, for which a stream without Ended is a loss, gets Ended too."""
+
+    async def refuse(requests: object, context: Context) -> None:
+        if method == RUN:
+            await context.write(stage_pb2.RunResponse(ended=error.ended()).SerializeToString())
+            try:
+                async with asyncio.timeout(REFUSAL_LIMIT_S):
+                    while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
+                        pass
+            except TimeoutError:
+                log.debug("guard.no_half_close")
+        details = ((STATUS_DETAILS, error.status().SerializeToString()),)
+        await context.abort(error.code, error.message, trailing_metadata=details)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def check_open(address: str) -> None:
+    """Whether a stage without a token may listen at HOST:PORT. Raises StartError that says what to do for any but a loopback address."""
+    host = address.rpartition(":")[0]
+    if not _is_loopback(host.strip("[]")):
+        raise StartError(
+            f"{address} can be reached from other hosts, and without a token whoever reaches it may use this stage: set {VARIABLE} or "
+            f"{VARIABLE}_FILE, the same for all servers of the stack, or listen on 127.0.0.1"
+        )
+    log.info("stage.open", address=address, why=f"no {VARIABLE}: every process of this host may call this stage")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether all addresses of a host are loopback addresses; a name that is not known has none that may be."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
