@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import math
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,38 +146,18 @@ def fill(path: Path) -> None:
 def house(log_folder: Path) -> Iterator[House]:
     """All of them serving."""
     fleet = Fleet(log_folder)
-    ports = free_ports(sum(REPLICAS.values()) + 1)
     try:
         for kind, count in REPLICAS.items():
             for number in range(count):
                 # One of two sends every tensor through shared memory, the other one large ones only.
                 limit = ("--inline-limit", "0") if number % 2 == 0 else ()
                 flags = [*stage_flags(OPTIONS), "--arena-bytes", str(ARENA_BYTES), *limit]
-                fleet.add(f"{kind}-{number}", f"omnistage.{kind}", *flags, address=next(ports))
+                fleet.add(f"{kind}-{number}", f"omnistage.{kind}", *flags)
         fleet.ready()
         stages = ",".join(f"{name.partition('-')[0]}={fleet.address(name)}" for name in fleet.stages)
         flags = ["--pipeline", "toy,toy-picture", "--stages", stages, "--grace", "3", "--stall-limit", str(STALL_LIMIT_S)]
-        fleet.add("router", "omnistage.router", *flags, address=next(ports))
+        fleet.add("router", "omnistage.router", *flags)
         fleet.ready("router")
         yield House(fleet)
     finally:
         fleet.close()
-
-
-def free_ports(count: int) -> Iterator[str]:
-    """Addresses below the range that the kernel gives to clients: a process that is down for a moment must find its port free again."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = range(max(lowest - 10_000, 1024), lowest)
-    begin = bisect.bisect(candidates, candidates.start + os.getpid() % (len(candidates) - 1000))
-    found = 0
-    for port in candidates[begin:]:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        yield f"127.0.0.1:{port}"
-        found += 1
-        if found == count:
-            return
-    raise RuntimeError("no free ports")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from helpers.ports import take_address
 from helpers.servers import CHAIN, ServerProcess, stage_flags
 
 
@@ -25,21 +26,21 @@ class Fleet:
         """Start a process under a new name. address: HOST:PORT; empty: a free port, which is kept from then on. environment: further
         variables."""
         self._flags[name] = (module, flags, environment)
-        if address:
-            self._addresses[name] = address
+        self._addresses[name] = address or take_address()
         self.begin(name)
 
     def begin(self, name: str) -> None:
         """Start a process under this name; `ready` waits for it."""
         module, flags, environment = self._flags[name]
-        address = ("--address", self._addresses[name]) if name in self._addresses else ()
-        self._servers[name] = ServerProcess(module, *flags, *address, log_folder=self._folder, environment=environment)
+        self._servers[name] = ServerProcess(
+            module, *flags, "--address", self._addresses[name], log_folder=self._folder, environment=environment
+        )
         self._all.callback(self._servers[name].stop)
 
     def ready(self, *names: str) -> None:
         """Wait until these, or all, serve."""
         for name in names or self._servers:
-            if name not in self._addresses or not self._servers[name].address:
+            if not self._servers[name].address:
                 self._servers[name].wait_ready()
             self._addresses[name] = self._servers[name].address
 

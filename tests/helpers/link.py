@@ -13,6 +13,7 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
+from helpers.ports import take_address
 from helpers.run import PLENTY, params
 from helpers.servers import Local, local_stage, toy_logic
 from omnistage.link.channel import Channels, server_options
@@ -149,10 +150,11 @@ async def bare_peer(behave: Behaviour) -> AsyncIterator[str]:
     server = grpc.aio.server(options=server_options())
     handler = grpc.method_handlers_generic_handler("omnistage.v1.StageService", {"Run": grpc.stream_stream_rpc_method_handler(run)})
     server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = take_address()
+    server.add_insecure_port(address)
     await server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield address
     finally:
         await server.stop(0)
 

@@ -20,6 +20,7 @@ from typing import Any
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from helpers.ports import NEIGHBOURS, take_address
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.host.process import Service
@@ -163,8 +164,8 @@ class Stack:
 
 
 def stage_flags(options: Mapping[str, object] | None = None, model: str = "toy") -> list[str]:
-    """Flags of a stage process that may dial its neighbours on this host."""
-    return ["--model", model, "--options", json.dumps(dict(options or {})), "--allow", "127.0.0.1:*", "--grace", "5"]
+    """Flags of a stage process that may dial its neighbours."""
+    return ["--model", model, "--options", json.dumps(dict(options or {})), "--allow", ",".join(NEIGHBOURS), "--grace", "5"]
 
 
 @contextmanager
@@ -182,7 +183,8 @@ def stack(
     running = Stack()
     try:
         for kind in kinds:
-            running.stages[kind] = ServerProcess(f"omnistage.{kind}", *stage_flags(options, model), *stage_args, log_folder=log_folder)
+            flags = [*stage_flags(options, model), "--address", take_address(), *stage_args]
+            running.stages[kind] = ServerProcess(f"omnistage.{kind}", *flags, log_folder=log_folder)
         for server in running.stages.values():
             server.wait_ready()
         if router_args is not None:
@@ -238,9 +240,9 @@ async def local_stage(
 ) -> AsyncIterator[Local]:
     """A stage server in this event loop. interceptors: see its calls first. token: what its callers must show.
 
-    settings: fields of StageSettings; without arena and with every local address allowed, unless they say so.
+    settings: fields of StageSettings; without arena and with all servers of tests as neighbours, unless they say so.
     """
-    chosen = {"model": "toy", "arena_bytes": 0, "allow": ("127.0.0.1:*",), **settings}
+    chosen = {"model": "toy", "arena_bytes": 0, "allow": NEIGHBOURS, **settings}
     kind = stage_pb2.StageKind.Name(logic.description.kind).removeprefix("STAGE_KIND_").lower()
     metrics = StageMetrics(kind, logic.description.model)
     service = StageServer(StageSettings(**chosen), logic, metrics, token)
@@ -268,7 +270,8 @@ async def _serving(
     options = server_options(settings.max_message_bytes, service.max_request_bytes)
     server = grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=service.max_calls)
     service.register(server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    address = take_address()
+    server.add_insecure_port(address)
     service.bound(address)
     await server.start()
     try:

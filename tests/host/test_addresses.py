@@ -11,7 +11,7 @@ import pytest
 
 from omnistage.host.addresses import check_address, check_can_listen
 from omnistage.host.errors import StartError
-from omnistage.router.names import check_address as check_replica
+from omnistage.host.names import check_address as check_replica
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from helpers.ports import take_address
 from helpers.run import params, row_chunks, run_once, tensor_of
 from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, chunk, stage_of
 from omnistage.link.limits import MAX_ADDRESSES, MAX_HOPS
@@ -124,9 +125,9 @@ async def test_a_session_that_was_lost_before_its_first_output_begins_anew():
         np.testing.assert_array_equal(heard.codes(), formulas.frames(ROWS))
 
 
-async def test_a_route_that_cannot_be_reached_is_a_lost_stage(free_port: int):
+async def test_a_route_that_cannot_be_reached_is_a_lost_stage():
     async with stage_of("talker") as stage:
-        hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[f"127.0.0.1:{free_port}"], takes=["codes"])
+        hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[take_address()], takes=["codes"])
         caller = stage.caller()
         await caller.send(open=stage.open(route=[hop]))
         ended = await caller.expect("STAGE_LOST", grpc.StatusCode.UNAVAILABLE)

@@ -31,7 +31,9 @@ class ServerSettings(BaseSettings):
         json_schema_extra={"metavar": "BYTES"},
     )
     token_file: str = Field(
-        "", description="file with the token of the stack, which stages ask for; or the token itself in OMNISTAGE_TOKEN"
+        "",
+        description="file with the token of the stack, which stages ask for; or the token itself in OMNISTAGE_TOKEN",
+        json_schema_extra={"metavar": "FILE"},
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="auto: console in a terminal, else JSON lines")

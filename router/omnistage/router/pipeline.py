@@ -10,7 +10,7 @@ import yaml
 from google.protobuf import json_format
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from omnistage.router.names import check_address
+from omnistage.host.names import check_address
 from omnistage.v1 import stage_pb2
 
 Kind = Literal["thinker", "talker", "code2wav", "diffusion"]

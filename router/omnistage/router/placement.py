@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 import structlog
 
+from omnistage.host.names import Name, Resolver, SystemResolver, name_of
 from omnistage.link.channel import Channels
 from omnistage.link.errors import StageError
 from omnistage.link.token import VARIABLE
-from omnistage.router.names import Name, Resolver, SystemResolver, name_of
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 
 log = structlog.get_logger(__name__)

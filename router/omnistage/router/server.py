@@ -30,7 +30,6 @@ class RouterServer:
 
     name = SERVICE
     max_calls: int | None = MAX_CALLS
-
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 
     def __init__(

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from omnistage.host.names import check_address
 from omnistage.host.settings import ServerSettings
-from omnistage.router.names import check_address
 
 
 class RouterSettings(ServerSettings):

@@ -45,11 +45,10 @@ class Layout:
     stages: Sequence[StageLayout]
     servers: ServerOptions = field(default_factory=ServerOptions)
 
-    def stage_arguments(self, stage: StageLayout) -> list[str]:
-        """The command line of one stage server, without its addresses. It may dial any loopback port: stages start side by side, before any
-        port is known."""
+    def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
+        """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of all that it may dial."""
         servers = self.servers
-        words = ["--model", stage.model, "--allow", "127.0.0.1:*"]
+        words = ["--model", stage.model, "--allow", ",".join(neighbours)]
         words += ["--device", stage.device, "--dtype", servers.dtype, "--threads", str(servers.threads), "--grace", str(servers.grace_s)]
         if stage.model_path:
             words += ["--model-path", stage.model_path]

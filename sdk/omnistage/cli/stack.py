@@ -19,6 +19,7 @@ from omnistage.cli.environment import with_token
 from omnistage.cli.keeper import Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, Layout, StageLayout
 from omnistage.cli.logs import LogFolder
+from omnistage.cli.ports import Ports
 from omnistage.client.errors import StackError
 
 ROUTER = "router"
@@ -59,6 +60,7 @@ class Stack:
         self._broken: asyncio.Future[StackError] | None = None
         self._failed = False
         self._environment = with_token(os.environ)
+        self._ports = Ports()
 
     async def start(self) -> None:
         """Start everything; on a failure nothing is left running. Raises StackError with the last words of the process that failed."""
@@ -108,6 +110,7 @@ class Stack:
         async with asyncio.TaskGroup() as tasks:
             for child in self.children:
                 tasks.create_task(child.stop(grace_s))
+        self._ports.close()
         if self._lifeline is not None:
             for fd in self._lifeline:
                 os.close(fd)
@@ -118,18 +121,17 @@ class Stack:
     # Starting ------------------------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        try:
+            addresses = {stage.kind: [self._ports.take() for _ in range(stage.replicas)] for stage in self._layout.stages}
+        except OSError as error:
+            raise StackError(f"there is no free port for the stages: {error.strerror}") from error
         for stage in self._layout.stages:
+            neighbours = [address for kind, others in addresses.items() if kind != stage.kind for address in others]
+            arguments = self._layout.stage_arguments(stage, neighbours)
             self._children[stage.kind] = [
-                Child(
-                    name,
-                    f"omnistage.{stage.kind}",
-                    self._layout.stage_arguments(stage),
-                    ANY_PORT,
-                    ANY_PORT,
-                    self._log(name),
-                    self._environment,
-                )
-                for name in (_name(stage, index) for index in range(stage.replicas))
+                Child(name, f"omnistage.{stage.kind}", arguments, address, ANY_PORT, self._log(name), self._environment)
+                for index, address in enumerate(addresses[stage.kind])
+                for name in [_name(stage, index)]
             ]
         stages = [(kind, child) for kind, children in self._children.items() for child in children]
         try:

@@ -3,20 +3,69 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+import time
+from collections.abc import Callable, Collection, Iterable
+
+import structlog
+
+from omnistage.host.names import Name, Resolver, SystemResolver, name_of
+
+log = structlog.get_logger(__name__)
+
+KEPT_S = 1.0
+"""How long an answer about a name, or none, is taken for what holds now."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_NUMERIC = re.compile(r"(\[.*\]|[0-9.]+):[0-9]+")
+
+
+def check_entry(entry: str) -> str:
+    """The entry, if it is one of an allow-list: HOST:PORT, or dns:///NAME:PORT. Raises ValueError that says what to write."""
+    if "*" in entry or "?" in entry:
+        raise ValueError(
+            f"{entry!r} is a pattern: write each address, HOST:PORT,HOST:PORT, or a name that stands for all addresses it has, such as "
+            f"talker:50051"
+        )
+    if not (_ADDRESS.fullmatch(entry) or name_of(entry)):
+        raise ValueError(f"{entry!r} must be HOST:PORT, or dns:///NAME:PORT for the addresses of a name")
+    return entry
 
 
 class AllowList:
-    """HOST:PORT patterns with * and ?; brackets are those of an IPv6 address.
-
-    An address that is not plain HOST:PORT, such as a gRPC target with a scheme, never matches.
+    """Exact addresses, and names: what is written like an entry is allowed, and so is every address that the name of an entry has when
+    somebody asks. An address that is not plain HOST:PORT, such as a gRPC target with a scheme, never is.
     """
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self._patterns = tuple(pattern.replace("[", "[[]") for pattern in patterns)
+    def __init__(self, entries: Iterable[str], resolve: Resolver | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """resolve: asked for the addresses of names; None: the system. clock: in seconds. Raises ValueError for a pattern."""
+        checked = [check_entry(entry) for entry in entries]
+        self._exact = frozenset(checked)
+        names = [name_of(entry if name_of(entry) else f"dns:///{entry}") for entry in checked if not _NUMERIC.fullmatch(entry)]
+        self._names = tuple(dict.fromkeys(name for name in names if name is not None))
+        self._resolve = resolve or SystemResolver()
+        self._clock = clock
+        self._known: dict[Name, tuple[float, Collection[str]]] = {}
 
-    def allows(self, address: str) -> bool:
-        return _ADDRESS.fullmatch(address) is not None and any(fnmatchcase(address, pattern) for pattern in self._patterns)
+    async def allows(self, address: str) -> bool:
+        """Whether it may be dialled now. Waits for a lookup where a name is on the list, for as long as the resolver does."""
+        if _ADDRESS.fullmatch(address) is None:
+            return False
+        if address in self._exact:
+            return True
+        port = address.rpartition(":")[2]
+        for name in self._names:
+            if str(name.port) == port and address in await self._addresses(name):
+                return True
+        return False
+
+    async def _addresses(self, name: Name) -> Collection[str]:
+        """What the name has now; where that cannot be told, what it had last: DNS is down more often than a name moves."""
+        asked_at, found = self._known.get(name, (-KEPT_S, ()))
+        if self._clock() < asked_at + KEPT_S:
+            return found
+        try:
+            found = frozenset(await self._resolve(name))
+        except OSError as error:
+            log.warning("allow.name_not_found", name=str(name), why=str(error))
+        self._known[name] = (self._clock(), found)
+        return found

@@ -107,6 +107,7 @@ class Session:
         self.request = message.open
         structlog.contextvars.bind_contextvars(session_id=self.request.session_id[:64])
         self._check(self.request)
+        await self._check_addresses(self.request.route)
         self._answer = self._receiver.answer(self.request.offers)
 
     def prepare(self) -> Work:
@@ -212,10 +213,12 @@ class Session:
             raise bad_request("open.route.takes", "the next hop takes no port of this stage")
         if not 1 <= len(hop.addresses) <= MAX_ADDRESSES:
             raise bad_request("open.route.addresses", f"1 to {MAX_ADDRESSES} addresses")
-        for address in hop.addresses:
-            if not self._environment.allow_list.allows(address):
-                raise bad_request("open.route.addresses", f"{address[:64]!r} is not on this stage's allow-list (--allow)")
         self._takes = frozenset(hop.takes)
+
+    async def _check_addresses(self, route: Sequence[stage_pb2.Hop]) -> None:
+        for address in route[0].addresses if route else ():
+            if not await self._environment.allow_list.allows(address):
+                raise bad_request("open.route.addresses", f"{address[:64]!r} is not on this stage's allow-list (--allow)")
 
     async def _open(self, work: Work) -> None:
         opened = stage_pb2.Opened(

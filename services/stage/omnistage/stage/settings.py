@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from omnistage.host.settings import ServerSettings
+from omnistage.stage.allowlist import check_entry
 
 
 def check_device(text: str) -> str:
@@ -35,7 +36,7 @@ class StageSettings(ServerSettings):
     max_sessions: int = Field(0, ge=0, le=4096, description="sessions at once; 0: the model's own limit")
     allow: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="next hops that may be dialled, comma-separated; the port may be *",
+        description="next hops that may be dialled, comma-separated; a name stands for all addresses that it has",
         json_schema_extra={"metavar": "HOST:PORT,..."},
     )
     inline_limit: int = Field(
@@ -56,3 +57,8 @@ class StageSettings(ServerSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("allow", mode="after")
+    @classmethod
+    def _check_entries(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_entry(entry) for entry in value)

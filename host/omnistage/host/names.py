@@ -62,7 +62,8 @@ class SystemResolver:
         await asyncio.wait({lookup}, timeout=LOOKUP_TIMEOUT_S)
         if not lookup.done():
             raise TimeoutError(f"no answer within {LOOKUP_TIMEOUT_S:g} s")
-        del self._lookups[name]
+        if self._lookups.get(name) is lookup:  # Of several that waited for it, the first one forgets it.
+            del self._lookups[name]
         return lookup.result()
 
 
