@@ -1,14 +1,17 @@
-"""`python -m helpers.breaking`: a Thinker on a tiny engine. BREAK ends the thread of the engine by an error, FAIL only a step of it."""
+"""`python -m helpers.breaking`: a Thinker on a tiny engine. BREAK ends the thread of the engine by an error, FAIL only a step of it.
+With the option `hangs_at` every step hangs that computes a token at that place, the prompt of 3 tokens counted as well."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import torch
 
 from helpers.tiny import TINY, tiny_weights
+from omnistage.engine.activity import Activity
 from omnistage.engine.adapter import Attention
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
@@ -17,6 +20,7 @@ from omnistage.engine.types import Sampling
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest
 from omnistage.stage.server import main
+from omnistage.stage.settings import StageSettings
 from omnistage.thinker.stage import ThinkerStage
 
 BREAK, FAIL = "break", "fail"
@@ -27,7 +31,11 @@ PROMPTS = {BREAK: (498,), FAIL: (497,)}
 class BreakingDecoder(PackedDecoder):
     """What it raises to break is no error of a step, as an error in the engine itself would be none."""
 
+    hangs_at = -1
+
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        if self.hangs_at in positions:
+            threading.Event().wait()
         if PROMPTS[FAIL][0] in token_ids:
             raise ValueError("told to fail")
         if PROMPTS[BREAK][0] in token_ids:
@@ -38,9 +46,15 @@ class BreakingDecoder(PackedDecoder):
 class BreakingThinker:
     """Tokens as they come, each one as the word of its number."""
 
-    def __init__(self) -> None:
-        self._engine = Engine(BreakingDecoder(TINY, tiny_weights(torch.float32)), pages=100)
+    def __init__(self, hangs_at: int = -1) -> None:
+        decoder = BreakingDecoder(TINY, tiny_weights(torch.float32))
+        decoder.hangs_at = hangs_at
+        self._engine = Engine(decoder, pages=100)
         self.info = ModelInfo("breaking", "1", (), (PortSpec("text", Content.TEXT, compact=True),), max_sessions=8)
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self._engine.activity,)
 
     def load(self) -> Load:
         stats = self._engine.stats()
@@ -52,7 +66,7 @@ class BreakingThinker:
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
         prompt = PROMPTS.get(request.turns[-1].text, (1, 2, 3))
         sampling = Sampling(logit_bias={token: -1e9 for (token,) in PROMPTS.values()})
-        asked = TokenRequest(prompt, request.seed, request.max_tokens, sampling, ignore_end=True)
+        asked = TokenRequest(prompt, request.seed, request.max_tokens, sampling, ignore_end=True, history=request.history)
         async with aclosing(self._engine.submit(asked)) as stream:
             while events := await stream.take():
                 ids = tuple(event.token_id for event in events if event.token_id is not None)
@@ -65,5 +79,9 @@ class BreakingThinker:
         await self._engine.close()
 
 
+def load(settings: StageSettings) -> ThinkerStage:
+    return ThinkerStage(BreakingThinker(int(settings.options.get("hangs_at", -1))))
+
+
 if __name__ == "__main__":
-    sys.exit(main("thinker", lambda _: ThinkerStage(BreakingThinker()), LoadError))
+    sys.exit(main("thinker", load, LoadError))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from omnistage.engine.activity import STEP_LIMIT_S, Activity
 from omnistage.engine.adapter import Decoder
 from omnistage.engine.kv import KVCache, PagePool, PrefixCache
 from omnistage.engine.request import EngineClosed, EngineFull, EngineStats, SequenceFailed, TokenEvent, TokenRequest
@@ -111,10 +112,21 @@ class Engine:
     """Runs a decoder for many requests at once.
 
     pages: size of the KV cache in pages (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike.
-    poison: fill freed pages with NaN (tests). The thread starts with the first request.
+    poison: fill freed pages with NaN (tests). step_limit_s: see `Activity`; `activity` tells what
+    the thread does. It starts with the first request.
     """
 
-    def __init__(self, decoder: Decoder, *, pages: int, limits: Limits | None = None, kept_pages: int = 32, poison: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        pages: int,
+        limits: Limits | None = None,
+        kept_pages: int = 32,
+        poison: bool = False,
+        step_limit_s: float = STEP_LIMIT_S,
+    ) -> None:
+        self.activity = Activity("omnistage-engine", step_limit_s)
         self._limits = limits or Limits()
         self._spec = decoder.spec
         self._pool = PagePool(pages)
@@ -157,7 +169,7 @@ class Engine:
             self._waiting += 1
             self._asked.append(stream)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="omnistage-engine", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self.activity.name, daemon=True)
                 self._thread.start()
             self._notify()
         return stream
@@ -189,16 +201,19 @@ class Engine:
 
     def _notify(self) -> None:
         self._wake = True
+        self.activity.begin()
         self._lock.notify()
 
     # The thread -------------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         cause: BaseException | None = None
+        self.activity.enter()
         try:
             with torch.inference_mode():
                 while self._take_orders():
                     self._step()
+                    self.activity.step()
         except BaseException as error:
             cause = error
             # As for any thread that ends by an error, but before the streams hear of it: the process is to know first, or an answer would
@@ -210,6 +225,7 @@ class Engine:
         """Wait until there is something to do, and take in what was asked. False when the engine is to close."""
         with self._lock:
             while not (self._wake or self._closing):
+                self.activity.rest()
                 self._lock.wait()
             self._wake = False
             asked, self._asked = self._asked, deque()

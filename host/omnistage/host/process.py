@@ -1,7 +1,7 @@
 """The life of a server process: bind, get ready, serve, drain, stop.
 
-A thread that ends by an error that nobody foresaw ends the process: an engine without its thread answers nobody, and others take over from
-a process that is gone, not from one that only looks well.
+A thread that ends by an error that nobody foresaw, or that hangs, ends the process: an engine without its thread answers nobody, and others
+take over from a process that is gone, not from one that only looks well.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from omnistage.host.addresses import check_can_listen, host_and_port
 from omnistage.host.errors import StartError as StartError
 from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings
+from omnistage.host.watchdog import Watchdog, Watched
 from omnistage.link.channel import server_options
 
 log = structlog.get_logger(__name__)
@@ -42,7 +43,7 @@ BROKEN = 70
 
 
 class Broken(RuntimeError):
-    """A thread of this process ended by an error; what it did is done by nobody now."""
+    """A thread of this process ended by an error, or hangs; what it did is done by nobody now."""
 
 
 class Service(Protocol):
@@ -68,12 +69,16 @@ class Service(Protocol):
     async def start(self) -> None:
         """Load, check and warm up. Health says SERVING only after it."""
 
+    @property
+    def threads(self) -> Sequence[Watched]:
+        """Threads that compute, to be watched from the end of `start` on."""
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new sessions, let the running ones finish, at most for `grace_s`."""
 
     def fail(self) -> None:
         """The process is broken and about to end. From now on no session may end as if that were its own fault: the streams break off, so
-        that the other end takes it for the loss that it is."""
+        that the other end takes it for the loss that it is. A thread that hangs never ends: `close` must not wait for one."""
 
     async def close(self) -> None: ...
 
@@ -96,20 +101,25 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     line: dict[str, object] = {"address": address, "metrics_address": metrics_address, "pid": os.getpid(), **ready}
     # The library's servicer begins with SERVING for the whole server.
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    with _broken_by_threads(service) as broken:
+    with _broken_by_threads(service) as breakage:
         await server.start()
         try:
-            await _unless_broken(_live(settings, service, checks, stopped, line), broken)
+            await _unless_broken(_live(settings, service, checks, stopped, line, breakage), breakage.broken)
         finally:
             await checks.enter_graceful_shutdown()
-            await server.stop(0 if broken.done() else STOP_GRACE_S)
+            await server.stop(0 if breakage.broken.done() else STOP_GRACE_S)
             await service.close()
             await _last_tasks()
             log.info("server.stopped", address=address)
 
 
 async def _live(
-    settings: ServerSettings, service: Service, checks: health.HealthServicer, stopped: asyncio.Event, line: dict[str, object]
+    settings: ServerSettings,
+    service: Service,
+    checks: health.HealthServicer,
+    stopped: asyncio.Event,
+    line: dict[str, object],
+    breakage: _Breakage,
 ) -> None:
     """Get ready, serve until told to stop, drain. line: said when it serves."""
     starting = asyncio.create_task(_start(service))
@@ -127,11 +137,12 @@ async def _live(
     starting.result()
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
     log.info("server.ready", **line)
-    _tell(settings.ready_fd, line)
-    await stopped.wait()
-    log.info("server.draining", grace_s=settings.grace)
-    await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    await service.drain(settings.grace)
+    with Watchdog(service.threads, breakage.by_hanging):
+        _tell(settings.ready_fd, line)
+        await stopped.wait()
+        log.info("server.draining", grace_s=settings.grace)
+        await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await service.drain(settings.grace)
 
 
 async def _start(service: Service) -> None:
@@ -147,28 +158,46 @@ async def _last_tasks() -> None:
         await asyncio.wait(others, timeout=STOP_GRACE_S)
 
 
-@contextmanager
-def _broken_by_threads(service: Service) -> Iterator[asyncio.Future[str]]:
-    """A future that is done when a thread of the process has ended by an error; the service is told at that moment."""
-    loop = asyncio.get_running_loop()
-    broken: asyncio.Future[str] = loop.create_future()
+class _Breakage:
+    """What can break the process beside its event loop, told by any thread. broken: done with the reason; the service was told then."""
 
-    def fail(thread: str) -> None:
-        if not broken.done():
-            service.fail()
-            broken.set_result(f"thread {thread} ended by an error")
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self.broken: asyncio.Future[str] = self._loop.create_future()
 
-    def hook(ended: threading.ExceptHookArgs) -> None:
+    def by_an_error(self, ended: threading.ExceptHookArgs) -> None:
+        """For threading.excepthook."""
+        self._last_resort()
         thread = ended.thread.name if ended.thread else "unknown"
         log.critical("thread.broken", thread=thread, exc_info=ended.exc_value)
-        last_resort = threading.Timer(BROKEN_LIMIT_S, os._exit, (BROKEN,))
-        last_resort.daemon = True
-        last_resort.start()
-        loop.call_soon_threadsafe(fail, thread)
+        self._loop.call_soon_threadsafe(self._fail, f"thread {thread} ended by an error")
 
-    before, threading.excepthook = threading.excepthook, hook
+    def by_hanging(self, thread: Watched, reason: str) -> None:
+        """For a Watchdog."""
+        self._last_resort()
+        log.critical("engine.wedged", thread=thread.name, step=thread.steps, reason=reason)
+        self._loop.call_soon_threadsafe(self._fail, f"thread {thread.name} hangs: {reason}")
+
+    def _last_resort(self) -> None:
+        """First of all: even to write a log may hang."""
+        timer = threading.Timer(BROKEN_LIMIT_S, os._exit, (BROKEN,))
+        timer.daemon = True
+        timer.start()
+
+    def _fail(self, reason: str) -> None:
+        if not self.broken.done():
+            self._service.fail()
+            self.broken.set_result(reason)
+
+
+@contextmanager
+def _broken_by_threads(service: Service) -> Iterator[_Breakage]:
+    """Take the errors that end threads."""
+    breakage = _Breakage(service)
+    before, threading.excepthook = threading.excepthook, breakage.by_an_error
     try:
-        yield broken
+        yield breakage
     finally:
         threading.excepthook = before
 
@@ -188,18 +217,16 @@ async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Futu
 
 
 def run(main: Callable[[], Awaitable[None]], ready_fd: int = -1) -> int:
-    """asyncio.run with the exit code of a server: 0, or 1 for one that cannot start, or BROKEN; with the reason on stderr.
+    """asyncio.run with the exit code of a server: 0, or 1 for one that cannot start; with the reason on stderr. A process that breaks ends
+    with BROKEN.
 
     ready_fd: gets one line of JSON, {"error"}, from one that cannot start.
     """
     try:
-        asyncio.run(_as_coroutine(main))
+        asyncio.run(_unless_it_breaks(main))
     except StartError as error:
         _tell(ready_fd, {"error": str(error)})
         return cannot_start(error)
-    except Broken as error:
-        log.critical("server.broken", reason=str(error))
-        return BROKEN
     return 0
 
 
@@ -209,8 +236,13 @@ def cannot_start(error: StartError) -> int:
     return 1
 
 
-async def _as_coroutine(main: Callable[[], Awaitable[None]]) -> None:
-    await main()
+async def _unless_it_breaks(main: Callable[[], Awaitable[None]]) -> None:
+    """A broken process ends here: asyncio would wait for tasks and threads that may never end."""
+    try:
+        await main()
+    except Broken as error:
+        log.critical("server.broken", reason=str(error))
+        os._exit(BROKEN)
 
 
 def _bind(server: grpc.aio.Server, address: str) -> str:

@@ -8,13 +8,14 @@ asked for many sessions at once from one event loop, and never computes on that 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.engine.activity import Activity
 from omnistage.engine.types import FinishReason, Sampling
 
 
@@ -81,6 +82,10 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        """Every thread of the model that computes. One that hangs ends the process; see docs/failover.md."""
 
     def load(self) -> Load: ...
 

@@ -12,6 +12,7 @@ import structlog
 from omnistage.host.errors import StartError
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
+from omnistage.host.watchdog import Watched
 from omnistage.link.channel import Channels
 from omnistage.link.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
 from omnistage.link.token import Token
@@ -74,6 +75,10 @@ class RouterServer:
                 await self._admission.idle()
         except TimeoutError:
             log.warning("drain.cut", answers=self._admission.running)
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return ()
 
     def fail(self) -> None:
         self._admission.drain()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnistage.engine.activity import Activity
 from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, Sound, SpeechFrames, WaveRequest
 from omnistage.models.smol import decoder, waveform
 from omnistage.models.smol.checkpoint import read_config
@@ -269,6 +270,10 @@ class SmolCode2Wav:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self._worker.activity,)
 
     def load(self) -> Load:
         return Load(queued=self._worker.queued)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnistage.engine.activity import Activity
 from omnistage.engine.types import FinishReason
 from omnistage.models.interface import BadRequest, Content, Frames, Load, ModelInfo, PortSpec, SpeechRequest, TextPiece
 from omnistage.models.smol.checkpoint import read_config
@@ -62,6 +63,10 @@ class SmolTalker:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self._worker.activity,)
 
     def load(self) -> Load:
         return Load(queued=self._worker.queued)

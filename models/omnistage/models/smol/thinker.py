@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from omnistage.engine.activity import Activity
 from omnistage.engine.decoder import DecoderConfig, PackedDecoder
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.engine.engine import Engine, TokenStream
@@ -88,6 +89,10 @@ class SmolThinker:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self._engine.activity,)
 
     def load(self) -> Load:
         stats = self._engine.stats()

@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from omnistage.engine.activity import Activity
+
 T = TypeVar("T")
 
 OVERTAKES = 64
@@ -29,7 +31,8 @@ class _Unit:
 
 
 class Worker:
-    """Runs units of work on a thread of its own. `threads` is the number of threads torch may use for one unit."""
+    """Runs units of work on a thread of its own. `threads` is the number of threads torch may use for one unit; `activity` tells what the
+    thread does."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._threads = threads
@@ -37,6 +40,7 @@ class Worker:
         self._queue: list[_Unit] = []
         self._numbers = itertools.count()
         self._open = True
+        self.activity = Activity(name)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -84,6 +88,7 @@ class Worker:
             number = next(self._numbers)
             unit = _Unit(number - OVERTAKES if urgent else number, number, work)
             bisect.insort(self._queue, unit)
+            self.activity.begin()
             self._changed.notify()
         return unit
 
@@ -96,13 +101,17 @@ class Worker:
 
     def _work(self) -> None:
         torch.set_num_threads(self._threads)
+        self.activity.enter()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or not self._open)
-                if not self._queue:
-                    return
+                while not self._queue:
+                    self.activity.rest()
+                    if not self._open:
+                        return
+                    self._changed.wait()
                 unit = self._queue.pop(0)
             unit.work()
+            self.activity.step()
 
 
 async def _settled(done: asyncio.Future[T]) -> None:

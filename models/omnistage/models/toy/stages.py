@@ -6,7 +6,7 @@ import asyncio
 import random
 import struct
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.engine.activity import Activity
 from omnistage.engine.types import FinishReason
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
@@ -85,6 +86,7 @@ class _Toy:
     """What all toys have in common: they hold nothing."""
 
     info: ModelInfo
+    threads: Sequence[Activity] = ()
 
     def __init__(self, options: ToyOptions) -> None:
         self.options = options

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.host.watchdog import Watched
 from omnistage.models.interface import BadRequest, Code2WavModel, Content, SpeechFrames, WaveRequest
 from omnistage.stage.describe import describe
 from omnistage.stage.logic import Input, Kept, LogicLoad, Output, Start, Timing, Work
@@ -29,6 +30,10 @@ class Code2WavStage:
         self.description = describe(stage_pb2.STAGE_KIND_CODE2WAV, model.info)
         (self._input,) = model.info.accepts
         (self._output,) = model.info.produces
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return self._model.threads
 
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)

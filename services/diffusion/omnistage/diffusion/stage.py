@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from omnistage.host.watchdog import Watched
 from omnistage.models.interface import BadRequest, DiffusionModel, DrawRequest, Picture
 from omnistage.stage.describe import describe
 from omnistage.stage.logic import Input, LogicLoad, Output, Start, Timing, Work
@@ -25,6 +26,10 @@ class DiffusionStage:
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
         self.description = describe(stage_pb2.STAGE_KIND_DIFFUSION, model.info)
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return self._model.threads
 
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.host.watchdog import Watched
 from omnistage.link.ports import Output
 from omnistage.v1 import chunk_pb2, stage_pb2
 
@@ -89,6 +90,10 @@ class StageLogic(Protocol):
     @property
     def description(self) -> stage_pb2.DescribeResponse:
         """Kind, model, revision, ports, voices and max_sessions; the shell fills the rest."""
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        """Threads that compute; the process ends when one of them hangs, and others take over."""
 
     def load(self) -> LogicLoad: ...
 

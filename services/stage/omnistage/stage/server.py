@@ -16,6 +16,7 @@ from omnistage.host.addresses import check_can_listen
 from omnistage.host.errors import StartError
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
+from omnistage.host.watchdog import Watched
 from omnistage.link.channel import Channels
 from omnistage.link.limits import HOP_ROOM_BYTES
 from omnistage.link.token import Token
@@ -67,6 +68,7 @@ class StageServer:
         )
         self._servicer = StageServicer(self._environment, metrics)
         self._sweeping: asyncio.Task[None] | None = None
+        self._broken = False
 
     def register(self, server: grpc.aio.Server) -> None:
         self._servicer.register(server)
@@ -84,14 +86,20 @@ class StageServer:
     async def drain(self, grace_s: float) -> None:
         await self._servicer.drain(grace_s)
 
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return self._logic.threads
+
     def fail(self) -> None:
+        self._broken = True
         self._servicer.fail()
 
     async def close(self) -> None:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
-        await self._logic.close()
+        if not self._broken:  # A thread that hangs would be waited for.
+            await self._logic.close()
         await self._channels.close()
         if self._arena is not None:
             self._arena.close()

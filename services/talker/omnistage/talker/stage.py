@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.types import Sampling
+from omnistage.host.watchdog import Watched
 from omnistage.models.interface import BadRequest, Content, Frames, SpeechRequest, TalkerModel, TextPiece
 from omnistage.stage.describe import describe
 from omnistage.stage.logic import Input, LogicLoad, Output, Start, Timing, Work
@@ -28,6 +29,10 @@ class TalkerStage:
         self._model = model
         self.description = describe(stage_pb2.STAGE_KIND_TALKER, model.info)
         (self._output,) = model.info.produces
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return self._model.threads
 
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)

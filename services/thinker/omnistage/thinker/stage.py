@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
 from omnistage.engine.types import FinishReason, Sampling
+from omnistage.host.watchdog import Watched
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest, ThinkerModel, Turn
 from omnistage.stage.describe import describe
 from omnistage.stage.logic import Input, LogicLoad, Output, Start, Timing, Work
@@ -33,6 +34,10 @@ class ThinkerStage:
         self._model = model
         self.description = describe(stage_pb2.STAGE_KIND_THINKER, model.info)
         self._has_hidden = any(port.name == "hidden" for port in model.info.produces)
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return self._model.threads
 
     def load(self) -> LogicLoad:
         load = self._model.load()
