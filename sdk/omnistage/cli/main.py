@@ -92,6 +92,9 @@ def _speak(
     from omnistage.cli.words import words
     from omnistage.client.request import Options
 
+    if address is None:
+        import omnistage.cli.pipelines  # noqa: F401  now, while an interrupt still just ends the process
+
     options = Options(timeout_s=timeout)
     if text_only:
         options["outputs"] = ["text"]
