@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from helpers import hanging
 from helpers.ports import take_address
 from helpers.servers import CHAIN, ServerProcess, stage_flags
 
@@ -93,9 +94,10 @@ def fleet(
     stage_args: Sequence[str] = (),
     args_of: Mapping[str, Sequence[str]] | None = None,
     router_args: Sequence[str] = (),
+    can_hang: bool = False,
 ) -> Iterator[Fleet]:
     """All of them serving. replicas: of every kind, or by kind. options_of: further options of the models of a kind, or of one name.
-    args_of: further arguments of a kind."""
+    args_of: further arguments of a kind. can_hang: the loop of every stage can be blocked, see helpers.hanging."""
     running = Fleet(log_folder)
     try:
         counts = replicas if isinstance(replicas, Mapping) else dict.fromkeys(kinds, replicas)
@@ -103,7 +105,11 @@ def fleet(
             for number in range(counts.get(kind, 1)):
                 name = f"{kind}-{number}"
                 own = {**(options or {}), **(options_of or {}).get(kind, {}), **(options_of or {}).get(name, {})}
-                running.add(name, f"omnistage.{kind}", *stage_flags(own, model), *stage_args, *(args_of or {}).get(kind, ()))
+                flags = [*stage_flags(own, model), *stage_args, *(args_of or {}).get(kind, ())]
+                if can_hang:
+                    running.add(name, "helpers.hanging", f"omnistage.{kind}", *flags, environment=hanging.ENVIRONMENT)
+                else:
+                    running.add(name, f"omnistage.{kind}", *flags)
         running.ready()
         stages = ",".join(f"{name.partition('-')[0]}={running.address(name)}" for name in running.stages)
         running.add("router", "omnistage.router", "--pipeline", pipeline, "--stages", stages, "--grace", "5", *router_args)

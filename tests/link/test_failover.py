@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -382,6 +383,24 @@ async def test_a_deaf_address_is_left_for_the_next(monkeypatch: pytest.MonkeyPat
                 events = await hear(link)
             assert codes_of(events) == [0, 1]
             assert [failover.replica for failover in failovers_of(events)] == [third]
+
+
+async def test_the_search_for_a_replica_has_an_end_however_many_do_not_answer(monkeypatch: pytest.MonkeyPatch):
+    """Eight hosts that are down: the first is asked in any case, then only as many as there is time for."""
+    monkeypatch.setattr("omnistage.link.link.SEARCH_S", 0.0)
+    monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 0.3)
+    accepted: list[socket.socket] = []
+    with ExitStack() as exits:
+        deaf = [exits.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(8)]
+        for server in deaf:
+            server.setblocking(False)
+        async with link_by(route_to(*[f"127.0.0.1:{server.getsockname()[1]}" for server in deaf]), opening()) as link:
+            with pytest.raises(StageError, match="STAGE_LOST"):
+                await link.open()
+        for server in deaf:
+            with suppress(BlockingIOError):
+                accepted.append(exits.enter_context(server.accept()[0]))
+    assert len(accepted) == 1
 
 
 async def test_a_deadline_in_the_middle_of_a_failover_is_no_loss():

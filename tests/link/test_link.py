@@ -27,6 +27,8 @@ from helpers.link import (
 )
 from helpers.run import PLENTY, params
 from helpers.servers import all_free, local_stage, toy_logic, watch_until
+from omnistage.connector.arena import Arena
+from omnistage.connector.transport import Sender
 from omnistage.link.errors import StageError
 from omnistage.link.link import Link
 from omnistage.link.ports import Output
@@ -129,6 +131,25 @@ async def test_closing_a_link_frees_the_stage():
         await link.close()
         await link.close()
         await all_free([talker.address])
+
+
+async def test_a_stage_that_has_ended_costs_nothing_more(arena: Arena):
+    """Whoever makes its input may still be at work: what is sent then is not kept, and what was kept before is given back."""
+    short = opening(credits=0, params=params("talker", max_frames=2))
+    async with (
+        local_stage(toy_logic("talker")) as talker,
+        link_to(talker.address, request=short, sender=lambda: Sender(arena, inline_limit=0), max_unsent=1000) as link,
+    ):
+        await link.open()
+        for _ in range(10):
+            await link.send(Output("hidden", 8, ROWS))
+        assert arena.leases >= 10
+        await link.grant("codes", PLENTY)
+        await hear(link)
+        assert arena.leases == 0
+        for _ in range(1000):
+            await link.send(Output("hidden", 8, ROWS))
+        assert arena.leases == 0
 
 
 async def test_interrupt_ends_well():

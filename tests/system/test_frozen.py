@@ -1,4 +1,5 @@
-"""A replica that stops (SIGSTOP) keeps its connections and says nothing. It is left, the answer goes on, and on waking it cannot speak."""
+"""A replica that stops (SIGSTOP), or whose event loop is blocked, keeps its connections and says nothing. It is left, the answer goes on,
+and on waking it cannot speak."""
 
 from __future__ import annotations
 
@@ -12,47 +13,53 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from helpers.ask import Answer, request
-from helpers.drill import Step, ask_through, drilled, found, holder, nothing_left, opening, text_chunks
+from helpers.ask import Answer, ask, request
+from helpers.drill import LOOK_S, MOMENTS, Step, ask_through, drilled, found, holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
+from helpers.hanging import HANG, WAKE
 from helpers.run import Caller
 from helpers.servers import CHAIN, stage_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 
 TOKENS = 200
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
+WAYS = {"stopped": (signal.SIGSTOP, signal.SIGCONT), "hung": (HANG, WAKE)}
+"""To freeze a process, and to wake it: all of it, or only the thread of its event loop."""
 
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two of each kind, slow enough that an answer goes on for some time after a frozen stage was left. All is sent inline: shared memory
     that a sleeper may still read is kept from reuse for half a minute, which a test would have to wait for."""
-    with fleet(tmp_path_factory.mktemp("logs"), replicas=2, options={"interval_s": 0.02}) as running:
+    with fleet(tmp_path_factory.mktemp("logs"), replicas=2, options={"interval_s": 0.02}, can_hang=True) as running:
         yield running
 
 
 class Freeze:
-    """Stops the replica of a kind that has the session."""
+    """Freezes the replica of a kind that has the session, or one by name."""
 
-    def __init__(self, running: Fleet, kind: str) -> None:
+    def __init__(self, running: Fleet, kind: str, way: str = "stopped") -> None:
         self._fleet = running
         self._kind = kind
+        self._freeze, self._wake = WAYS[way]
         self.name = ""
         self.at = 0.0
 
     async def stop(self) -> None:
-        self.name = await holder(self._fleet, self._kind)
-        self.at = time.monotonic()
-        self._fleet.signal(self.name, signal.SIGSTOP)
+        self.freeze(await holder(self._fleet, self._kind))
+
+    def freeze(self, name: str) -> None:
+        self.name, self.at = name, time.monotonic()
+        self._fleet.signal(name, self._freeze)
 
     async def wake(self) -> None:
-        self._fleet.signal(self.name, signal.SIGCONT)
+        self._fleet.signal(self.name, self._wake)
 
 
 @asynccontextmanager
-async def frozen(running: Fleet, kind: str) -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, Freeze]]:
-    """A drill with one replica to stop, which wakes at the end in any case."""
-    freeze = Freeze(running, kind)
+async def frozen(running: Fleet, kind: str, way: str = "stopped") -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, Freeze]]:
+    """A drill with one replica to freeze, which wakes at the end in any case."""
+    freeze = Freeze(running, kind, way)
     async with drilled(running) as stub:
         try:
             yield stub, freeze
@@ -62,22 +69,74 @@ async def frozen(running: Fleet, kind: str) -> AsyncIterator[tuple[omni_pb2_grpc
         await found(running, stub)
 
 
+def refusals(running: Fleet, since: int, address: str) -> list[str]:
+    """Log lines of Opens that this address did not answer, but for the first `since` bytes of every log."""
+    lines = [line for name in running.names for line in running.server(name).log()[since:].splitlines()]
+    return [line for line in lines if "link.open_failed" in line and address in line]
+
+
+async def no_more_serving(stub: omni_pb2_grpc.OmniServiceAsyncStub, address: str) -> None:
+    """Return when the router says of a replica that it is lost; it has no stream of changes."""
+    async with asyncio.timeout(30):
+        while True:
+            listed = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=5)
+            if address not in {replica.address for replica in listed.replicas if replica.state == omni_pb2.REPLICA_STATE_SERVING}:
+                return
+            await asyncio.sleep(LOOK_S)
+
+
 def left(answer: Answer) -> bool:
     return bool(answer.failovers)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", CHAIN)
-async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind: str, seed: int) -> None:
+@pytest.mark.parametrize("moment", ["in mid text", "in mid speech"])
+async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind: str, way: str, moment: str, seed: int) -> None:
+    """Once, and nobody else is blamed. A Thinker that froze after the text was whole has its history, and may be asked for nothing more."""
     moments = []
 
     async def note() -> None:
         moments.append(time.monotonic())
 
-    async with frozen(toys, kind) as (stub, freeze):
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(10), freeze.stop), Step(left, note))
+    async with frozen(toys, kind, way) as (stub, freeze):
+        asked = request("hello", seed, thinker=LONG)
+        answer = await ask_through(stub, asked, Step(MOMENTS[moment], freeze.stop), Step(left, note))
         answer.check_toy(seed, "hello", TOKENS)
-        assert toys.address(freeze.name) in [failover.lost for failover in answer.failovers]
-        print(f"{kind}: left after {moments[0] - freeze.at:.3f} s")
+        assert [failover.lost for failover in answer.failovers] == [toys.address(freeze.name)]
+        print(f"{kind}, {way}, {moment}: left after {moments[0] - freeze.at:.3f} s")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", CHAIN)
+async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(toys: Fleet, kind: str, way: str, seed: int) -> None:
+    """The router finds it only when it is asked, or after some silence."""
+    async with frozen(toys, kind, way) as (stub, freeze):
+        begin = max(len(toys.server(name).log()) for name in toys.names)
+        freeze.freeze(toys.of(kind)[0])
+        for number in range(4):
+            (await ask(stub, request(f"hello {number}", seed))).check_toy(seed, f"hello {number}")
+        asked = refusals(toys, begin, toys.address(freeze.name))
+        assert len(asked) <= 1, asked
+        print(f"{kind}, {way}: chosen {len(asked)} times")
+        await no_more_serving(stub, toys.address(freeze.name))
+
+
+async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> None:
+    """Two of three stages, in the middle of the same answer."""
+    code2wav = Freeze(toys, "code2wav", "hung")
+    async with frozen(toys, "thinker") as (stub, thinker):
+
+        async def both() -> None:
+            await code2wav.stop()
+            await thinker.stop()
+
+        try:
+            answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(10), both))
+        finally:
+            await code2wav.wake()
+        answer.check_toy(seed, "hello", TOKENS)
+        assert toys.address(thinker.name) in [failover.lost for failover in answer.failovers]
 
 
 async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Fleet, seed: int) -> None:

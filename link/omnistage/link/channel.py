@@ -1,7 +1,8 @@
-"""gRPC options of every connection and a cache of channels.
+"""gRPC options of every connection, and what a process keeps of the addresses that it calls: a channel and a pulse of each.
 
-The keepalive values are one set: a peer that was stopped (SIGSTOP) is seen within about a second only if `ping_timeout_ms` is set too, and
-a server without the two tolerant options cuts such a client off with GOAWAY too_many_pings.
+Keepalive finds hosts that are gone, and callers that were stopped; it is slow on purpose, because a busy machine answers a ping late. A
+stage that hangs is found by its pulse. The values are one set: a peer that was stopped (SIGSTOP) is seen only if `ping_timeout_ms`
+is set too, and a server without the two tolerant options cuts such a client off with GOAWAY too_many_pings.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from types import TracebackType
 
 import grpc.aio
 
+from omnistage.link.hedge import Hedges
+from omnistage.link.pulse import Pulse, Pulses
 from omnistage.link.token import Token
 
 Options = list[tuple[str, int]]
@@ -19,9 +22,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 """Default request limit, on both ends of every hop."""
 
 _KEEPALIVE: Options = [
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 500),
-    ("grpc.http2.ping_timeout_ms", 500),
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
@@ -40,7 +43,7 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
         *_KEEPALIVE,
         *_message_limits(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 2000),  # Time for one attempt to connect.
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
     ]
@@ -84,6 +87,8 @@ class Channels:
         self.metadata = token.metadata if token is not None else ()
         self._options = client_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._pulses = Pulses(self.get, self.metadata)
+        self.hedges = Hedges()
 
     def get(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
@@ -91,11 +96,20 @@ class Channels:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
         return channel
 
+    def pulse(self, address: str) -> Pulse:
+        """The signs of life of that address."""
+        return self._pulses.of(address)
+
+    def is_quiet(self, address: str) -> bool:
+        """Whether the address is known to give no sign of life: ask others first."""
+        return self._pulses.is_quiet(address)
+
     def forget(self, address: str) -> None:
         """The next `get` makes a new channel; the old one ends with its last user."""
         self._channels.pop(address, None)
 
     async def close(self) -> None:
+        await self._pulses.close()
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -24,7 +24,7 @@ from omnistage.link.limits import MAX_PORTS
 from omnistage.link.ports import Output
 from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired
 from omnistage.link.route import Route
-from omnistage.link.stream import OPEN_TIMEOUT_S, Deadline, Metadata, Stream, StreamLost
+from omnistage.link.stream import OPEN_TIMEOUT_BEHIND_S, OPEN_TIMEOUT_S, Deadline, Metadata, Stream, StreamLost
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 log = structlog.get_logger(__name__)
@@ -38,6 +38,10 @@ REPLAY_BYTES = 64 << 20
 MAX_LOSSES_IN_A_ROW = 3
 MAX_LOSSES = 16
 """Losses of one link without a chunk in between, and in all: a request that kills its replicas must end."""
+
+SEARCH_S = 4.0
+"""Beyond the patience of the route: time in which replicas that do not answer are asked one after the other. One that gives signs of life
+is waited for beyond it."""
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
@@ -87,6 +91,7 @@ class Link:
         self._pumping = False
         self._over = False
         self._lost_at: dict[str, float] = {}
+        self._silent: set[str] = set()
         self._losses = self._losses_in_a_row = 0
         self._attempts = 0
         self._inline_only = False
@@ -101,6 +106,11 @@ class Link:
         """The replica that has the session now."""
         return self._stream.address if self._stream is not None else ""
 
+    @property
+    def silent(self) -> Collection[str]:
+        """Replicas, of this stage and of all behind it, that were asked and gave no sign of life."""
+        return self._silent
+
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> stage_pb2.Opened:
@@ -110,11 +120,12 @@ class Link:
 
     async def _open_somewhere(self) -> Stream:
         """Ask the replicas, round after round while it may help. Raises what the last one said."""
-        give_up = time.monotonic() + min(self._route.patience_s, self._deadline.remaining_s)
+        begun = time.monotonic()
+        give_up = begun + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
         while True:
             try:
-                return await self._open_one()
+                return await self._open_one(begun + self._route.patience_s + SEARCH_S)
             except StageError as error:
                 may_change = (
                     isinstance(error, StreamLost)
@@ -126,23 +137,40 @@ class Link:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _open_one(self) -> Stream:
-        """One round. Raises what the last replica said, or at once what no other replica would say otherwise."""
+    async def _open_one(self, give_up: float) -> Stream:
+        """One round, in which only the first is asked after `give_up`. Raises what the last replica said, or at once what no other replica
+        would say otherwise."""
         addresses, hops = self._route.place(self._binding)
         failure = StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage}, retry_delay_s=1.0)
-        for address in sorted(addresses, key=lambda address: self._lost_at.get(address, 0.0)):
+        left = sorted(addresses, key=self._last_resort)
+        while left and (len(left) == len(addresses) or time.monotonic() < give_up):
+            address = left.pop(0)
             try:
-                return await self._open_at(address, hops)
+                return await self._open_at(address, hops, left)
             except ReplayExpired:
                 raise
             except StageError as error:
                 if error.reason not in ANOTHER_REPLICA and not isinstance(error, StreamLost):
                     raise
                 if isinstance(error, StreamLost):
-                    self._route.lost(address)
+                    self._lose(address)
                 log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
                 failure = self._refused(address, error) if error.reason == "UNAUTHENTICATED" else error
         raise failure
+
+    def _last_resort(self, address: str) -> tuple[bool, float]:
+        """The order to ask in: who gives no sign of life comes last, and before those whom this link lost, the latest last."""
+        return self._channels.is_quiet(address), self._lost_at.get(address, 0.0)
+
+    def _lose(self, address: str) -> None:
+        self._lost_at[address] = time.monotonic()
+        self._route.lost(address)
+        if self._channels.is_quiet(address):
+            self._silent.add(address)
+
+    def _may_hedge(self, others: Sequence[str]) -> bool:
+        """Whether an Open that its replica does not answer is withdrawn already: there must be somebody else, and not too many of them."""
+        return not all(self._channels.is_quiet(address) for address in others) and self._channels.hedges.take()
 
     def _refused(self, address: str, error: StageError) -> StageError:
         """What those above hear of a replica that does not take this process's token: for them it is not there, and nothing is wrong with
@@ -150,8 +178,9 @@ class Link:
         message = f"{self._stage} at {address} refuses its caller: {error.message}"
         return StageError("STAGE_LOST", message, metadata={"stage": self._stage}, retry_delay_s=1.0)
 
-    async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop]) -> Stream:
+    async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop], others: Sequence[str]) -> Stream:
         request = self._next_request(hops)
+        self._channels.hedges.count_open()
         stream = await Stream.open(
             self._channels,
             self._stage,
@@ -160,7 +189,8 @@ class Link:
             Sender(None) if self._inline_only else self._new_sender(),
             self._deadline,
             self._metadata,
-            self._open_timeout_s,
+            self._open_timeout_s + OPEN_TIMEOUT_BEHIND_S * len(hops),
+            lambda: self._may_hedge(others),
         )
         needs = {position.port: position.first for position in stream.opened.needs}
         try:
@@ -175,6 +205,7 @@ class Link:
                 checkpoints | self._granted.keys(), checkpoints, request.resume if request.HasField("resume") else None
             )
         self.needs = needs
+        self._silent.update(stream.opened.silent)
         self.revisions = tuple(stream.opened.revisions)
         self._stream, self._last_sender = stream, stream.sender
         return stream
@@ -213,7 +244,10 @@ class Link:
         self._inputs[port] = InputLog(port, first)
 
     async def send(self, output: Output) -> None:
-        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept."""
+        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept. A stage that has ended needs
+        nothing more: then this does nothing."""
+        if self._over:
+            return
         inputs = self._inputs.get(output.port)
         if inputs is None:
             inputs = self._inputs[output.port] = InputLog(output.port)
@@ -289,8 +323,7 @@ class Link:
             while (event := await self._next_event()) is not None:
                 yield event
         finally:
-            self._over = True
-            self._room.set()
+            self._end()
 
     async def _next_event(self) -> stage_pb2.RunResponse | None:
         """What the caller is to have next; None at the end."""
@@ -347,8 +380,7 @@ class Link:
             raise error
         self._stream = None
         if lost:
-            self._lost_at[stream.address] = seen
-            self._route.lost(stream.address)
+            self._lose(stream.address)
         self._inline_only = self._inline_only or error.reason == "STALE_REFERENCE"
         log.warning("link.lost", stage=self._stage, address=stream.address, reason=error.reason, message=error.message)
         granted = dict(self._granted)
@@ -385,11 +417,15 @@ class Link:
 
     async def close(self) -> None:
         """End the stream, whatever its state, and give all tensors back. Idempotent."""
-        stream, self._stream = self._stream, None
+        self._end()
+        self._stream = None
+
+    def _end(self) -> None:
+        """Nobody will read what is sent, or need it again."""
         self._over = True
         self._room.set()
-        if stream is not None:
-            stream.close()
+        if self._stream is not None:
+            self._stream.close()
         for inputs in self._inputs.values():
             inputs.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
@@ -12,17 +12,19 @@ from omnistage.connector.transport import Sender
 from omnistage.link.channel import Channels, connect
 from omnistage.link.errors import StageError, protocol_error
 from omnistage.link.ports import Allowance
+from omnistage.link.pulse import Attendance
 from omnistage.link.writer import StreamWriter
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 
-CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
 
-OPEN_TIMEOUT_S = 10.0
-"""Time for Opened of one connected replica and of all hops behind it. A peer that stops meanwhile is found by keepalive, much sooner."""
+OPEN_TIMEOUT_S = 30.0
+OPEN_TIMEOUT_BEHIND_S = 15.0
+"""Time for Opened of a replica that gives signs of life, and as much more for each hop behind it: the innermost link gives up first, and
+blames by name whom it waited for. One that is silent is left much sooner."""
 
 HANDSHAKE_TIMEOUT_S = 15.0
-"""Time for the half-close after Ended. A busy caller still reads what came before it; a dead one is found by keepalive. Nothing but the
-stream itself is held meanwhile."""
+"""Time for the half-close after Ended. A busy caller still reads what came before it. Nothing but the stream itself is held meanwhile."""
 
 Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
 Metadata = Sequence[tuple[str, str]]
@@ -56,17 +58,29 @@ class Deadline:
 class Stream:
     """An open stream. `opened` is the stage's first answer. allowance: credit for what goes down."""
 
-    def __init__(self, stage: str, address: str, call: Call, sender: Sender, deadline: Deadline, opened: stage_pb2.Opened) -> None:
+    def __init__(
+        self,
+        stage: str,
+        address: str,
+        call: Call,
+        sender: Sender,
+        deadline: Deadline,
+        attendance: Attendance,
+        opened: stage_pb2.Opened,
+    ) -> None:
         """Use `open`."""
         self._stage = stage
         self._call = call
         self._deadline = deadline
+        self._attendance = attendance
         self._writer = StreamWriter(call.write)
         self._ended = False
+        self._silent = ""
         self.address = address
         self.sender = sender
         self.opened = opened
         self.allowance = Allowance()
+        attendance.opened(self._fall_silent)
         sender.accept(opened.answer, opened.offers)
         for credit in opened.credits:
             self.allowance.grant(credit.port, credit.total)
@@ -82,29 +96,42 @@ class Stream:
         deadline: Deadline,
         metadata: Metadata,
         open_timeout_s: float,
+        may_hedge: Callable[[], bool],
     ) -> Stream:
-        """Open a session at one replica. Raises StageError: StreamLost if it cannot be reached or is lost, else what it answered."""
+        """Open a session at one replica. may_hedge: asked when the replica gives no sign of life at once; if so, the Open is withdrawn.
+        Raises StageError: StreamLost if the replica cannot be reached, is silent or is lost, else what it answered."""
         opened: stage_pb2.Opened | None = None
         call: Call | None = None
+        silent = ""
+
+        def leave(why: str) -> None:
+            nonlocal silent
+            silent = why
+            _expire(limit)
+
+        limit = asyncio.timeout(min(open_timeout_s, deadline.remaining_s))
+        attendance = channels.pulse(address).attend(leave, may_hedge)
         try:
-            channel = channels.get(address)
-            await connect(channel, min(CONNECT_TIMEOUT_S, deadline.remaining_s))
-            shown = (*metadata, *channels.metadata)
-            call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=shown, wait_for_ready=False)
-            del request.offers[:]
-            request.offers.extend(sender.offers())
-            async with asyncio.timeout(min(open_timeout_s, deadline.remaining_s)):
+            async with limit:
+                channel = channels.get(address)
+                await connect(channel, CONNECT_TIMEOUT_S)
+                shown = (*metadata, *channels.metadata)
+                call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=shown, wait_for_ready=False)
+                del request.offers[:]
+                request.offers.extend(sender.offers())
                 opened = await _ask(call, stage, request, deadline)
-            return cls(stage, address, call, sender, deadline, opened)
+            return cls(stage, address, call, sender, deadline, attendance, opened)
         except ConnectionError as error:
             raise deadline.loss(stage, f"{stage} cannot be reached: {error}") from None
         except TimeoutError:
-            waited_for = "the connection" if call is None else f"Open within {open_timeout_s:g} s"
-            raise deadline.loss(stage, f"{stage} did not answer {waited_for}") from None
+            what = "the connection" if call is None else "Open"
+            why = silent or (f"no answer within {open_timeout_s:g} s" if limit.expired() else f"none within {CONNECT_TIMEOUT_S:g} s")
+            raise deadline.loss(stage, f"{stage} did not answer {what}: {why}") from None
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise deadline.loss(stage, f"{stage} cannot be reached: {_details(error)}") from None
         finally:
             if opened is None:
+                attendance.leave()
                 if call is not None:
                     call.cancel()
                 sender.close(clean=True)
@@ -115,6 +142,15 @@ class Stream:
             return await _read(self._call, self._stage, self._deadline)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise self._deadline.loss(self._stage, f"{self._stage} was lost: {_details(error)}") from None
+        except asyncio.CancelledError:
+            if not self._silent or _is_cancelled():
+                raise
+            raise self._deadline.loss(self._stage, f"{self._stage} was lost: {self._silent}") from None
+
+    def _fall_silent(self, why: str) -> None:
+        """Whoever reads or writes is woken by the end of the call."""
+        self._silent = why
+        self._call.cancel()
 
     async def write(self, message: stage_pb2.RunRequest) -> None:
         """Write unless the stage has ended. A stream that is gone is not an error here: who reads sees the same end and says what it means,
@@ -127,14 +163,13 @@ class Stream:
             return
         except asyncio.CancelledError:
             # A write that waits when this end cancels its call ends so too, and whoever waits for it was not cancelled.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _is_cancelled():
                 raise
 
     async def finish(self) -> None:
         """The stage sent Ended: half-close, then wait for the status, which says nothing new."""
         self._ended = True
-        await _finish(self._call, self._writer)
+        await _finish(self._call, self._writer, self._attendance)
 
     def close(self) -> None:
         """End the stream, whatever its state, and give the memory of its tensors back.
@@ -142,7 +177,8 @@ class Stream:
         A session that this end cancels frees its memory at once: what the stage may still make of it can reach nobody. A stream that was
         lost leaves it in quarantine, because a stopped stage may wake and read.
         """
-        lost = self._call.done() and not self._call.cancelled() and not self._ended
+        self._attendance.leave()
+        lost = bool(self._silent) or (self._call.done() and not self._call.cancelled() and not self._ended)
         if not self._call.done():
             self._call.cancel()
         self.sender.close(clean=not lost)
@@ -170,15 +206,33 @@ async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadli
     return message.opened
 
 
-async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest]) -> None:
+async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attendance: Attendance | None = None) -> None:
+    """Half-close and the status. A peer that falls silent now is not waited for: it has said all."""
+    limit = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
+    if attendance is not None:
+        attendance.told = lambda why: _expire(limit)
     try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        async with limit:
             await writer.then(call.done_writing)
             await call.code()
     except TimeoutError:
         call.cancel()
     except (grpc.RpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
         return  # The stage did not wait for the half-close, which grpc.aio reports as InternalError.
+    finally:
+        if attendance is not None:
+            attendance.leave()
+
+
+def _expire(limit: asyncio.Timeout) -> None:
+    if not limit.expired():
+        limit.reschedule(0.0)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancels this task. Else what looks like it is the end of a call that this process cancelled itself."""
+    task = asyncio.current_task()
+    return task is None or bool(task.cancelling())
 
 
 def _details(error: BaseException) -> str:

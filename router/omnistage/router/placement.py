@@ -22,10 +22,16 @@ log = structlog.get_logger(__name__)
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 DESCRIBE_TIMEOUT_S = 2.0
+SILENCE_S = 2.5
+"""Without a report of a replica, which sends one a second; then it is taken for lost until it reports again."""
+SECOND_LOOK_S = 0.5
+"""After it, for a router that was late itself: what has come meanwhile is read first."""
 LOOKUP_PERIOD_S = 1.0
 MAX_CANDIDATES = 8
 MAX_ADDRESSES = 256
 """Of one name that are watched."""
+
+Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
 
 LOST, SERVING, DRAINING = omni_pb2.REPLICA_STATE_LOST, omni_pb2.REPLICA_STATE_SERVING, omni_pb2.REPLICA_STATE_DRAINING
 
@@ -145,6 +151,12 @@ class Placement:
             if replica.address == address:
                 replica.suspect = True
 
+    def silent(self, addresses: Collection[str]) -> None:
+        """These gave a link no sign of life: the same as lost."""
+        for replica in self.all() if addresses else ():
+            if replica.address in addresses:
+                replica.suspect = True
+
     def boot_id(self, kind: str, address: str) -> str:
         """The host of a replica, for `near`; empty if it is not known."""
         return next((replica.boot_id for replica in self._replicas[kind] if replica.address == address), "")
@@ -190,13 +202,19 @@ class Placement:
                 replica.description = await stub.Describe(
                     stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
                 )
-                async for report in stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata):
-                    if report is None:  # What grpc.aio gives for bytes that it cannot decode.
-                        log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
-                        break
-                    self._take(replica, report)
-                    backoff = FIRST_BACKOFF_S
+                watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
+                try:
+                    while (report := await _report(watch)) is not grpc.aio.EOF:
+                        if not isinstance(report, stage_pb2.WatchResponse):  # What grpc.aio gives for bytes that it cannot decode.
+                            log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
+                            break
+                        self._take(replica, report)
+                        backoff = FIRST_BACKOFF_S
+                finally:
+                    watch.cancel()
                 pause = backoff
+            except TimeoutError:
+                log.warning("replica.lost", stage=replica.kind, address=replica.address, why=f"no report within {SILENCE_S:g} s")
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     pause = backoff
@@ -277,3 +295,15 @@ class Placement:
     def _forget(self, replica: Replica) -> None:
         self._replicas[replica.kind].remove(replica)
         self._channels.forget(replica.address)
+
+
+async def _report(watch: Watch) -> object:
+    """The next report, or EOF. Raises TimeoutError, and AioRpcError."""
+    reading = asyncio.ensure_future(watch.read())
+    try:
+        for wait_s in (SILENCE_S, SECOND_LOOK_S):
+            if (await asyncio.wait({reading}, timeout=wait_s))[0]:
+                return await reading
+        raise TimeoutError
+    finally:
+        reading.cancel()

@@ -72,6 +72,7 @@ class Answer:
         link = self._link()
         try:
             opened = await link.open()
+            self._placement.silent(link.silent)
             started = omni_pb2.Started(
                 session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed, revisions=opened.revisions
             )

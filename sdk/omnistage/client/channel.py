@@ -8,15 +8,16 @@ from omnistage.client.errors import BadRequestError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# A frozen peer is seen only when ping_timeout_ms is set too: keepalive alone does not notice a stopped process.
+# A frozen peer is seen only when ping_timeout_ms is set too: keepalive alone does not notice a stopped process. Two seconds for an answer
+# that gRPC's own threads give: a router on a busy machine is late, not lost.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 500),
-    ("grpc.http2.ping_timeout_ms", 500),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # Time for one attempt to connect.
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

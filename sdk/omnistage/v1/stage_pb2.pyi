@@ -134,18 +134,20 @@ class Hop(_message.Message):
     def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., model: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., takes: _Optional[_Iterable[str]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("credits", "needs", "revisions", "answer", "offers")
+    __slots__ = ("credits", "needs", "revisions", "answer", "offers", "silent")
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
     REVISIONS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
     needs: _containers.RepeatedCompositeFieldContainer[Position]
     revisions: _containers.RepeatedScalarFieldContainer[str]
     answer: _tensor_pb2.Answer
     offers: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Offer]
-    def __init__(self, credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., needs: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., revisions: _Optional[_Iterable[str]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ...) -> None: ...
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., needs: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., revisions: _Optional[_Iterable[str]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata", "retry_delay")
@@ -458,11 +460,13 @@ class Port(_message.Message):
     def __init__(self, name: _Optional[str] = ..., payload: _Optional[_Union[Payload, str]] = ..., rate_millihertz: _Optional[int] = ..., compact: _Optional[bool] = ..., replay: _Optional[_Union[Replay, str]] = ..., element_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., width: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("period",)
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    period: _duration_pb2.Duration
+    def __init__(self, period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("sessions", "queued", "draining", "kv_pages_used", "kv_pages_total", "arena_bytes_used", "arena_bytes_total", "leases", "transports")
+    __slots__ = ("sessions", "queued", "draining", "kv_pages_used", "kv_pages_total", "arena_bytes_used", "arena_bytes_total", "leases", "transports", "period")
     class TransportsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -479,6 +483,7 @@ class WatchResponse(_message.Message):
     ARENA_BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     queued: int
     draining: bool
@@ -488,4 +493,5 @@ class WatchResponse(_message.Message):
     arena_bytes_total: int
     leases: int
     transports: _containers.ScalarMap[str, int]
-    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., draining: _Optional[bool] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., arena_bytes_used: _Optional[int] = ..., arena_bytes_total: _Optional[int] = ..., leases: _Optional[int] = ..., transports: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    period: _duration_pb2.Duration
+    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., draining: _Optional[bool] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., arena_bytes_used: _Optional[int] = ..., arena_bytes_total: _Optional[int] = ..., leases: _Optional[int] = ..., transports: _Optional[_Mapping[str, int]] = ..., period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -64,7 +64,8 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Watch sends a load report at once and then on every change, at most 10 a second, at least one a second.
+        """Watch sends a load report at once and then on every change, at most 10 a second, at least one in every period. The reports come from
+        the same loop as everything else of the stage: whoever hears none for some periods has a replica that hangs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class StageServiceStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]
     """Describe says what runs here. Constant until the process ends; whatever changes is in Watch."""
     Watch: _grpc.UnaryStreamMultiCallable[_stage_pb2.WatchRequest, _stage_pb2.WatchResponse]
-    """Watch sends a load report at once and then on every change, at most 10 a second, at least one a second."""
+    """Watch sends a load report at once and then on every change, at most 10 a second, at least one in every period. The reports come from
+    the same loop as everything else of the stage: whoever hears none for some periods has a replica that hangs.
+    """
     Run: _grpc.StreamStreamMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]
     """Run is one session of this stage and, with a route, of the stages behind it. Open, Opened, then anything in any order, then Ended,
     then the caller's half-close, then the status. Ended OK is sent only after every output port has ended, the next hop has ended OK, no
@@ -53,7 +55,9 @@ class StageServiceAsyncStub(StageServiceStub):
     Describe: _aio.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.DescribeResponse]  # type: ignore[assignment]
     """Describe says what runs here. Constant until the process ends; whatever changes is in Watch."""
     Watch: _aio.UnaryStreamMultiCallable[_stage_pb2.WatchRequest, _stage_pb2.WatchResponse]  # type: ignore[assignment]
-    """Watch sends a load report at once and then on every change, at most 10 a second, at least one a second."""
+    """Watch sends a load report at once and then on every change, at most 10 a second, at least one in every period. The reports come from
+    the same loop as everything else of the stage: whoever hears none for some periods has a replica that hangs.
+    """
     Run: _aio.StreamStreamMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]  # type: ignore[assignment]
     """Run is one session of this stage and, with a route, of the stages behind it. Open, Opened, then anything in any order, then Ended,
     then the caller's half-close, then the status. Ended OK is sent only after every output port has ended, the next hop has ended OK, no
@@ -79,7 +83,9 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_pb2.WatchResponse], _abc.AsyncIterator[_stage_pb2.WatchResponse]]:
-        """Watch sends a load report at once and then on every change, at most 10 a second, at least one a second."""
+        """Watch sends a load report at once and then on every change, at most 10 a second, at least one in every period. The reports come from
+        the same loop as everything else of the stage: whoever hears none for some periods has a replica that hangs.
+        """
 
     @_abc_1.abstractmethod
     def Run(

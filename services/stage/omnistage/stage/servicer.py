@@ -7,12 +7,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import structlog
 
+from omnistage.link.durations import duration
 from omnistage.link.errors import StageError
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.metrics import StageMetrics
@@ -82,16 +84,19 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     async def Watch(
         self, request: stage_pb2.WatchRequest, context: grpc.aio.ServicerContext[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
     ) -> AsyncIterator[stage_pb2.WatchResponse]:
-        """A report at once, on every change of the sessions, and every second; never more than ten a second."""
+        """A report at once, on every change of the sessions, and once in every period; never more than ten a second."""
+        asked_s = request.period.ToTimedelta().total_seconds() if request.HasField("period") else WATCH_PERIOD_S
+        period_s = min(max(asked_s, WATCH_MIN_INTERVAL_S), WATCH_PERIOD_S)
         while True:
             changed = self._changed
-            yield self._report()
+            report = self._report()
+            report.period.CopyFrom(duration(period_s))
+            yield report
             await asyncio.sleep(WATCH_MIN_INTERVAL_S)
-            try:
-                async with asyncio.timeout(WATCH_PERIOD_S - WATCH_MIN_INTERVAL_S):
-                    await changed.wait()
-            except TimeoutError:
-                continue
+            if period_s > WATCH_MIN_INTERVAL_S:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(period_s - WATCH_MIN_INTERVAL_S):
+                        await changed.wait()
 
     def _report(self) -> stage_pb2.WatchResponse:
         load = self._environment.logic.load()

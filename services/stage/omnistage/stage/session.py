@@ -38,7 +38,7 @@ from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 log = structlog.get_logger(__name__)
 
-FIRST_MESSAGE_TIMEOUT_S = 10.0
+FIRST_MESSAGE_TIMEOUT_S = 30.0
 STILL_TIMEOUT_S = 1.0
 """Time for a write to return before the session is freed all the same: a caller that reads nothing then gets the status without Ended."""
 OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
@@ -232,6 +232,7 @@ class Session:
         if self.request.route:
             behind = await self._open_next()
             opened.revisions.extend(behind.revisions)
+            opened.silent.extend(self._link.silent if self._link is not None else ())
         opened.answer.CopyFrom(self._answer)
         for credit in self.request.credits:
             if credit.port in self._ports:

@@ -1,0 +1,25 @@
+"""How many Opens may be asked of a second replica before the first one has answered or is lost."""
+
+from __future__ import annotations
+
+SHARE = 0.05
+BURST = 4.0
+"""At most one Open in twenty, and a few at once: where all replicas are slow, asking twice makes them slower."""
+
+
+class Hedges:
+    """The account of one process."""
+
+    def __init__(self) -> None:
+        self._left = BURST
+
+    def count_open(self) -> None:
+        """An Open is asked, of whomever."""
+        self._left = min(self._left + SHARE, BURST)
+
+    def take(self) -> bool:
+        """Whether one more Open may be asked elsewhere; if so, it is counted."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True

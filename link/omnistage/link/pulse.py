@@ -1,0 +1,253 @@
+"""Signs of life of the stages that this process talks to: who is silent for too long is left, as if it had been killed.
+
+A stage whose event loop is blocked, or that was stopped, keeps its connections: the kernel and gRPC's own threads answer for it. So the
+link listens to something that only the loop can send. While a stream to an address is open or opening, and a little longer, one `Watch` of
+it reports ten times a second, however many streams there are.
+
+Time is counted in ticks of this process, not in seconds of a clock: when this process comes late, because the machine is busy or its own
+loop was, all that passed is one tick, and what has come meanwhile is read before the next look. So silence is judged only by an observer
+that was there to listen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+import grpc.aio
+
+from omnistage.link.durations import duration
+from omnistage.v1 import stage_pb2, stage_pb2_grpc
+
+TICK_S = 0.1
+"""Between two looks, and the period that a stage is asked to beat in."""
+
+LATE_S = 0.05
+"""A look that comes later than this waits so long again, for what lies in the sockets."""
+
+SILENCE = 10
+"""Ticks without a beat after which a stage is left."""
+
+HESITATION = 3
+"""Ticks without a beat, beyond its period, after which an Open is better asked elsewhere."""
+
+PERIODS = 3
+GAPS = 4
+LONGEST = 30
+"""Silence is also at least three periods of a stage, which matters for an older one that beats once a second; and four times the longest
+gap between beats of late, up to three seconds: a stage on a busy machine shows that it is slow before it can be taken for dead."""
+
+DECAY = 0.995
+"""Of the longest gap, with each beat: half of it is forgotten after 14 s."""
+
+LINGER_S = 3.0
+MEMORY_S = 60.0
+"""How long a stage is listened to after the last stream, and how long a silent one, which would be asked last meanwhile."""
+
+RETRY_S = 0.2
+"""Between two Watches, when one broke off."""
+
+Metadata = Sequence[tuple[str, str]]
+
+Told = Callable[[str], None]
+"""Hears why a stream is to be given up."""
+
+
+class Rhythm:
+    """How long a peer that beats has been quiet, and what of that is too long, in ticks of the listener."""
+
+    def __init__(self) -> None:
+        self._period = 1
+        self._longest = 0.0
+        self.quiet = 0
+        """Ticks since the last beat."""
+
+    def tick(self) -> None:
+        self.quiet += 1
+
+    def beat(self, period_s: float) -> None:
+        """period_s: longest time to the next beat, as the peer says. What it slept through as a silent one is no gap of its rhythm."""
+        if self.quiet < self.silence:
+            self._longest = max(float(self.quiet), DECAY * self._longest)
+        self._period = max(1, round(period_s / TICK_S))
+        self.quiet = 0
+
+    @property
+    def hesitation(self) -> int:
+        """Ticks after which nobody new should have to wait for this peer."""
+        return self._period + HESITATION
+
+    @property
+    def silence(self) -> int:
+        """Ticks after which it is given up."""
+        return max(SILENCE, PERIODS * self._period, min(round(GAPS * self._longest), LONGEST))
+
+
+class Attendance:
+    """One stream's ear at a pulse. `told` hears, once, that the stream is to be given up; then, or at `leave`, this is over."""
+
+    def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None) -> None:
+        """Use `Pulse.attend`."""
+        self._pulse = pulse
+        self._begun = pulse.ticks
+        self._may_hedge = may_hedge
+        self.told = told
+
+    def opened(self, told: Told) -> None:
+        """From now on only silence ends the stream."""
+        self._may_hedge = None
+        self.told = told
+
+    def leave(self) -> None:
+        self._pulse.leave(self)
+
+    def look(self, rhythm: Rhythm) -> None:
+        """Silence from before the stream began is not held against the peer: it may just have woken."""
+        quiet = min(rhythm.quiet, self._pulse.ticks - self._begun)
+        if quiet >= rhythm.silence:
+            self._give_up(quiet)
+        elif self._may_hedge is not None and quiet >= rhythm.hesitation:
+            may_hedge, self._may_hedge = self._may_hedge, None
+            if may_hedge():
+                self._give_up(quiet)
+
+    def _give_up(self, quiet: int) -> None:
+        self.leave()
+        self.told(f"no sign of life for {TICK_S * quiet:.1f} s")
+
+
+class Pulse:
+    """The beat of one address, while somebody attends to it."""
+
+    def __init__(self, pulses: Pulses, address: str, channel: grpc.aio.Channel, metadata: Metadata) -> None:
+        """Use `Pulses.of`."""
+        self._pulses = pulses
+        self._address = address
+        self._metadata = tuple(metadata)
+        self._stub = stage_pb2_grpc.StageServiceStub(channel)
+        self._rhythm = Rhythm()
+        self._attending: set[Attendance] = set()
+        self._mute = False
+        self._end: asyncio.TimerHandle | None = None
+        self.ticks = 0
+        self.listening = asyncio.create_task(self._listen())
+
+    @property
+    def is_quiet(self) -> bool:
+        """It did not beat in time when it was listened to last: better ask another one."""
+        return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
+
+    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None) -> Attendance:
+        """Listen on behalf of a stream. told: called at silence. may_hedge: asked, once, when the peer hesitates; if so, told is called."""
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        attendance = Attendance(self, told, may_hedge)
+        self._attending.add(attendance)
+        self._pulses.wake(self)
+        return attendance
+
+    def leave(self, attendance: Attendance) -> None:
+        """Idempotent."""
+        if attendance in self._attending:
+            self._attending.remove(attendance)
+            if not self._attending:
+                self._rest()
+
+    def _rest(self) -> None:
+        self._pulses.let_rest(self)
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(MEMORY_S if self.is_quiet else LINGER_S, self._pulses.drop, self._address, self)
+
+    def tick(self) -> None:
+        self.ticks += 1
+        self._rhythm.tick()
+        if self.is_quiet:
+            for attendance in tuple(self._attending):
+                attendance.look(self._rhythm)
+
+    def _beat(self, report: stage_pb2.WatchResponse) -> None:
+        was_quiet = self.is_quiet
+        self._rhythm.beat(report.period.ToTimedelta().total_seconds() if report.HasField("period") else 1.0)
+        if was_quiet and not self._attending:
+            self._rest()
+
+    async def _listen(self) -> None:
+        """Watch until dropped. A peer that has no Watch, or one that fails, answers all the same: it is not silent, only mute."""
+        request = stage_pb2.WatchRequest(period=duration(TICK_S))
+        while True:
+            try:
+                async for report in self._stub.Watch(request, wait_for_ready=True, metadata=self._metadata):
+                    if report is not None:  # None is what grpc.aio gives for bytes that it cannot decode.
+                        self._mute = False
+                        self._beat(report)
+            except grpc.aio.AioRpcError as error:
+                self._mute = self._mute or error.code() != grpc.StatusCode.UNAVAILABLE
+            await asyncio.sleep(RETRY_S)
+
+
+class Pulses:
+    """The pulses of one process, by address."""
+
+    def __init__(
+        self,
+        channel: Callable[[str], grpc.aio.Channel],
+        metadata: Metadata = (),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """channel: of an address. metadata: to send with every call. sleep: how time passes."""
+        self._channel = channel
+        self._metadata = metadata
+        self._sleep = sleep
+        self._pulses: dict[str, Pulse] = {}
+        self._awake: set[Pulse] = set()
+        self._ticking: asyncio.Task[None] | None = None
+
+    def of(self, address: str) -> Pulse:
+        if address not in self._pulses:
+            self._pulses[address] = Pulse(self, address, self._channel(address), self._metadata)
+        return self._pulses[address]
+
+    def is_quiet(self, address: str) -> bool:
+        """Whether it is known to give no sign of life."""
+        pulse = self._pulses.get(address)
+        return pulse is not None and pulse.is_quiet
+
+    def wake(self, pulse: Pulse) -> None:
+        """Somebody attends to it."""
+        self._awake.add(pulse)
+        if self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.create_task(self._tick())
+
+    def let_rest(self, pulse: Pulse) -> None:
+        """Nobody does any more."""
+        self._awake.discard(pulse)
+
+    def drop(self, address: str, pulse: Pulse) -> None:
+        pulse.listening.cancel()
+        if self._pulses.get(address) is pulse:
+            del self._pulses[address]
+
+    async def close(self) -> None:
+        tasks = [pulse.listening for pulse in self._pulses.values()]
+        if self._ticking is not None:
+            tasks.append(self._ticking)
+        self._pulses.clear()
+        self._awake.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _tick(self) -> None:
+        """Look at all that are attended to, until there is none."""
+        loop = asyncio.get_running_loop()
+        while self._awake:
+            due = loop.time() + TICK_S
+            await self._sleep(TICK_S)
+            if loop.time() > due + LATE_S:
+                await self._sleep(LATE_S)
+            for pulse in tuple(self._awake):
+                pulse.tick()

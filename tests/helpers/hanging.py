@@ -1,0 +1,38 @@
+"""`python -m helpers.hanging MODULE FLAGS`: a server whose event loop can be blocked from outside, as a call that never returns would.
+
+HANG blocks it, WAKE lets it go on, at the latest after LONGEST_S. Its other threads, gRPC's among them, go on meanwhile: they take
+connections and answer pings.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+HANG, WAKE = signal.SIGUSR1, signal.SIGUSR2
+LONGEST_S = 60.0
+
+ENVIRONMENT: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+"""For a process of this module."""
+
+
+def hang(number: int, frame: object) -> None:
+    """Python runs it in the thread of the event loop."""
+    signal.sigtimedwait({WAKE}, LONGEST_S)
+
+
+def main() -> None:
+    module, *flags = sys.argv[1:]
+    # Before there are other threads: one that does not wait for it would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
+    signal.signal(HANG, hang)
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Who is silent for too long: what a listener holds against a peer, and what it does not. The tests move the listener's time themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+
+from helpers.servers import local_stage, toy_logic
+from omnistage.link.channel import Channels, server_options
+from omnistage.link.hedge import BURST, SHARE, Hedges
+from omnistage.link.pulse import GAPS, HESITATION, LATE_S, LONGEST, PERIODS, SILENCE, TICK_S, Pulse, Pulses, Rhythm
+from omnistage.v1 import stage_pb2, stage_pb2_grpc
+
+# The rhythm ----------------------------------------------------------------------------------------------------------------------------
+
+
+def gap(rhythm: Rhythm, ticks: int, period_s: float = TICK_S) -> None:
+    """Some silence, then a beat."""
+    for _ in range(ticks):
+        rhythm.tick()
+    rhythm.beat(period_s)
+
+
+def test_a_steady_peer_is_given_up_after_a_second() -> None:
+    rhythm = Rhythm()
+    for _ in range(100):
+        gap(rhythm, 1)
+    assert (rhythm.hesitation, rhythm.silence) == (1 + HESITATION, SILENCE)
+
+
+def test_a_slow_peer_shows_it_before_it_can_be_taken_for_dead() -> None:
+    rhythm = Rhythm()
+    gap(rhythm, SILENCE - 3)
+    assert rhythm.silence == min(GAPS * (SILENCE - 3), LONGEST) > SILENCE
+    for _ in range(2000):
+        gap(rhythm, 1)
+    assert rhythm.silence == SILENCE, "what was long ago counts no more"
+
+
+def test_the_patience_with_a_slow_peer_has_an_end() -> None:
+    rhythm = Rhythm()
+    for ticks in (8, 20, 29, 29):
+        gap(rhythm, ticks)
+    assert rhythm.silence == LONGEST
+
+
+def test_what_a_silent_peer_slept_is_no_gap_of_its_rhythm() -> None:
+    rhythm = Rhythm()
+    gap(rhythm, 1)
+    gap(rhythm, 500)
+    assert rhythm.silence == SILENCE
+
+
+def test_an_older_peer_that_beats_once_a_second_is_not_judged_by_tenths() -> None:
+    rhythm = Rhythm()
+    gap(rhythm, 1, period_s=1.0)
+    assert (rhythm.hesitation, rhythm.silence) == (10 + HESITATION, PERIODS * 10)
+
+
+# The hedges ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_at_most_one_open_in_twenty_is_hedged_but_for_a_few_at_once() -> None:
+    hedges = Hedges()
+    taken = 0
+    for _ in range(1000):
+        hedges.count_open()
+        taken += hedges.take()
+    assert taken == BURST + 1000 * SHARE - 1 or taken == BURST + 1000 * SHARE
+    assert not hedges.take()
+
+
+# A pulse of a server --------------------------------------------------------------------------------------------------------------------
+
+
+class Beating:
+    """A stage that beats when it is told to. Without `period_s` it is an older one."""
+
+    def __init__(self, period_s: float | None = TICK_S) -> None:
+        self._period_s = period_s
+        self.watches = 0
+        self.beats: asyncio.Queue[None] = asyncio.Queue()
+
+    async def watch(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+        self.watches += 1
+        while True:
+            await self.beats.get()
+            report = stage_pb2.WatchResponse()
+            if self._period_s is not None:
+                report.period.FromMilliseconds(round(1000 * self._period_s))
+            yield report.SerializeToString()
+
+
+async def never(seconds: float) -> None:
+    """Time does not pass."""
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def beating(stage: Beating | None) -> AsyncIterator[tuple[Pulses, str]]:
+    """Pulses without a clock, and the address of such a stage; None: of a server that has no Watch."""
+    server = grpc.aio.server(options=server_options())
+    if stage is not None:
+        watch: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(stage.watch)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("omnistage.v1.StageService", {"Watch": watch}),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with Channels() as channels:
+            pulses = Pulses(channels.get, sleep=never)
+            try:
+                yield pulses, address
+            finally:
+                await pulses.close()
+    finally:
+        await server.stop(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def ticked(pulse: Pulse, ticks: int) -> None:
+    """Time passes for the listener, all at once: nothing is read meanwhile."""
+    for _ in range(ticks):
+        pulse.tick()
+
+
+async def test_a_stream_is_told_once_when_its_peer_falls_silent() -> None:
+    stage = Beating()
+    told: list[str] = []
+    async with beating(stage) as (pulses, address):
+        pulse = pulses.of(address)
+        attendance = pulse.attend(told.append)
+        ticked(pulse, SILENCE - 1)
+        assert not told
+        ticked(pulse, 100)
+        assert len(told) == 1 and told[0].startswith("no sign of life for 1.0 s")
+        attendance.leave()
+        attendance.leave()
+        assert pulses.is_quiet(address)
+
+
+async def test_a_beat_ends_the_silence() -> None:
+    stage = Beating()
+    told: list[str] = []
+    async with beating(stage) as (pulses, address):
+        pulse = pulses.of(address)
+        pulse.attend(told.append)
+        ticked(pulse, SILENCE - 1)
+        assert pulses.is_quiet(address)
+        stage.beats.put_nowait(None)
+        await until(lambda: not pulses.is_quiet(address))
+        ticked(pulse, 2)
+        assert not told
+
+
+async def test_silence_from_before_a_stream_began_is_not_held_against_the_peer() -> None:
+    async with beating(Beating()) as (pulses, address):
+        pulse = pulses.of(address)
+        early: list[str] = []
+        late: list[str] = []
+        pulse.attend(early.append)
+        ticked(pulse, SILENCE - 2)
+        pulse.attend(late.append)
+        ticked(pulse, 3)
+        assert early and not late
+        ticked(pulse, SILENCE)
+        assert late
+
+
+@pytest.mark.parametrize("may", [True, False])
+async def test_an_open_that_is_not_answered_is_left_early_only_if_it_may(may: bool) -> None:
+    asked: list[int] = []
+
+    def may_hedge() -> bool:
+        asked.append(1)
+        return may
+
+    async with beating(Beating()) as (pulses, address):
+        pulse = pulses.of(address)
+        told: list[str] = []
+        pulse.attend(told.append, may_hedge)
+        ticked(pulse, HESITATION)
+        assert not asked
+        ticked(pulse, 1)
+        assert (len(asked), len(told)) == (1, may)
+        ticked(pulse, 3)
+        assert len(asked) == 1, "asked once"
+
+
+async def test_what_has_opened_is_not_left_for_a_hesitation() -> None:
+    async with beating(Beating()) as (pulses, address):
+        pulse = pulses.of(address)
+        opening: list[str] = []
+        opened: list[str] = []
+        attendance = pulse.attend(opening.append, lambda: True)
+        attendance.opened(opened.append)
+        ticked(pulse, SILENCE - 1)
+        assert not opened
+        ticked(pulse, 1)
+        assert opened and not opening
+
+
+async def test_a_peer_without_a_watch_is_mute_not_silent() -> None:
+    async with beating(None) as (pulses, address):
+        pulse = pulses.of(address)
+        told: list[str] = []
+        pulse.attend(told.append)
+        ticked(pulse, HESITATION + 1)
+        await until(lambda: not pulses.is_quiet(address))
+        ticked(pulse, 10 * SILENCE)
+        assert not told
+
+
+async def test_an_older_stage_is_given_its_own_period() -> None:
+    stage = Beating(period_s=None)
+    async with beating(stage) as (pulses, address):
+        pulse = pulses.of(address)
+        told: list[str] = []
+        pulse.attend(told.append)
+        ticked(pulse, HESITATION + 1)
+        stage.beats.put_nowait(None)
+        await until(lambda: not pulses.is_quiet(address))
+        ticked(pulse, 2 * SILENCE)
+        assert not told
+
+
+async def test_many_streams_to_one_address_are_one_watch() -> None:
+    stage = Beating()
+    async with beating(stage) as (pulses, address):
+        told: list[str] = []
+        for _ in range(500):
+            pulses.of(address).attend(told.append)
+        await until(lambda: stage.watches == 1)
+        ticked(pulses.of(address), SILENCE)
+        assert (len(told), stage.watches) == (500, 1)
+
+
+async def test_nothing_is_listened_to_when_the_last_stream_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.link.pulse.LINGER_S", 0.05)
+    stage = Beating()
+    async with beating(stage) as (pulses, address):
+        pulse = pulses.of(address)
+        attendance = pulse.attend(lambda why: None)
+        stage.beats.put_nowait(None)
+        await until(lambda: stage.watches == 1 and stage.beats.empty())
+        attendance.leave()
+        await asyncio.wait({pulse.listening}, timeout=30)
+        assert pulse.listening.cancelled()
+        assert pulses.of(address) is not pulse
+
+
+async def test_a_real_stage_keeps_the_period_that_it_is_asked_for() -> None:
+    async with local_stage(toy_logic("talker")) as stage, grpc.aio.insecure_channel(stage.address) as channel:
+        stub = stage_pb2_grpc.StageServiceStub(channel)
+        for asked_ms, kept_ms in ((100, 100), (1, 100), (500, 500), (60_000, 1000), (None, 1000)):
+            request = stage_pb2.WatchRequest()
+            if asked_ms is not None:
+                request.period.FromMilliseconds(asked_ms)
+            watch = stub.Watch(request, timeout=30)
+            report = await watch.read()
+            assert isinstance(report, stage_pb2.WatchResponse)
+            assert report.period.ToMilliseconds() == kept_ms
+            watch.cancel()
+
+
+# The clock ------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_listener_that_comes_late_counts_one_tick_and_reads_first() -> None:
+    """Its own loop was blocked: that says nothing of the peer."""
+    stage = Beating()
+    told: list[str] = []
+    slept: list[float] = []
+    go_on = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) > 2:
+            await go_on.wait()
+        await asyncio.sleep(0)
+        if seconds == TICK_S:
+            time.sleep(TICK_S + 2 * LATE_S)  # noqa: ASYNC251
+
+    async with beating(stage) as (_, address), Channels() as channels:
+        pulses = Pulses(channels.get, sleep=sleep)
+        pulse = pulses.of(address)
+        pulse.attend(told.append)
+        await until(lambda: len(slept) == 3)
+        assert (slept, pulse.ticks) == ([TICK_S, LATE_S, TICK_S], 1)
+        await pulses.close()
