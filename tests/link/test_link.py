@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -147,9 +148,11 @@ async def test_a_stage_that_has_ended_costs_nothing_more(arena: Arena):
         await link.grant("codes", PLENTY)
         await hear(link)
         assert arena.leases == 0
+        piece = chunk_pb2.CodeChunk()
+        held = sys.getrefcount(piece)
         for _ in range(1000):
-            await link.send(Output("hidden", 8, ROWS))
-        assert arena.leases == 0
+            await link.send(Output("hidden", 1, piece))
+        assert sys.getrefcount(piece) == held
 
 
 async def test_interrupt_ends_well():
