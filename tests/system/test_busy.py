@@ -1,0 +1,95 @@
+"""Busy is not dead: many questions in one moment, and a machine that has other things to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from helpers.ask import ask, refusal, request
+from helpers.drill import drilled
+from helpers.fleet import fleet
+from helpers.servers import all_free, omni_stub, stack
+
+SHORT = {"max_tokens": 8, "ignore_eos": True}
+ROOM = ["--max-sessions", "2000"]
+PATIENCE_S = 100.0
+
+LOOPS_PER_CORE = 4
+SESSIONS = 8
+TOKENS = 100
+
+
+async def question(stub: omni_pb2_grpc.OmniServiceAsyncStub, number: int) -> str:
+    """What became of it: answered, refused with a delay, or something that must not be."""
+    try:
+        answer = await ask(stub, request(f"question {number}", number, thinker=SHORT), timeout_s=PATIENCE_S)
+    except grpc.aio.AioRpcError as error:
+        if "grpc-status-details-bin" not in dict(error.trailing_metadata() or ()):
+            return f"{error.code().name}: {error.details()}"
+        told = refusal(error)
+        return "refused" if told.reason == "OVERLOADED" and told.retry_delay_s else f"{told.reason}: {told.message}"
+    answer.check_toy(number, f"question {number}", SHORT["max_tokens"])
+    return "answered"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("questions", [600])
+async def test_every_question_of_one_moment_is_answered_or_refused_at_once(tmp_path: Path, questions: int) -> None:
+    with stack(tmp_path, stage_args=ROOM, router_args=ROOM) as running:
+        async with omni_stub(running.address) as stub:
+            (await ask(stub, request("hello", 1))).check_toy(1, "hello")
+            begun = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(question(stub, number)) for number in range(questions)]
+            ends = Counter(task.result() for task in asked)
+            print(f"{dict(ends)} in {time.monotonic() - begun:.1f} s")
+            assert ends == {"answered": questions}, f"there is room for all of them: {running.logs()}"
+        await all_free(list(running.addresses.values()))
+
+
+@contextmanager
+def busy_cores(loops_per_core: int) -> Iterator[None]:
+    """Processes that want all there is of every core."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops_per_core * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [20])
+async def test_nobody_is_given_up_on_a_machine_whose_cores_are_all_busy(tmp_path: Path, seconds: int, seed: int) -> None:
+    with fleet(tmp_path, replicas=2, options={"interval_s": 0.02}) as toys:
+        async with drilled(toys) as stub:
+            failovers = 0
+
+            async def speak(client: int) -> int:
+                nonlocal failovers
+                number = 0
+                while time.monotonic() < end:
+                    prompt, own = f"client {client}, question {number}", seed + 1000 * client + number
+                    answer = await ask(stub, request(prompt, own, thinker={"max_tokens": TOKENS, "ignore_eos": True}))
+                    answer.check_toy(own, prompt, TOKENS)
+                    failovers += len(answer.failovers)
+                    number += 1
+                return number
+
+            with busy_cores(LOOPS_PER_CORE):
+                end = time.monotonic() + seconds
+                async with asyncio.TaskGroup() as group:
+                    clients = [group.create_task(speak(client)) for client in range(SESSIONS)]
+            print(f"{sum(client.result() for client in clients)} answers, {failovers} failovers")
+            assert failovers == 0 and "replica.lost" not in toys.logs() and "link.lost" not in toys.logs()
