@@ -187,8 +187,12 @@ async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
             try:
                 await until(placement, {one.address: LOST, other.address: SERVING})
                 assert placement.place("thinker") == [other.address]
+                os.kill(other.pid, signal.SIGSTOP)
+                await until(placement, {one.address: LOST, other.address: LOST})
+                assert set(placement.place("thinker")) == {one.address, other.address}, "better asked than nobody: they may be busy only"
             finally:
                 os.kill(one.pid, signal.SIGCONT)
+                os.kill(other.pid, signal.SIGCONT)
             await until(placement, {one.address: SERVING, other.address: SERVING})
             assert set(placement.place("thinker")) == {one.address, other.address}
 

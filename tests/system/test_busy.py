@@ -19,6 +19,7 @@ from helpers.ask import ask, refusal, request
 from helpers.drill import drilled
 from helpers.fleet import fleet
 from helpers.servers import all_free, omni_stub, stack
+from omnistage.v1 import omni_pb2_grpc
 
 SHORT = {"max_tokens": 8, "ignore_eos": True}
 ROOM = ["--max-sessions", "2000"]
@@ -53,7 +54,7 @@ async def test_every_question_of_one_moment_is_answered_or_refused_at_once(tmp_p
                 asked = [group.create_task(question(stub, number)) for number in range(questions)]
             ends = Counter(task.result() for task in asked)
             print(f"{dict(ends)} in {time.monotonic() - begun:.1f} s")
-            assert ends == {"answered": questions}, f"there is room for all of them: {running.logs()}"
+            assert ends == {"answered": questions}, "there is room for all of them"
         await all_free(list(running.addresses.values()))
 
 

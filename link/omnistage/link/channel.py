@@ -21,6 +21,9 @@ Options = list[tuple[str, int]]
 MAX_MESSAGE_BYTES = 64 << 20
 """Default request limit, on both ends of every hop."""
 
+MAX_PENDING_CALLS = 8192
+"""Of one server. They are taken as fast as its loop goes round, and refused there, with a reason, by who counts sessions."""
+
 _KEEPALIVE: Options = [
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
@@ -59,6 +62,9 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
+        # Calls that the event loop has not taken yet. By default gRPC cancels some of them, by chance and without a reason, from 1,000 on.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ]
 
 

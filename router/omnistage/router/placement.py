@@ -47,7 +47,7 @@ class Replica:
 
     name: the DNS name that it was found under; None: it is in the configuration. listed: the name still has its address.
     placed: sessions that this router gave it since its last report, which may not count them yet. suspect: a link lost it since then.
-    refused: it does not take the token of this router.
+    refused: it does not take the token of this router. silent: it is lost only because no report comes.
     """
 
     kind: str
@@ -60,6 +60,7 @@ class Replica:
     placed: int = 0
     suspect: bool = False
     refused: bool = False
+    silent: bool = False
 
     @property
     def busy(self) -> int:
@@ -170,8 +171,10 @@ class Placement:
 
     def _serving(self, kind: str, revision: str) -> list[Replica]:
         """Replicas that take sessions now. Where no replica at all has the revision, all of them: a stage then says why it refuses. One
-        that has it and cannot be reached is waited for instead: it may be back at once."""
-        serving = [replica for replica in self._replicas[kind] if self._fits(replica)]
+        that has it and cannot be reached is waited for instead: it may be back at once. Where nobody serves, those that are silent are
+        asked: they may only be busy, which a link that waits for one can tell."""
+        serving = [replica for replica in self._replicas[kind] if replica.state == SERVING and self._fits(replica)]
+        serving = serving or [replica for replica in self._replicas[kind] if replica.silent and self._fits(replica)]
         if revision and any(replica.revision == revision for replica in self._replicas[kind]):
             serving = [replica for replica in serving if replica.revision == revision]
         if not serving:
@@ -182,7 +185,7 @@ class Placement:
 
     def _fits(self, replica: Replica) -> bool:
         pinned, own = self._pinned.get(replica.kind), replica.description
-        if replica.state != SERVING or own is None:
+        if own is None:
             return False
         return pinned is None or (own.model, own.accepts, own.produces) == (pinned.model, pinned.accepts, pinned.produces)
 
@@ -214,10 +217,12 @@ class Placement:
                     watch.cancel()
                 pause = backoff
             except TimeoutError:
+                replica.silent = True
                 log.warning("replica.lost", stage=replica.kind, address=replica.address, why=f"no report within {SILENCE_S:g} s")
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     pause = backoff
+                    replica.silent = False
                 self._note_refusal(replica, error)
                 if replica.state != LOST:
                     log.warning("replica.lost", stage=replica.kind, address=replica.address, why=error.details())
@@ -242,7 +247,7 @@ class Placement:
     def _take(self, replica: Replica, report: stage_pb2.WatchResponse) -> None:
         replica.load = report
         replica.placed = 0
-        replica.suspect = replica.refused = False
+        replica.suspect = replica.refused = replica.silent = False
         state = DRAINING if report.draining or not replica.listed else SERVING
         if state != replica.state:
             log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state))
