@@ -189,7 +189,7 @@ async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
                 assert placement.place("thinker") == [other.address]
                 os.kill(other.pid, signal.SIGSTOP)
                 await until(placement, {one.address: LOST, other.address: LOST})
-                assert set(placement.place("thinker")) == {one.address, other.address}, "better asked than nobody: they may be busy only"
+                assert other.address in placement.place("thinker"), "better asked than nobody: it may be busy only"
             finally:
                 os.kill(one.pid, signal.SIGCONT)
                 os.kill(other.pid, signal.SIGCONT)

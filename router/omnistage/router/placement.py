@@ -173,10 +173,10 @@ class Placement:
         """Replicas that take sessions now. Where no replica at all has the revision, all of them: a stage then says why it refuses. One
         that has it and cannot be reached is waited for instead: it may be back at once. Where nobody serves, those that are silent are
         asked: they may only be busy, which a link that waits for one can tell."""
-        serving = [replica for replica in self._replicas[kind] if replica.state == SERVING and self._fits(replica)]
-        serving = serving or [replica for replica in self._replicas[kind] if replica.silent and self._fits(replica)]
+        fitting = [replica for replica in self._replicas[kind] if self._fits(replica)]
         if revision and any(replica.revision == revision for replica in self._replicas[kind]):
-            serving = [replica for replica in serving if replica.revision == revision]
+            fitting = [replica for replica in fitting if replica.revision == revision]
+        serving = [replica for replica in fitting if replica.state == SERVING] or [replica for replica in fitting if replica.silent]
         if not serving:
             refusing = [replica.address for replica in self._replicas[kind] if replica.refused]
             why = f": the one at {refusing[0]} refuses this router's token ({VARIABLE})" if refusing else ""
