@@ -81,7 +81,7 @@ def test_a_second_server_on_a_taken_port_says_so(pair: Stack, tmp_path: Path):
 # Being asked ---------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_health_reflection_and_channelz_answer(pair: Stack):
+async def test_health_and_reflection_answer(pair: Stack):
     for server, service in servers(pair):
         async with grpc.aio.insecure_channel(server.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
@@ -94,13 +94,25 @@ async def test_health_reflection_and_channelz_answer(pair: Stack):
             asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
             replies = [reply async for reply in reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=10)]
             names = {listed.name for listed in replies[0].list_services_response.service}
-            assert names >= {service, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", "grpc.reflection.v1alpha.ServerReflection"}
+            assert names == {service, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
             asked = iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)])
             replies = [reply async for reply in reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked, timeout=10)]
             assert replies[0].file_descriptor_response.file_descriptor_proto
 
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest(), timeout=10)
+            assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED, "channelz names other clients"
+
+
+async def test_channelz_answers_on_a_port_of_its_own(tmp_path: Path):
+    flags = ["--model", "toy", "--channelz-address", "127.0.0.1:0"]
+    with ServerProcess("omnistage.diffusion", *flags, log_folder=tmp_path) as server:
+        server.wait_ready()
+        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+        (ready,) = [line for line in lines if line["event"] == "server.ready"]
+        async with grpc.aio.insecure_channel(ready["channelz_address"]) as channel:
             listed = await channelz_pb2_grpc.ChannelzStub(channel).GetServers(channelz_pb2.GetServersRequest(), timeout=10)
-            assert listed.server[0].data.calls_started > 0
+            assert len(listed.server) == 2
 
 
 async def test_health_check_command(pair: Stack, free_port: int):

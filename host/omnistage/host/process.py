@@ -1,7 +1,8 @@
 """The life of a server process: bind, get ready, serve, drain, stop.
 
-A thread that ends by an error that nobody foresaw, or that hangs, ends the process: an engine without its thread answers nobody, and others
-take over from a process that is gone, not from one that only looks well.
+A thread that ends by an error that nobody foresaw, or that hangs, ends the process, and so does the end of a task that was to last: an
+engine without its thread answers nobody, a router without its watchers knows nothing, and others take over from a process that is gone, not
+from one that only looks well.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, Protocol
 
 import grpc.aio
 import structlog
-from grpc_channelz.v1 import channelz, channelz_pb2
+from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from grpc_health.v1.health import aio as health
@@ -26,6 +27,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from omnistage.host.addresses import check_can_listen, host_and_port
 from omnistage.host.errors import StartError as StartError
+from omnistage.host.lasting import LastingTasks
 from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings
 from omnistage.host.watchdog import Watchdog, Watched
@@ -43,7 +45,7 @@ BROKEN = 70
 
 
 class Broken(RuntimeError):
-    """A thread of this process ended by an error, or hangs; what it did is done by nobody now."""
+    """A thread of this process ended by an error, or hangs, or a lasting task ended; what it did is done by nobody now."""
 
 
 class Service(Protocol):
@@ -60,6 +62,9 @@ class Service(Protocol):
 
     interceptors: Sequence[grpc.aio.ServerInterceptor]
     """What sees every call first."""
+
+    lasting: LastingTasks
+    """What works in the background; the service closes it."""
 
     def register(self, server: grpc.aio.Server) -> None: ...
 
@@ -93,7 +98,7 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     service.register(server)
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    _reflect(server, service.name)
+    reflection.enable_server_reflection((service.name, HEALTH_NAME, reflection.SERVICE_NAME), server)
     address = _bind(server, settings.address)
     service.bound(address)
     metrics_address = _metrics(settings.metrics_address, registry)
@@ -101,16 +106,17 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     line: dict[str, object] = {"address": address, "metrics_address": metrics_address, "pid": os.getpid(), **ready}
     # The library's servicer begins with SERVING for the whole server.
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    with _broken_by_threads(service) as breakage:
-        await server.start()
-        try:
-            await _unless_broken(_live(settings, service, checks, stopped, line, breakage), breakage.broken)
-        finally:
-            await checks.enter_graceful_shutdown()
-            await server.stop(0 if breakage.broken.done() else STOP_GRACE_S)
-            await service.close()
-            await _last_tasks()
-            log.info("server.stopped", address=address)
+    async with _channelz(settings.channelz_address) as line["channelz_address"]:
+        with _breakage(service) as breakage:
+            await server.start()
+            try:
+                await _unless_broken(_live(settings, service, checks, stopped, line, breakage), breakage.broken)
+            finally:
+                await checks.enter_graceful_shutdown()
+                await server.stop(0 if breakage.broken.done() else STOP_GRACE_S)
+                await service.close()
+                await _last_tasks()
+                log.info("server.stopped", address=address)
 
 
 async def _live(
@@ -179,6 +185,12 @@ class _Breakage:
         log.critical("engine.wedged", thread=thread.name, step=thread.steps, reason=reason)
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread.name} hangs: {reason}")
 
+    def by_an_end(self, lasting: asyncio.Future[str]) -> None:
+        """For LastingTasks.broken."""
+        if not lasting.cancelled():
+            self._last_resort()
+            self._fail(lasting.result())
+
     def _last_resort(self) -> None:
         """First of all: even to write a log may hang."""
         timer = threading.Timer(BROKEN_LIMIT_S, os._exit, (BROKEN,))
@@ -192,10 +204,11 @@ class _Breakage:
 
 
 @contextmanager
-def _broken_by_threads(service: Service) -> Iterator[_Breakage]:
-    """Take the errors that end threads."""
+def _breakage(service: Service) -> Iterator[_Breakage]:
+    """Take the errors that end threads, and the end of lasting tasks."""
     breakage = _Breakage(service)
     before, threading.excepthook = threading.excepthook, breakage.by_an_error
+    service.lasting.broken.add_done_callback(breakage.by_an_end)
     try:
         yield breakage
     finally:
@@ -275,11 +288,21 @@ async def _set_health(checks: health.HealthServicer, name: str, status: int) -> 
     await checks.set("liveness", health_pb2.HealthCheckResponse.SERVING)
 
 
-def _reflect(server: grpc.aio.Server, name: str) -> None:
-    channelz_name = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
-    names: Sequence[str] = (name, HEALTH_NAME, channelz_name, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+@asynccontextmanager
+async def _channelz(address: str) -> AsyncIterator[str]:
+    """Serve channelz on a port of its own: it names all connections of this process, so its port is not for clients. Its address; empty:
+    none was asked for."""
+    if not address:
+        yield ""
+        return
+    server = grpc.aio.server(options=server_options())
     channelz.add_channelz_servicer(server)
+    bound = _bind(server, address)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(0)
 
 
 def _stop_event(lifeline_fd: int) -> asyncio.Event:

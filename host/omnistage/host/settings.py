@@ -16,6 +16,10 @@ Address = Annotated[str, AfterValidator(check_address), Field(json_schema_extra=
 """HOST:PORT; port 0 takes a free one."""
 
 
+LoopbackAddress = Annotated[str, Field(pattern=r"^(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):\d{1,5}$")]
+"""HOST:PORT that nobody outside of this host reaches."""
+
+
 class ServerSettings(BaseSettings):
     """Settings of a server process; stages and the router add their own."""
 
@@ -23,6 +27,11 @@ class ServerSettings(BaseSettings):
 
     address: Address = Field("127.0.0.1:0", description="where to listen; port 0 takes a free one")
     metrics_address: Address = Field("127.0.0.1:0", description="Prometheus metrics")
+    channelz_address: LoopbackAddress | Literal[""] = Field(
+        "",
+        description="channelz, on the loopback address only, for whoever debugs a stuck chain; empty: none",
+        json_schema_extra={"metavar": "HOST:PORT"},
+    )
     grace: float = Field(30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM")
     max_message_bytes: int = Field(
         64 << 20,

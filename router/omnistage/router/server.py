@@ -10,6 +10,7 @@ import grpc.aio
 import structlog
 
 from omnistage.host.errors import StartError
+from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
 from omnistage.host.watchdog import Watched
@@ -46,7 +47,7 @@ class RouterServer:
         self._front = Front(
             self._channels, self._admission, metrics, stall_limit_s=settings.stall_limit, session_limit_s=settings.session_limit
         )
-        self._watching: list[asyncio.Task[None]] = []
+        self.lasting = LastingTasks()
 
     def register(self, server: grpc.aio.Server) -> None:
         self._front.register(server)
@@ -56,7 +57,8 @@ class RouterServer:
 
     async def start(self) -> None:
         """Wait until a replica of every stage answers, then check every edge."""
-        self._watching = [asyncio.create_task(placement.watch()) for placement in self._placements.values()]
+        for name, placement in self._placements.items():
+            self.lasting.start(f"watch {name}", placement.watch())
         served = {}
         for name, pipeline in self._pipelines.items():
             descriptions = await self._placements[name].descriptions()
@@ -84,9 +86,7 @@ class RouterServer:
         self._admission.drain()
 
     async def close(self) -> None:
-        for task in self._watching:
-            task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await self.lasting.close()
         await self._channels.close()
 
 

@@ -14,6 +14,7 @@ from omnistage.connector.sweep import sweep
 from omnistage.host import program
 from omnistage.host.addresses import check_can_listen
 from omnistage.host.errors import StartError
+from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
 from omnistage.host.watchdog import Watched
@@ -67,8 +68,8 @@ class StageServer:
             session_limit_s=settings.session_limit,
         )
         self._servicer = StageServicer(self._environment, metrics)
-        self._sweeping: asyncio.Task[None] | None = None
         self._broken = False
+        self.lasting = LastingTasks()
 
     def register(self, server: grpc.aio.Server) -> None:
         self._servicer.register(server)
@@ -80,7 +81,7 @@ class StageServer:
 
     async def start(self) -> None:
         await self._logic.warm_up()
-        self._sweeping = asyncio.create_task(_sweep_for_ever())
+        self.lasting.start("sweep", _sweep_for_ever())
         self._servicer.begin()
 
     async def drain(self, grace_s: float) -> None:
@@ -95,9 +96,7 @@ class StageServer:
         self._servicer.fail()
 
     async def close(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait([self._sweeping])
+        await self.lasting.close()
         if not self._broken:  # A thread that hangs would be waited for.
             await self._logic.close()
         await self._channels.close()

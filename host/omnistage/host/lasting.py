@@ -1,0 +1,40 @@
+"""Tasks that run as long as their process: the end of one is the end of the process, as a dead thread is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class LastingTasks:
+    """Build it in a running event loop. `broken` is done, with the reason, when a task has ended before `close`."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def start(self, name: str, work: Coroutine[None, None, None]) -> None:
+        """Run `work`, which never ends by itself. name: for the log."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self.broken.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        log.critical("task.broken", task=task.get_name(), exc_info=error)
+        self.broken.set_result(f"task {task.get_name()} ended")
+
+    async def close(self) -> None:
+        """End them all. From now on the end of one is no news."""
+        self.broken.cancel()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,26 @@
+"""`python -m helpers.misled`: a router whose system fails in a way that nobody foresaw, from SIGUSR1 on, whenever a name is looked up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from omnistage.host.process import run
+from omnistage.router.server import serve_router
+from omnistage.router.settings import RouterSettings
+
+
+async def _serve(settings: RouterSettings) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def fail(*_: object, **__: object) -> None:
+        raise AssertionError("told to fail")
+
+    loop.add_signal_handler(signal.SIGUSR1, setattr, loop, "getaddrinfo", fail)
+    await serve_router(settings)
+
+
+if __name__ == "__main__":
+    settings = RouterSettings(_cli_parse_args=True)
+    sys.exit(run(lambda: _serve(settings)))
