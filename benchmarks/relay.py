@@ -52,7 +52,7 @@ def layout() -> Layout:
         StageLayout("talker", "toy", options=others),
         StageLayout("code2wav", "toy", options=others),
     ]
-    return Layout("toy", stages, ServerOptions(max_sessions=1024))
+    return Layout("toy", stages, ServerOptions(max_sessions=1024, client_share=1))
 
 
 async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Latencies, *, stamped: bool = True) -> None:

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 from omnistage.link import limits
+from omnistage.router.admission import STALLED_S, WAIT_S
+from omnistage.router.clients import SECRET_ID_CHARACTERS
+from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
@@ -31,6 +34,25 @@ once, in about a millisecond; a message with more goes to a thread, one message 
 | calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
 
 A request above its size is refused by gRPC with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
+
+## Places
+
+A router runs as many answers at once as the scarcest stage takes with all of its replicas (`max_sessions` of each), or `--max-sessions`.
+`router/places.py` says who gets a place:
+
+- Clients are told apart by the metadata key `x-api-key`, else by their host. The router checks no keys: where strangers reach it, a gateway
+  that does stands before it. All clients behind one gateway that passes no keys on are one client.
+- One client holds at most `--client-share` of the places (three quarters by default), a second one as much of the rest, and so on. A
+  client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
+- In a full house a client that holds less than an equal share waits, {MAX_WAITING_EACH} requests at most and {MAX_WAITING} of all clients together, for
+  {WAIT_S:g} s at most. A free place goes to the client that holds the fewest, among equals to the one that has waited longest: who holds nothing
+  gets a place at the latest when as many have become free as requests waited before its own. All others are told `OVERLOADED` at once,
+  with a delay.
+- A client that has left its answer unread for {STALLED_S:g} s loses it (`CLIENT_STALLED`) when another one waits; else after `--stall-limit`.
+
+A request with a `request_id` takes the place of the older call with the same id, where nobody else can have sent that one: by the same
+`x-api-key`; or, without a key, with an id of at least {SECRET_ID_CHARACTERS} characters, which no stranger can guess (the Python client sends a random
+UUID), or over the same connection.
 
 ## Counts
 

@@ -117,6 +117,7 @@ def test_settings_become_the_command_line_of_the_launcher() -> None:
     words = " ".join(plan.command(5, 6))
     for part in (
         "--ready-fd 5 --lifeline-fd 6",
+        "--client-share 1",
         "--checkpoint folder",
         "--device talker=cuda:0",
         "--replicas talker=2",

@@ -252,10 +252,10 @@ async def local_stage(
 
 @asynccontextmanager
 async def local_router(
-    stages: Mapping[str, str], pipeline: Pipeline | None = None, *, token: Token | None = None, **settings: Any
+    stages: Mapping[str, str] | Sequence[tuple[str, str]], pipeline: Pipeline | None = None, *, token: Token | None = None, **settings: Any
 ) -> AsyncIterator[Local]:
-    """A router in this event loop. stages: kind to address. settings: fields of RouterSettings."""
-    chosen = RouterSettings(stages=tuple(stages.items()), **settings)
+    """A router in this event loop. stages: kind to address; pairs where a kind has more replicas. settings: fields of RouterSettings."""
+    chosen = RouterSettings(stages=tuple(stages.items() if isinstance(stages, Mapping) else stages), **settings)
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
     service = RouterServer(chosen, {answering.name: answering}, metrics, token)

@@ -13,7 +13,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from helpers.ask import ask, read, read_all, refused, request
+from helpers.ask import GenerateCall, ask, read, read_all, refused, request
+from helpers.ask import refusal as refusal_of
 from helpers.run import messages
 from helpers.servers import CHAIN, Local, all_free, is_free, local_chain, local_router, local_stage, omni_stub, toy_logic, watch_until
 from omnistage.models.toy import formulas
@@ -291,7 +292,7 @@ async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: i
         (await ask(stub, _good())).check_toy(5, "good")
 
 
-@pytest.mark.parametrize("house", [{"max_sessions": 2}], indirect=True)
+@pytest.mark.parametrize("house", [{"max_sessions": 2, "client_share": 1}], indirect=True)
 async def test_a_full_house_says_so_at_once_and_when_to_come_again(house: House):
     long = request("long", 1, thinker={"max_tokens": 20_000, "ignore_eos": True})
     running = [house.stub.Generate(long, timeout=60) for _ in range(2)]
@@ -309,7 +310,7 @@ async def test_a_full_house_says_so_at_once_and_when_to_come_again(house: House)
 async def test_a_full_stage_is_told_like_a_full_house():
     async with (
         local_chain(max_sessions=1) as stages,
-        local_router(addresses_of(stages)) as router,
+        local_router(addresses_of(stages), max_sessions=4) as router,
         omni_stub(router.address) as stub,
     ):
         running = stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
@@ -320,6 +321,134 @@ async def test_a_full_stage_is_told_like_a_full_house():
         running.cancel()
         await all_free(list(addresses_of(stages).values()))
         (await ask(stub, _good())).check_toy(5, "good")
+
+
+# Clients beside each other -------------------------------------------------------------------------------------------------------------
+
+
+LONG = {"max_tokens": 20_000, "ignore_eos": True}
+
+
+def by(key: str) -> list[tuple[str, str]]:
+    """Metadata of a client with this API key."""
+    return [("x-api-key", key)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Of a metric, which tells nobody that it has changed."""
+    async with asyncio.timeout(20):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def started(house: House, key: str = "", request_id: str = "") -> GenerateCall:
+    """A long answer that runs, of a client with this key."""
+    call = house.stub.Generate(request("long", 1, thinker=LONG, request_id=request_id), timeout=60, metadata=by(key) if key else ())
+    assert (await read(call)).HasField("started")
+    return call
+
+
+@pytest.mark.parametrize("house", [{"max_sessions": 4}], indirect=True)
+async def test_one_client_cannot_hold_all_places(house: House):
+    running = [await started(house, "greedy") for _ in range(3)]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await started(house, "greedy")
+    told = refusal_of(raised.value)
+    assert told.reason == "OVERLOADED" and told.retry_delay_s
+    (await ask(house.stub, _good(), metadata=by("other"))).check_toy(5, "good")
+    (await ask(house.stub, _good())).check_toy(5, "good")  # Without a key it is its host that counts.
+    for call in running:
+        call.cancel()
+    await all_free(house.addresses)
+
+
+@pytest.mark.parametrize("house", [{"max_sessions": 2, "client_share": 1}], indirect=True)
+async def test_another_client_gets_the_next_place_of_a_full_house(house: House):
+    running = [await started(house, "greedy") for _ in range(2)]
+    waiting = asyncio.create_task(ask(house.stub, _good(), metadata=by("other")))
+    await until(lambda: house.router.registry.get_sample_value("omnistage_router_waiting") == 1)
+    running.pop().cancel()
+    answer = await waiting
+    answer.check_toy(5, "good")
+    assert answer.usage is not None and answer.usage.queued.ToTimedelta().total_seconds() > 0
+    running.pop().cancel()
+    await all_free(house.addresses)
+
+
+async def test_a_client_that_does_not_read_loses_its_place_to_one_that_waits():
+    """Long before its stall limit, and only then."""
+    options = {"samples_per_frame": 24_000, "max_chunk": 1}
+    async with (
+        local_chain(options) as stages,
+        local_router(addresses_of(stages), max_sessions=1, stall_limit=600) as router,
+        omni_stub(router.address) as stub,
+        omni_stub(router.address) as other,
+    ):
+        call = stub.Generate(request("all of it", 1, thinker=LONG), timeout=100, metadata=by("deaf"))
+        assert (await read(call)).HasField("started")
+        answer = None
+        async with asyncio.timeout(60):
+            while answer is None:
+                try:
+                    answer = await ask(other, request("hm", 3), metadata=by("other"))
+                except grpc.aio.AioRpcError as error:
+                    assert refusal_of(error).reason == "OVERLOADED"
+        answer.check_toy(3, "hm", samples_per_frame=24_000)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in read_all(call):
+                pass
+        told = refusal_of(raised.value)
+        assert (told.code, told.reason) == (grpc.StatusCode.CANCELLED, "CLIENT_STALLED")
+        await all_free([stage.address for stage in stages.values()])
+
+
+async def test_two_clients_with_one_request_id_do_not_end_each_other(house: House):
+    async with omni_stub(house.router.address) as another_connection:
+        stranger = House(house.stages, house.router, another_connection)
+        running = [
+            await started(house, "one", "1"),
+            await started(house, "two", "1"),
+            await started(house, "", "1"),
+            await started(stranger, "", "1"),
+        ]
+        for call in running:
+            for _ in range(5):
+                assert (await read(call)).HasField("chunk")
+        for call in running:
+            call.cancel()
+    await all_free(house.addresses)
+
+
+@pytest.mark.parametrize(("key", "request_id"), [("mine", "1"), ("", "0123456789abcdef0123456789abcdef")], ids=["key", "long id"])
+async def test_a_client_that_comes_back_over_another_connection_takes_its_request_over(house: House, key: str, request_id: str):
+    async with omni_stub(house.router.address) as another_connection:
+        older = await started(house, key, request_id)
+        newer = await started(House(house.stages, house.router, another_connection), key, request_id)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in read_all(older):
+                pass
+        assert refusal_of(raised.value).reason == "SUPERSEDED"
+        assert (await read(newer)).HasField("chunk")
+        newer.cancel()
+    await all_free(house.addresses)
+
+
+async def test_the_places_are_those_of_the_scarcest_stage_with_all_its_replicas():
+    async with (
+        local_stage(toy_logic("thinker"), max_sessions=7) as thinker,
+        local_stage(toy_logic("talker"), max_sessions=2) as talker,
+        local_stage(toy_logic("talker"), max_sessions=3) as second,
+        local_stage(toy_logic("code2wav"), max_sessions=6) as code2wav,
+    ):
+        stages = [("thinker", thinker.address), ("talker", talker.address), ("talker", second.address), ("code2wav", code2wav.address)]
+        async with local_router(stages) as router, omni_stub(router.address) as stub:
+            # The second Talker may be seen a moment after the router is ready.
+            await until(lambda: router.registry.get_sample_value("omnistage_router_places") == 5)
+            (await ask(stub, _good())).check_toy(5, "good")
+        async with local_router(stages, max_sessions=9) as router:
+            assert router.registry.get_sample_value("omnistage_router_places") == 9
 
 
 async def test_a_draining_router_finishes_and_refuses(house: House):

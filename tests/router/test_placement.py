@@ -23,7 +23,7 @@ from omnistage.router.admission import Admission
 from omnistage.router.front import Front
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.placement import DRAINING, LOST, SERVING, Placement
-from omnistage.v1 import omni_pb2_grpc, stage_pb2
+from omnistage.v1 import stage_pb2
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[stage_pb2.DescribeRequest, stage_pb2.DescribeResponse]"
 
@@ -200,8 +200,8 @@ async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
 async def test_a_router_without_stages_says_come_again() -> None:
     server = grpc.aio.server()
     channels = Channels()
-    front = Front(channels, Admission(4), RouterMetrics(), stall_limit_s=1, session_limit_s=5)
-    omni_pb2_grpc.add_OmniServiceServicer_to_server(front, server)
+    front = Front(channels, Admission(lambda: 4, 1.0), RouterMetrics(), stall_limit_s=1, session_limit_s=5)
+    front.register(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

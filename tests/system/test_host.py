@@ -137,6 +137,8 @@ async def test_metrics_page_shows_every_family(pair: Stack):
         },
         "router": {
             "omnistage_router_inflight",
+            "omnistage_router_places",
+            "omnistage_router_waiting",
             "omnistage_router_requests",
             "omnistage_router_request_seconds",
             "omnistage_ttft_seconds",

@@ -1,45 +1,136 @@
-"""A house with so many places: who finds it full is told at once."""
+"""The door: who is let in, who waits a moment, and who is told to come again. The policy is in places.py; here are its clock and events."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 
 from omnistage.link.errors import StageError
+from omnistage.router.places import Places, Refused, Ticket
 
 RETRY_DELAY_S = 1.0
 
+WAIT_S = 3.0
+"""Longest wait for a place."""
+
+STALLED_S = 2.0
+"""A client that has left its answer unread for so long loses it when somebody waits for its place. With nobody waiting it may stall for
+`--stall-limit`."""
+
+
+class Place:
+    """One answer that runs, or waits to.
+
+    taken_back: done when the place is wanted for another client; the answer has to end then. writing_since: in time.monotonic() seconds,
+    while its client has an event to read; None else. queued_s: waited for the place.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.given = asyncio.Event()
+        self.taken_back: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.writing_since: float | None = None
+        self.queued_s = 0.0
+
 
 class Admission:
-    """Counts the answers that run."""
+    """Gives places to clients."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: Callable[[], int], share: float) -> None:
+        """limit: places, asked anew each time. share: see Places."""
         self._limit = limit
+        self._places = Places(limit(), share)
+        self._open: dict[Ticket, Place] = {}
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self.running = 0
+
+    @property
+    def running(self) -> int:
+        return self._places.taken
+
+    @property
+    def waiting(self) -> int:
+        return self._places.waiting
+
+    @property
+    def limit(self) -> int:
+        return self._limit()
 
     def drain(self) -> None:
+        """Refuse who comes and who waits."""
         self._draining = True
+        for place in self._open.values():
+            if not place.ticket.given:
+                place.given.set()
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place. Raises OVERLOADED with a delay, or DRAINING; never waits."""
+    @asynccontextmanager
+    async def place(self, client: Hashable) -> AsyncIterator[Place]:
+        """Hold a place; wait for one at most WAIT_S, if this client may. Raises OVERLOADED with a delay, or DRAINING."""
         if self._draining:
-            raise StageError("DRAINING", "this router is shutting down; ask another", retry_delay_s=RETRY_DELAY_S)
-        if self.running >= self._limit:
-            raise StageError("OVERLOADED", f"all {self._limit} places are taken; try again", retry_delay_s=RETRY_DELAY_S)
-        self.running += 1
-        self._idle.clear()
+            raise _draining()
+        self._places.limit = self._limit()
+        self._tell(self._places.fill())
         try:
-            yield
+            ticket = self._places.ask(client)
+        except Refused as refusal:
+            raise _full(str(refusal)) from None
+        place = self._open[ticket] = Place(ticket)
+        try:
+            if not ticket.given:
+                await self._wait(place)
+            self._idle.clear()
+            yield place
         finally:
-            self.running -= 1
+            del self._open[ticket]
+            place.taken_back.cancel()
+            self._tell(self._places.leave(ticket))
             if not self.running:
                 self._idle.set()
 
     async def idle(self) -> None:
         """Return when no answer runs."""
         await self._idle.wait()
+
+    async def _wait(self, place: Place) -> None:
+        """Until the place is there, taking it from a client that stalls where there is one."""
+        begun = time.monotonic()
+        while not place.ticket.given:
+            left = begun + WAIT_S - time.monotonic()
+            if left <= 0:
+                raise _full(f"all {self._places.limit} places are taken, and none became free within {WAIT_S:g} s")
+            try:
+                async with asyncio.timeout(min(left, self._take_back())):
+                    await place.given.wait()
+            except TimeoutError:
+                continue
+            if self._draining and not place.ticket.given:
+                raise _draining()
+        place.queued_s = time.monotonic() - begun
+
+    def _take_back(self) -> float:
+        """Take the place of the client that has stalled longest, unless as many are on their way already as wait. Seconds until another
+        look makes sense."""
+        now = time.monotonic()
+        stalling = [place for place in self._open.values() if place.writing_since is not None and not place.taken_back.done()]
+        leaving = sum(place.taken_back.done() for place in self._open.values())
+        for place in sorted(stalling, key=lambda place: place.writing_since or now)[: max(self.waiting - leaving, 0)]:
+            stalled_s = now - (place.writing_since or now)
+            if stalled_s < STALLED_S:
+                return STALLED_S - stalled_s
+            place.taken_back.set_result(None)
+        return STALLED_S
+
+    def _tell(self, given: list[Ticket]) -> None:
+        for ticket in given:
+            self._open[ticket].given.set()
+
+
+def _full(why: str) -> StageError:
+    return StageError("OVERLOADED", f"{why}; try again", retry_delay_s=RETRY_DELAY_S)
+
+
+def _draining() -> StageError:
+    return StageError("DRAINING", "this router is shutting down; ask another", retry_delay_s=RETRY_DELAY_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -14,7 +14,8 @@ import structlog
 
 from omnistage.link.channel import Channels
 from omnistage.link.errors import StageError
-from omnistage.router.admission import Admission
+from omnistage.router.admission import STALLED_S, Admission, Place
+from omnistage.router.clients import client_of, request_of
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import KINDS, Pipeline
 from omnistage.router.placement import Placement
@@ -52,9 +53,11 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         self._metrics = metrics
         self._stall_limit_s = stall_limit_s
         self._session_limit_s = session_limit_s
-        self._by_id: dict[str, asyncio.Future[None]] = {}
+        self._by_request: dict[Hashable, asyncio.Future[None]] = {}
         self.served: dict[str, Served] = {}
         metrics.inflight.set_function(lambda: admission.running)
+        metrics.waiting.set_function(lambda: admission.waiting)
+        metrics.places.set_function(lambda: admission.limit)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Generate gets its request as bytes: link/decoding.py makes a message of them, in bounded time. Converse reads none."""
@@ -77,8 +80,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 raise StageError("DRAINING", "this router still waits for its stages; try again", retry_delay_s=NOT_READY_RETRY_S)
             valid = validate(await parse(data), self._pipelines())
             model = valid.pipeline.name
-            with self._admission.place():
-                await self._answer(valid, context)
+            async with self._admission.place(client_of(context)) as place:
+                await self._answer(valid, place, context)
             reason = "OK"
         except StageError as error:
             failure = error
@@ -102,7 +105,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         """Not served by this version; Generate is."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this router does not serve Converse; ask with Generate")
 
-    async def _answer(self, valid: ValidRequest, context: GenerateContext) -> None:
+    async def _answer(self, valid: ValidRequest, place: Place, context: GenerateContext) -> None:
         served = self.served[valid.pipeline.name]
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
@@ -115,35 +118,45 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             context.write,
             Limits(time.monotonic() + limit, self._stall_limit_s),
             trace_metadata(metadata),
+            place,
         )
         structlog.contextvars.bind_contextvars(session_id=answer.session_id)
         try:
-            await self._run_once(valid.request_id, answer)
+            await self._run(answer, place, request_of(context, valid.request_id) if valid.request_id else None)
         finally:
             for port, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
                 if port in answer.first:
                     histogram.labels(model=valid.pipeline.name).observe(answer.first[port])
 
-    async def _run_once(self, request_id: str, answer: Answer) -> None:
-        """Run an answer; when its client asks the same again, as it does after a lost connection, the new one takes its place."""
-        if not request_id:
-            await answer.run()
-            return
-        older = self._by_id.get(request_id)
-        if older is not None and not older.done():
-            older.set_result(None)
-        asked_again = self._by_id[request_id] = asyncio.get_running_loop().create_future()
+    async def _run(self, answer: Answer, place: Place, request: Hashable | None) -> None:
+        """Run an answer to its end, or until its place is taken back, or until its client asks the same again, as it does after a lost
+        connection: then the new one goes on instead."""
         run = asyncio.create_task(answer.run())
+        asked_again = self._newest(request)
         try:
-            await asyncio.wait({run, asked_again}, return_when=asyncio.FIRST_COMPLETED)
-            if not run.done():
+            await asyncio.wait({run, asked_again, place.taken_back}, return_when=asyncio.FIRST_COMPLETED)
+            if run.done():
+                run.result()
+            elif asked_again.done():
                 raise StageError("SUPERSEDED", "the request was asked again; the newer call has the answer")
-            run.result()
+            else:
+                raise StageError("CLIENT_STALLED", f"the client read nothing for {STALLED_S:g} s, and another one waited for its place")
         finally:
-            if self._by_id.get(request_id) is asked_again:
-                del self._by_id[request_id]
+            if self._by_request.get(request) is asked_again:
+                del self._by_request[request]
+            asked_again.cancel()
             run.cancel()
             await asyncio.wait({run})
+
+    def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
+        """A future that is done when the same request is asked again; the one before it is done now."""
+        asked_again: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if request is not None:
+            older = self._by_request.get(request)
+            if older is not None and not older.done():
+                older.set_result(None)
+            self._by_request[request] = asked_again
+        return asked_again
 
     async def ListModels(self, request: omni_pb2.ListModelsRequest, context: UnaryContext) -> omni_pb2.ListModelsResponse:
         return omni_pb2.ListModelsResponse(models=[_model(served) for served in self.served.values()])

@@ -14,6 +14,8 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.inflight = Gauge("omnistage_router_inflight", "Answers that run now.", registry=registry)
+        self.waiting = Gauge("omnistage_router_waiting", "Requests that wait for a place.", registry=registry)
+        self.places = Gauge("omnistage_router_places", "Answers that may run at once.", registry=registry)
         self.ended = Counter("omnistage_router_requests_total", "Requests by how they ended.", ("model", "reason"), registry=registry)
         self.duration = Histogram(
             "omnistage_router_request_seconds", "From request to status.", ("model",), registry=registry, buckets=_SECONDS

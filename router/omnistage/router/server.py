@@ -18,6 +18,7 @@ from omnistage.link.channel import Channels
 from omnistage.link.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
 from omnistage.link.token import Token
 from omnistage.router.admission import Admission
+from omnistage.router.capacity import capacity
 from omnistage.router.front import SERVICE, Front, Served
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
@@ -43,7 +44,8 @@ class RouterServer:
         self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES, token)
         self._pipelines = pipelines
         self._placements = {name: Placement(self._channels, _addresses(pipeline, settings)) for name, pipeline in pipelines.items()}
-        self._admission = Admission(settings.max_sessions)
+        places = settings.max_sessions
+        self._admission = Admission(lambda: places or capacity(self._placements.values()), settings.client_share)
         self._front = Front(
             self._channels, self._admission, metrics, stall_limit_s=settings.stall_limit, session_limit_s=settings.session_limit
         )

@@ -16,6 +16,7 @@ from omnistage.link.durations import duration
 from omnistage.link.errors import StageError
 from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
+from omnistage.router.admission import Place
 from omnistage.router.pipeline import KINDS, StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
@@ -50,6 +51,7 @@ class Answer:
         write: Write,
         limits: Limits,
         metadata: Metadata,
+        place: Place,
     ) -> None:
         self._request = request
         self._descriptions = descriptions
@@ -58,6 +60,7 @@ class Answer:
         self._write_event = write
         self._limits = limits
         self._metadata = metadata
+        self._place = place
         self._begun = time.monotonic()
         self._granted: dict[str, int] = {}
         self._written: dict[str, int] = {}
@@ -115,11 +118,13 @@ class Answer:
 
     async def _write(self, event: omni_pb2.GenerateResponse) -> None:
         """A write returns when the client's buffers have room; one that does not is a client that does not read."""
+        self._place.writing_since = time.monotonic()
         try:
             async with asyncio.timeout(self._limits.stall_s):
                 await self._write_event(event)
         except TimeoutError:
             raise StageError("CLIENT_STALLED", f"the client read nothing for {self._limits.stall_s:g} s") from None
+        self._place.writing_since = None
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
@@ -170,7 +175,9 @@ class Answer:
         )
 
     def _usage(self) -> omni_pb2.Usage:
-        usage = omni_pb2.Usage(total=duration(time.monotonic() - self._begun), finish_reason=self._finish_reason)
+        usage = omni_pb2.Usage(
+            queued=duration(self._place.queued_s), total=duration(time.monotonic() - self._begun), finish_reason=self._finish_reason
+        )
         usage.stages.extend(self._reports[kind] for kind in sorted(self._reports))
         if "text" in self.first:
             usage.first_text.CopyFrom(duration(self.first["text"]))

@@ -25,7 +25,10 @@ class RouterSettings(ServerSettings):
         "or write dns:///NAME:PORT for one at every address of a name",
         json_schema_extra={"metavar": "KIND=HOST:PORT,..."},
     )
-    max_sessions: int = Field(64, ge=1, le=4096, description="answers at once; one more is refused at once")
+    max_sessions: int = Field(0, ge=0, le=4096, description="answers at once; 0: as many as the replicas of the scarcest stage take")
+    client_share: float = Field(
+        0.75, gt=0, le=1, description="greatest part of the places that one client may hold, told by its x-api-key or else by its host"
+    )
     stall_limit: float = Field(10.0, gt=0, description="seconds that a client may leave its answer unread")
     session_limit: float = Field(600.0, gt=0, description="seconds that an answer without a deadline may take")
 

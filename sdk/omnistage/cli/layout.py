@@ -34,6 +34,7 @@ class ServerOptions:
     max_sessions: int = 0
     inline_limit: int | None = None
     stall_limit_s: float | None = None
+    client_share: float | None = None
     grace_s: float = 5.0
 
 
@@ -69,6 +70,8 @@ class Layout:
             words += ["--max-sessions", str(servers.max_sessions)]
         if servers.stall_limit_s is not None:
             words += ["--stall-limit", str(servers.stall_limit_s)]
+        if servers.client_share is not None:
+            words += ["--client-share", str(servers.client_share)]
         return words
 
 

@@ -135,6 +135,9 @@ def serve(
     max_sessions: Annotated[int, typer.Option(min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
     inline_limit: Annotated[int | None, typer.Option(min=0, help="Tensors of fewer bytes travel in the message.")] = None,
     stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
+    client_share: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, metavar="PART", help="Most of the places for one client; default: 0.75.")
+    ] = None,
     grace: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time for running answers to finish at the end.")] = 5.0,
     log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the servers' logs here.")] = None,
     verbose: Verbose = False,
@@ -159,6 +162,7 @@ def serve(
         max_sessions=max_sessions,
         inline_limit=inline_limit,
         stall_limit_s=stall_limit,
+        client_share=client_share,
         grace_s=grace,
     )
     choice = Choice(pipeline, checkpoint, devices, processes, servers)

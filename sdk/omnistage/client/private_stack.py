@@ -72,7 +72,7 @@ class StackPlan:
         """The command line of the launcher."""
         settings = self.settings
         words = [sys.executable, "-m", "omnistage.cli", "serve", "--address", "127.0.0.1:0"]
-        words += ["--ready-fd", str(ready_fd), "--lifeline-fd", str(lifeline_fd)]
+        words += ["--ready-fd", str(ready_fd), "--lifeline-fd", str(lifeline_fd), "--client-share", "1"]
         if self.model_path is not None:
             words += ["--checkpoint", os.fspath(self.model_path)]
         device = settings.get("device", {})

@@ -1,0 +1,55 @@
+"""Who asks: what the router tells clients apart by. It checks nobody; a gateway that does stands before a router that strangers reach."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+from typing import Protocol
+
+from grpc.aio import Metadata
+
+API_KEY = "x-api-key"
+"""Metadata of a call; never logged and kept as a digest only."""
+
+SECRET_ID_CHARACTERS = 32
+"""A request id of this length, such as 32 hex digits of a UUID, is known to nobody but who made it."""
+
+
+class Caller(Protocol):
+    """What a call says of its other end."""
+
+    def peer(self) -> str: ...
+
+    def invocation_metadata(self) -> Metadata | None: ...
+
+
+def client_of(call: Caller) -> Hashable:
+    """Whose places are counted together: calls with one API key, else calls from one host."""
+    key = _api_key(call)
+    return ("key", key) if key else ("host", _host(call.peer()))
+
+
+def request_of(call: Caller, request_id: str) -> Hashable:
+    """What is one request, so that asking it again takes the place of the first call.
+
+    With an API key: the key and the id. Without one a long id is enough, from wherever it comes, because a client that goes on after a lost
+    connection comes from another port and perhaps another address. A short id may be anybody's: it counts on its own connection only.
+    """
+    key = _api_key(call)
+    if key:
+        return ("key", key, request_id)
+    if len(request_id) >= SECRET_ID_CHARACTERS:
+        return ("id", request_id)
+    return ("connection", call.peer(), request_id)
+
+
+def _api_key(call: Caller) -> str:
+    given = next((value for name, value in call.invocation_metadata() or () if name == API_KEY), "")
+    if not given:
+        return ""
+    return hashlib.sha256(given if isinstance(given, bytes) else given.encode()).hexdigest()
+
+
+def _host(peer: str) -> str:
+    """`ipv4:HOST:PORT` and `ipv6:[HOST]:PORT` without the port; all who come through a socket of the file system are one."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else "local"

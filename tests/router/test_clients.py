@@ -1,0 +1,65 @@
+"""What the router tells clients apart by."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import pytest
+from grpc.aio import Metadata
+
+from omnistage.router.clients import client_of, request_of
+
+
+@dataclass(frozen=True)
+class Call:
+    address: str
+    key: str = ""
+
+    def peer(self) -> str:
+        return self.address
+
+    def invocation_metadata(self) -> Metadata:
+        return Metadata(("other", "x"), *([("x-api-key", self.key)] if self.key else []))
+
+
+ONE, SAME_HOST, OTHER_HOST = "ipv4:10.0.0.1:1000", "ipv4:10.0.0.1:1001", "ipv4:10.0.0.2:1000"
+UUID = uuid.uuid4().hex
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (Call(ONE), Call(SAME_HOST), True),
+        (Call(ONE), Call(OTHER_HOST), False),
+        (Call("ipv6:%5B::1%5D:1"), Call("ipv6:%5B::1%5D:2"), True),
+        (Call("unix:"), Call("unix:"), True),
+        (Call(ONE, "a"), Call(OTHER_HOST, "a"), True),
+        (Call(ONE, "a"), Call(ONE, "b"), False),
+        (Call(ONE, "a"), Call(ONE), False),
+    ],
+)
+def test_places_are_counted_by_key_or_else_by_host(first: Call, second: Call, same: bool):
+    assert (client_of(first) == client_of(second)) == same
+
+
+def test_the_key_itself_is_kept_nowhere():
+    call = Call(ONE, "secret")
+    assert "secret" not in f"{client_of(call)} {request_of(call, UUID)}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "request_id", "same"),
+    [
+        (Call(ONE), Call(ONE), "1", True),
+        (Call(ONE), Call(SAME_HOST), "1", False),
+        (Call(ONE), Call(OTHER_HOST), "1", False),
+        (Call(ONE), Call(OTHER_HOST), UUID, True),
+        (Call(ONE, "a"), Call(OTHER_HOST, "a"), "1", True),
+        (Call(ONE, "a"), Call(ONE, "b"), "1", False),
+        (Call(ONE, "a"), Call(ONE, "b"), UUID, False),
+        (Call(ONE, "a"), Call(ONE), UUID, False),
+    ],
+)
+def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: Call, second: Call, request_id: str, same: bool):
+    assert (request_of(first, request_id) == request_of(second, request_id)) == same

@@ -1,0 +1,152 @@
+"""The policy of places: none is lost, nobody has all of them, and nobody who waits is passed by for ever."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH, Places, Refused, Ticket
+
+SHARE = 0.75
+
+
+def take_all(places: Places, client: str) -> list[Ticket]:
+    """Ask until refused."""
+    tickets: list[Ticket] = []
+    while True:
+        try:
+            ticket = places.ask(client)
+        except Refused:
+            return tickets
+        assert ticket.given
+        tickets.append(ticket)
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4, 5, 16, 64, 1000])
+def test_one_client_leaves_room_and_the_next_ones_find_it(limit: int):
+    places = Places(limit, SHARE)
+    first = take_all(places, "first")
+    assert limit / 2 <= len(first) < limit and len(first) <= math.ceil(SHARE * limit)
+    second = places.ask("second")
+    assert second.given
+
+
+def test_a_client_alone_may_have_the_whole_house_where_that_is_said():
+    places = Places(8, 1)
+    assert len(take_all(places, "only")) == 8
+    assert Places(1, SHARE).ask("only").given
+
+
+def test_who_comes_into_a_full_house_waits_and_who_has_most_of_it_does_not():
+    places = Places(8, SHARE)
+    rich = take_all(places, "rich")
+    others = [places.ask(f"other {n}") for n in range(8 - len(rich))]
+    assert places.taken == 8 and all(ticket.given for ticket in others)
+    with pytest.raises(Refused):
+        places.ask("rich")
+    late = places.ask("late")
+    assert not late.given
+    assert places.leave(rich.pop()) == [late] and late.given
+
+
+def test_places_go_to_who_holds_the_fewest_and_then_to_who_waited_longest():
+    places = Places(4, 1)
+    held = [places.ask("rich") for _ in range(4)]
+    waiting = [places.ask(client) for client in ("a", "a", "b", "c")]
+    order = [ticket for _ in range(4) for ticket in places.leave(held.pop())]
+    assert order == [waiting[0], waiting[2], waiting[3], waiting[1]]
+
+
+def test_the_queue_is_bounded_for_each_client_and_for_all():
+    places = Places(4, 1)
+    for _ in range(4):
+        places.ask("rich")
+    for _ in range(MAX_WAITING_EACH):
+        places.ask("a")
+    with pytest.raises(Refused):
+        places.ask("a")
+    for n in range(MAX_WAITING - MAX_WAITING_EACH):
+        places.ask(f"b {n}")
+    with pytest.raises(Refused):
+        places.ask("c")
+
+
+def test_more_places_are_given_to_who_waits():
+    places = Places(1, SHARE)
+    places.ask("a")
+    waiting = places.ask("b")
+    places.limit = 2
+    assert places.fill() == [waiting]
+
+
+class House(RuleBasedStateMachine):
+    """Clients that come, wait, are served and leave in any order, in a house whose size changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Ticket] = []
+        self.waiting: dict[Ticket, int] = {}
+        """How many may still be served before it; only for who holds nothing."""
+
+    @initialize(limit=st.integers(1, 12), share=st.sampled_from([0.5, 0.75, 1.0]))
+    def open(self, limit: int, share: float) -> None:
+        self.places = Places(limit, share)
+
+    @rule(client=st.sampled_from("abcdef"))
+    def ask(self, client: str) -> None:
+        before = self.places.taken
+        poor = not any(ticket.client == client for ticket in [*self.held, *self.waiting])
+        try:
+            ticket = self.places.ask(client)
+        except Refused:
+            assert not poor or before >= self.places.limit, "who holds nothing gets any free place"
+            assert not poor or len(self.waiting) >= MAX_WAITING or self.places.limit < 1
+            return
+        if ticket.given:
+            assert before < self.places.limit
+            self.held.append(ticket)
+        else:
+            assert before >= self.places.limit
+            self.waiting[ticket] = len(self.waiting) if poor else -1
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        tickets = [*self.held, *self.waiting]
+        if not tickets:
+            return
+        ticket = data.draw(st.sampled_from(tickets))
+        if ticket in self.waiting:
+            del self.waiting[ticket]
+        else:
+            self.held.remove(ticket)
+        self.served(self.places.leave(ticket))
+
+    @rule(limit=st.integers(1, 12))
+    def resize(self, limit: int) -> None:
+        self.places.limit = limit
+        self.served(self.places.fill())
+
+    def served(self, given: list[Ticket]) -> None:
+        for ticket in given:
+            assert ticket.given
+            del self.waiting[ticket]
+            self.held.append(ticket)
+            for other, left in self.waiting.items():
+                if left >= 0:
+                    assert left > 0, "somebody who holds nothing was passed by more often than others waited before"
+                    self.waiting[other] = left - 1
+
+    @invariant()
+    def no_place_is_lost(self) -> None:
+        if hasattr(self, "places"):
+            assert self.places.taken == len(self.held)
+            assert self.places.waiting == len(self.waiting)
+            assert not self.waiting or self.places.taken >= self.places.limit, "a place is free and somebody waits"
+
+
+TestHouse = House.TestCase
+TestHouse.settings = settings(max_examples=200, stateful_step_count=60)
