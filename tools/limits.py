@@ -44,15 +44,16 @@ A router runs as many answers at once as the scarcest stage takes with all of it
   that does stands before it. All clients behind one gateway that passes no keys on are one client.
 - One client holds at most `--client-share` of the places (three quarters by default), a second one as much of the rest, and so on. A
   client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
-- In a full house a client that holds less than an equal share waits, {MAX_WAITING_EACH} requests at most and {MAX_WAITING} of all clients together, for
-  {WAIT_S:g} s at most. A free place goes to the client that holds the fewest, among equals to the one that has waited longest: who holds nothing
-  gets a place at the latest when as many have become free as requests waited before its own. All others are told `OVERLOADED` at once,
-  with a delay.
-- A client that has left its answer unread for {STALLED_S:g} s loses it (`CLIENT_STALLED`) when another one waits; else after `--stall-limit`.
+- In a full house a client that holds less than an equal share waits: {MAX_WAITING_EACH} requests at most, {MAX_WAITING} of all clients
+  together, and {WAIT_S:g} s. A free place goes to the client that holds the fewest, among equals to the one that has waited longest:
+  who holds nothing gets a place at the latest when as many have become free as requests waited before its own. All others are told
+  `OVERLOADED` at once, with a delay.
+- A client that has left its answer unread for {STALLED_S:g} s loses it (`CLIENT_STALLED`) when another one waits; if none does,
+  after `--stall-limit`.
 
 A request with a `request_id` takes the place of the older call with the same id, where nobody else can have sent that one: by the same
-`x-api-key`; or, without a key, with an id of at least {SECRET_ID_CHARACTERS} characters, which no stranger can guess (the Python client sends a random
-UUID), or over the same connection.
+`x-api-key`; or, without a key, with an id of at least {SECRET_ID_CHARACTERS} characters, which no stranger can guess (the Python client
+sends a random UUID), or over the same connection.
 
 ## Counts
 

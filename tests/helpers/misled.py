@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 
-from omnistage.host.process import run
+from omnistage.host.program import main
 from omnistage.router.server import serve_router
 from omnistage.router.settings import RouterSettings
 
@@ -22,5 +22,4 @@ async def _serve(settings: RouterSettings) -> None:
 
 
 if __name__ == "__main__":
-    settings = RouterSettings(_cli_parse_args=True)
-    sys.exit(run(lambda: _serve(settings)))
+    sys.exit(main("helpers.misled", RouterSettings, _serve))

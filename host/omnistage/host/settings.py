@@ -5,6 +5,7 @@ Each is a command-line flag (`--max-message-bytes`) and an environment variable 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -16,8 +17,14 @@ Address = Annotated[str, AfterValidator(check_address), Field(json_schema_extra=
 """HOST:PORT; port 0 takes a free one."""
 
 
-LoopbackAddress = Annotated[str, Field(pattern=r"^(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):\d{1,5}$")]
-"""HOST:PORT that nobody outside of this host reaches."""
+_LOOPBACK = re.compile(r"(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):\d+")
+
+
+def _check_loopback(address: str) -> str:
+    """Empty, or HOST:PORT that nobody outside of this host reaches. Raises ValueError."""
+    if address and not _LOOPBACK.fullmatch(check_address(address)):
+        raise ValueError(f"{address!r} can be reached from other hosts, and channelz names every connection; use 127.0.0.1:PORT")
+    return address
 
 
 class ServerSettings(BaseSettings):
@@ -27,7 +34,7 @@ class ServerSettings(BaseSettings):
 
     address: Address = Field("127.0.0.1:0", description="where to listen; port 0 takes a free one")
     metrics_address: Address = Field("127.0.0.1:0", description="Prometheus metrics")
-    channelz_address: LoopbackAddress | Literal[""] = Field(
+    channelz_address: Annotated[str, AfterValidator(_check_loopback)] = Field(
         "",
         description="channelz, on the loopback address only, for whoever debugs a stuck chain; empty: none",
         json_schema_extra={"metavar": "HOST:PORT"},
