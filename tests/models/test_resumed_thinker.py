@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason, Sampling
@@ -181,3 +182,19 @@ async def test_a_history_with_a_stop_string_in_it_is_refused(thinker: SmolThinke
     thinker.check(ask("x", history=tokens))
     with pytest.raises(BadRequest, match="stop string"):
         thinker.check(ask("x", history=tokens, stop=("and",)))
+
+
+async def test_a_special_token_is_in_no_answer_and_in_no_history(thinker: SmolThinker, default_model: Path) -> None:
+    """However a client pushes for one: a history that opens a turn of its own is refused, and no legitimate one is."""
+    tokenizer = Tokenizer.from_file(str(default_model / "thinker" / "tokenizer.json"))
+    special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert len(special) > 2 and end in special
+    asked = TextRequest(turns=(Turn("user", "Tell me a story."),), seed=1, max_tokens=8)
+    for token_id in special:
+        with pytest.raises(BadRequest, match="special"):
+            thinker.check(replace(asked, history=(504, token_id, 260)))
+    pushing = Sampling(temperature=1.0, logit_bias={token_id: 100.0 for token_id in special if token_id != end})
+    pushed = await answer(thinker, replace(asked, sampling=pushing, ignore_eos=True))
+    assert len(pushed.tokens) == 8 and not set(pushed.tokens) & set(special)
+    thinker.check(replace(asked, history=pushed.tokens[:4]))

@@ -20,7 +20,7 @@ from omnistage.engine.engine import Engine, TokenStream
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.request import TokenRequest
 from omnistage.engine.scheduler import Limits
-from omnistage.engine.types import FinishReason
+from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest, Turn
 
 DEFAULT_SYSTEM = (
@@ -32,7 +32,9 @@ words. With the marks around it these are the 32 tokens of a page, so the engine
 _ROLES = ("system", "user", "assistant")
 _MAX_STOP = 16
 _PIECE_TOKENS = 8
-_CODE_REVISION = "2"
+_NEVER = -1e9
+"""Added to a logit: above no other one, whatever a client adds."""
+_CODE_REVISION = "3"
 """Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
 
 _LANGUAGE = "model."
@@ -50,6 +52,7 @@ class SmolThinker:
         self._start, self._end = (_special(tokenizer, name) for name in ("<|im_start|>", "<|im_end|>"))
         special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
         self._piece = BytePieces(tokenizer.id_to_token, special)
+        self._unsayable = frozenset(special)
 
     @classmethod
     def from_directory(
@@ -125,6 +128,8 @@ class SmolThinker:
             raise BadRequest("thinker.sampling.logit_bias", f"token ids must be below {vocabulary}")
         if not all(0 <= token_id < vocabulary for token_id in request.history):
             raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
+        if not self._unsayable.isdisjoint(request.history):
+            raise BadRequest("resume.history", "special tokens are in no answer")
         if request.verbatim:
             self._check_verbatim(request)
             return
@@ -144,6 +149,11 @@ class SmolThinker:
             raise BadRequest("resume.history", f"the answer ended before or with its {len(request.history)} tokens, by its length")
         if request.stop and self._detokenizer(request).stopped:
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
+
+    def _sampling(self, request: TextRequest) -> Sampling:
+        """Special tokens are never drawn but for the end: one in the history of an answer would open another turn in it."""
+        bias = {**request.sampling.logit_bias, **dict.fromkeys(self._unsayable - {self._end}, _NEVER)}
+        return replace(request.sampling, logit_bias=bias)
 
     def _max_tokens(self, request: TextRequest, prompt: Sequence[int]) -> int:
         return min(request.max_tokens, self._context - len(prompt))
@@ -201,7 +211,7 @@ class SmolThinker:
                 prompt=prompt,
                 seed=request.seed,
                 max_tokens=self._max_tokens(request, prompt),
-                sampling=request.sampling,
+                sampling=self._sampling(request),
                 min_tokens=request.min_tokens,
                 end_ids=frozenset({self._end}),
                 ignore_end=request.ignore_eos,
