@@ -112,13 +112,13 @@ def test_tensor_parallelism_is_refused_with_a_way_out() -> None:
     assert "replicas" in caught.value.hint
 
 
-def test_settings_become_the_command_line_of_the_launcher() -> None:
-    plan = StackPlan({"pipeline": "toy", "device": {"talker": "cuda:0"}, "replicas": {"talker": 2}, "max_sessions": 4}, model_path="folder")
+def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> None:
+    plan = StackPlan({"pipeline": "toy", "device": {"talker": "cuda:0"}, "replicas": {"talker": 2}, "max_sessions": 4}, model_path=tmp_path)
     words = " ".join(plan.command(5, 6))
     for part in (
         "--ready-fd 5 --lifeline-fd 6",
         "--client-share 1",
-        "--checkpoint folder",
+        f"--checkpoint {tmp_path}",
         "--device talker=cuda:0",
         "--replicas talker=2",
         "--max-sessions 4",

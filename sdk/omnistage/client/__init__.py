@@ -8,6 +8,7 @@ with Omni() as omni:                       # or Omni(address="host:50050")
     answer.save("answer.wav")
 """
 
+from omnistage.client import grpc_import as grpc_import  # the first import: before anything that imports gRPC
 from omnistage.client.answer import Answer, Audio
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import (
@@ -16,6 +17,7 @@ from omnistage.client.errors import (
     ClosedError,
     DeadlineError,
     FieldViolation,
+    ForkedError,
     NotAvailableError,
     NotSpokenError,
     OmniError,
@@ -30,6 +32,7 @@ from omnistage.client.errors import (
     SupersededError,
     UnavailableError,
     UnknownModelError,
+    WrongLoopError,
 )
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
 from omnistage.client.listing import Model, Replica
@@ -52,6 +55,7 @@ __all__ = [
     "Event",
     "Failover",
     "FieldViolation",
+    "ForkedError",
     "Model",
     "NotAvailableError",
     "NotSpokenError",
@@ -76,4 +80,5 @@ __all__ = [
     "UnavailableError",
     "UnknownModelError",
     "Usage",
+    "WrongLoopError",
 ]

@@ -11,19 +11,21 @@ from typing import Self, Unpack
 
 import grpc
 
+from omnistage.client import fork
 from omnistage.client import request as requests
 from omnistage.client.answer import Answer, collect
 from omnistage.client.call import Call, Limits
-from omnistage.client.errors import ClosedError, from_rpc_error
+from omnistage.client.errors import ClosedError, WrongLoopError
 from omnistage.client.events import Event
+from omnistage.client.limit import Limit
 from omnistage.client.listing import Model, Replica
 from omnistage.client.media import MediaLike
 from omnistage.client.private_stack import PrivateStack, StackPlan, StackSettings
+from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation, Options
 from omnistage.client.routers import Router, Routers
 from omnistage.v1 import omni_pb2
 
-DEFAULT_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 RESUME_TIMEOUT_S = 10.0
 
@@ -58,11 +60,11 @@ class AsyncOmni:
                 "address is for a running router: model_path and engine settings belong to a private stack, leave one of them out"
             )
         self._stack = PrivateStack(plan) if address is None else None
-        self._address = address
-        self._routers: Routers | None = None
+        self._routers = None if address is None else Routers(address)
         self._starting = asyncio.Lock()
-        self._connect_timeout_s = connect_timeout_s
-        self._resume_timeout_s = resume_timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connect_timeout_s = requests.checked_seconds("connect_timeout_s", connect_timeout_s)
+        self._resume_timeout_s = resume_timeout_s and requests.checked_seconds("resume_timeout_s", resume_timeout_s)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -75,7 +77,12 @@ class AsyncOmni:
     @property
     def address(self) -> str:
         """HOST:PORT of the router in use; empty until a private stack has started."""
-        return self._routers.address if self._routers is not None else self._address or ""
+        return "" if self._routers is None else self._routers.address
+
+    @property
+    def start_limit_s(self) -> float:
+        """How long `start` takes at most, seconds."""
+        return self._connect_timeout_s + (0.0 if self._stack is None else self._stack.start_limit_s)
 
     async def start(self) -> None:
         """Start the private stack, if there is one, and connect. Calls do it by themselves; here it can be waited for."""
@@ -87,8 +94,13 @@ class AsyncOmni:
         await asyncio.to_thread(self.stop_stack)
 
     async def disconnect(self) -> None:
-        """The first half of `close`: cancel what runs and close the connection."""
+        """The first half of `close`: cancel what runs and close the connection. In a forked child the connection is not this client's."""
         self._closed = True
+        if fork.is_child_of_user():
+            return
+        if self._loop is not None and self._loop.is_closed():
+            return  # and all that ran on it has ended
+        self._stay_on_loop()
         async with self._starting:
             if self._routers is not None:
                 await self._routers.close()
@@ -136,20 +148,22 @@ class AsyncOmni:
 
     async def models(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Model]:
         """The pipelines that this router serves."""
-        router = await self._connected(timeout_s)
+        limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
+        router = await self._connected(limit.left_s)
         try:
-            response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=timeout_s)
+            response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=limit.left_s)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise limit.explain(error) from error
         return [Model.of(model) for model in response.models]
 
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers behind this router and how they are."""
-        router = await self._connected(timeout_s)
+        limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
+        router = await self._connected(limit.left_s)
         try:
-            response = await router.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=timeout_s)
+            response = await router.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=limit.left_s)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise limit.explain(error) from error
         return [Replica.of(replica) for replica in response.replicas]
 
     async def _whole(self, events: AsyncGenerator[Event, None]) -> Answer:
@@ -157,8 +171,8 @@ class AsyncOmni:
             return await collect(events)
 
     async def _events(self, request: omni_pb2.GenerateRequest, options: Options) -> AsyncGenerator[Event, None]:
-        timeout_s = options.get("timeout_s", DEFAULT_TIMEOUT_S)
-        call = Call(await self._known(), request, Limits(timeout_s, self._connect_timeout_s, self._resume_timeout_s))
+        limits = Limits(requests.time_limit_s(options), self._connect_timeout_s, self._resume_timeout_s)
+        call = Call(await self._known(), request, limits)
         try:
             async with aclosing(call.events()) as events:
                 async for event in events:
@@ -176,11 +190,20 @@ class AsyncOmni:
 
     async def _known(self) -> Routers:
         """Where to ask. The time of a private stack's start is bounded by its own setting."""
+        fork.check()
+        self._stay_on_loop()
         async with self._starting:
             if self._closed:
                 raise ClosedError("this client is closed")
             if self._routers is None:
-                if self._stack is not None:
-                    self._address = await asyncio.to_thread(self._stack.start)
-                self._routers = Routers(self._address or "")
+                assert self._stack is not None
+                self._routers = Routers(await asyncio.to_thread(self._stack.start))
             return self._routers
+
+    def _stay_on_loop(self) -> None:
+        """Channels belong to the loop on which they were opened. Raises WrongLoopError on another one."""
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        if self._loop is not running:
+            raise WrongLoopError("this AsyncOmni was first used on another event loop")

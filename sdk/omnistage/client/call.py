@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from omnistage.client.errors import DeadlineError, OmniError, RouterLostError, UnavailableError, from_rpc_error, is_broken
+from omnistage.client import fork
+from omnistage.client.errors import OmniError, RouterLostError, UnavailableError, is_broken
 from omnistage.client.events import Event
+from omnistage.client.limit import Limit
 from omnistage.client.reader import Reader
 from omnistage.client.request import is_to_be_heard
 from omnistage.client.routers import Router, Routers
@@ -23,6 +25,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
 
 NOT_YET = ("DRAINING", "OVERLOADED")
 """Refusals of a router that is not ready or has no place yet; with a delay after which it may have."""
+
+ROUTER_LOST = "its router was lost on the way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,12 @@ class Call:
         self._asked = request
         self._asked.request_id = request.request_id or uuid.uuid4().hex
         self._limits = limits
-        self._t0 = time.perf_counter()
+        self._limit = Limit(limits.answer_s)
         self._reader = self._new_reader()
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, `Done` last. Raises OmniError."""
-        router = await self._routers.connect(min(self._limits.answer_s, self._limits.connect_s))
-        self._t0 = time.perf_counter()
+        router = await self._connect()
         self._reader = self._new_reader()
         try:
             async with aclosing(self._read(router)) as events:
@@ -58,7 +61,9 @@ class Call:
             return
         except grpc.aio.AioRpcError as error:
             if not is_broken(error):
-                raise from_rpc_error(error) from error
+                raise self._limit.explain(error) from error
+            if self._limit.is_over:
+                raise self._limit.passed() from error
             broken = error
         self._lose(router, broken)
         if not self._limits.resume_s:
@@ -67,8 +72,18 @@ class Call:
             async for event in events:
                 yield event
 
+    async def _connect(self) -> Router:
+        """The first router that answers."""
+        left_s = self._limit.left_s
+        try:
+            return await self._routers.connect(min(left_s, self._limits.connect_s))
+        except UnavailableError as error:
+            if self._limit.is_over:
+                raise self._limit.passed(error.message) from error
+            raise
+
     def _new_reader(self) -> Reader:
-        return Reader(self._t0, is_to_be_heard(self._asked))
+        return Reader(time.perf_counter(), is_to_be_heard(self._asked))
 
     async def _go_on(self, lost: str) -> AsyncGenerator[Event, None]:
         """The rest of the answer, from whichever router has it started within the limit."""
@@ -83,33 +98,35 @@ class Call:
                 return
             except grpc.aio.AioRpcError as error:
                 broken = error
-            refusal = self._router_lost(router, broken) if is_broken(broken) else from_rpc_error(broken)
+            refusal = self._router_lost(router, broken) if is_broken(broken) else self._limit.explain(broken)
             delay_s = self._delay_s(refusal, wait_s)
             if self._reader.is_started or delay_s is None or time.perf_counter() + delay_s > until:
                 raise refusal from broken
             self._lose(router, broken)
-            await asyncio.sleep(min(delay_s, self._left_s()))
+            await asyncio.sleep(min(delay_s, self._left_s))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _read(self, router: Router) -> AsyncGenerator[Event, None]:
         """The events that one connection brings."""
-        call = router.stub.Generate(self._reader.request(self._asked), timeout=self._left_s())
+        call = router.stub.Generate(self._reader.request(self._asked), timeout=self._left_s)
+        fork.leave_to_parent(call)
         try:
             async with aclosing(self._reader.read(call, router.address)) as events:
                 async for event in events:
                     yield event
         finally:
-            call.cancel()
+            if not fork.is_child_of_user():
+                call.cancel()
 
     async def _reconnect(self, lost: str, until: float) -> Router:
         """A router that is connected, before the limits are over."""
         patience_s = until - time.perf_counter()
-        left_s = self._left_s()
+        left_s = self._left_s
         try:
             return await self._routers.connect(min(patience_s, left_s))
         except UnavailableError as error:
             if left_s < patience_s:
-                raise self._too_late() from error
+                raise self._limit.passed(ROUTER_LOST) from error
             message = f"the connection to the router at {lost} broke, and none was there to go on within {self._limits.resume_s:g} s"
             raise RouterLostError(message, code=error.code) from error
 
@@ -126,12 +143,8 @@ class Call:
     def _router_lost(self, router: Router, error: grpc.aio.AioRpcError) -> RouterLostError:
         return RouterLostError(f"the connection to the router at {router.address} broke: {error.details()}", code=error.code())
 
+    @property
     def _left_s(self) -> float:
-        left_s = self._t0 + self._limits.answer_s - time.perf_counter()
-        if left_s <= 0:
-            raise self._too_late()
-        return left_s
-
-    def _too_late(self) -> DeadlineError:
-        message = f"the answer was not complete within {self._limits.answer_s:g} s; its router was lost on the way"
-        return DeadlineError(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
+        if self._limit.is_over and self._reader.is_lost:
+            raise self._limit.passed(ROUTER_LOST)
+        return self._limit.left_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from omnistage.client.errors import BadRequestError
+from omnistage.client import fork
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -29,7 +29,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """An unconnected channel to HOST:PORT (or any gRPC target such as dns:///router:50050). Call it on the loop that will use it."""
-    if not address or address.isspace():
-        raise BadRequestError.of("address", "is empty; give HOST:PORT of a router")
-    return grpc.aio.insecure_channel(address, options=OPTIONS)
+    """An unconnected channel to HOST:PORT (or any gRPC target such as dns:///router:50050). Call it on the loop that will use it.
+    Raises ForkedError."""
+    fork.use()
+    channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+    fork.leave_to_parent(channel)
+    return channel

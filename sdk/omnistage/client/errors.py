@@ -19,7 +19,9 @@
     ├── ProtocolError          a gap, a repeat or a cut in the stream: a bug, or a server of another version
     ├── ServerError            the server failed in a way that it did not expect
     ├── StackError             log: a private stack did not start, or ended
-    └── ClosedError            the client was closed before this call
+    ├── ClosedError            the client was closed before this call
+    ├── ForkedError            this process was forked from one that had used the client
+    └── WrongLoopError         called on an event loop that the client does not belong to, or on its own thread
 
 Errors that a server reports come as `google.rpc.Status` in the trailing metadata: `ErrorInfo.reason` picks the class, `BadRequest` and
 `RetryInfo` fill it. Where there are no details the gRPC status code picks the class.
@@ -179,6 +181,21 @@ class ClosedError(OmniError):
     """The client was closed before this call."""
 
     hint = "Make a new Omni, or ask before the `with` block ends."
+
+
+class ForkedError(OmniError):
+    """This process was forked from one that had used the client before. gRPC does not work in such a child, not even with a new client."""
+
+    hint = (
+        "Make the first Omni in the child, after the fork, and none in the parent; or start the child without a fork: "
+        "multiprocessing.get_context('spawn')."
+    )
+
+
+class WrongLoopError(OmniError):
+    """Called where the client cannot wait: on another event loop than its own, or on the thread that runs its calls."""
+
+    hint = "Make one AsyncOmni for each event loop; call an Omni from threads of your own, not from a finalizer or a callback."
 
 
 BY_REASON: Mapping[str, type[OmniError]] = {

@@ -1,13 +1,28 @@
-"""The event loop behind the sync client: one thread per process, shared by every `Omni`, ended with the last of them."""
+"""The event loop behind the sync client: one thread per process, shared by every `Omni`, ended with the last of them.
+
+Nothing here waits without an end, and what garbage collection calls waits for nothing: garbage is collected on any thread, the loop's own
+one too, whatever locks that thread holds at that moment.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent import futures
+from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar
 
+from omnistage.client import fork
+from omnistage.client.errors import ClosedError, DeadlineError, WrongLoopError
+
 T = TypeVar("T")
+
+ALLOWANCE_S = 5.0
+"""How much later than its own limit a call may end: what it does when its time is over, on a busy machine, and if the loop is stuck."""
+
+STOP_TIMEOUT_S = 5.0
+"""How long the end of the thread is waited for. It is a daemon: one that is stuck ends with the process."""
 
 
 class LoopThread:
@@ -18,22 +33,35 @@ class LoopThread:
     _users: ClassVar[int] = 0
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
-        started = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._main(started),), name="omnistage-client", daemon=True)
+        """Raises OSError if this process cannot have another thread or loop."""
+        started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = futures.Future()
+        self._waiting: set[futures.Future[Any]] = set()
+        self._detached: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._work, args=(started,), name="omnistage-client", daemon=True)
         self._thread.start()
-        started.wait()
+        self._loop, self._stop = started.result()
 
-    async def _main(self, started: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        started.set()
-        await self._stop.wait()
+    def _work(self, started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        try:
+            asyncio.run(self._main(started))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+        finally:
+            for future in list(self._waiting):
+                future.cancel()
+
+    async def _main(self, started: futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(_report)
+        started.set_result((loop, stop))
+        await stop.wait()
 
     @classmethod
     def acquire(cls) -> Self:
-        """The shared loop; started by the first user."""
+        """The shared loop; started by the first user. Raises ForkedError."""
+        fork.use()
         with cls._lock:
             if cls._shared is None:
                 cls._shared = cls()
@@ -43,25 +71,68 @@ class LoopThread:
 
     @classmethod
     def release(cls) -> None:
-        """Give it back; the last user ends it and waits for the thread."""
+        """Give it back; the last user ends it and waits for the thread, if it is another one."""
         with cls._lock:
             cls._users -= 1
             if cls._users or cls._shared is None:
                 return
             shared, cls._shared = cls._shared, None
         shared._loop.call_soon_threadsafe(shared._stop.set)
-        if threading.current_thread() is not shared._thread:
-            shared._thread.join()
+        if not shared.is_current:
+            shared._thread.join(STOP_TIMEOUT_S)
 
     @property
     def is_current(self) -> bool:
-        """True on the loop's own thread, which must never wait for `run`."""
+        """True on the loop's own thread, which must never wait for itself."""
         return threading.current_thread() is self._thread
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and wait for it. An interrupt of this thread cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def run(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+        """Run `work` on the loop and wait for it. An interrupt of this thread cancels it.
+
+        limit_s: seconds that `work` takes at most by its own account. Raises DeadlineError when it is not over `ALLOWANCE_S` later,
+        whatever holds the loop up; WrongLoopError on the loop's own thread; ClosedError if the loop ends first.
+        """
+        if self.is_current:
+            work.close()
+            raise WrongLoopError("an Omni was called on the thread that runs its calls: it would wait for itself")
         try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise ClosedError("this client is closed") from None
+        self._waiting.add(future)
+        try:
+            if self._loop.is_closed():
+                future.cancel()  # nobody else does that any more, and nobody will begin the work
+            futures.wait([future], min(limit_s + ALLOWANCE_S, threading.TIMEOUT_MAX))
+            if not future.done():
+                raise DeadlineError(f"the client's own thread did not answer within {limit_s + ALLOWANCE_S:g} s: something holds it up")
             return future.result()
+        except futures.CancelledError:
+            if self._loop.is_closed():
+                work.close()
+            raise ClosedError("the client was closed while it answered") from None
         finally:
             future.cancel()
+            self._waiting.discard(future)
+
+    def detach(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Have the loop run something soon, and wait for nothing: takes no lock, so that it may be called by a finalizer on any thread.
+
+        work: makes the coroutine. If the loop has ended, so has all that ran on it, and nothing is left to do."""
+        if not fork.is_child_of_user():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._start, work)
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        task = self._loop.create_task(work())
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio tells of its callbacks. gRPC's poller reads a byte that another event loop of this process may have read already, or
+    from a socket that it has just closed: both mean nothing."""
+    if isinstance(context.get("exception"), OSError) and "PollerCompletionQueue._handle_events" in str(context.get("message")):
+        return
+    loop.default_exception_handler(context)

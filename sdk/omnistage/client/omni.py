@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import threading
+import atexit
+import time
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from omnistage.client import fork
 from omnistage.client.answer import Answer
-from omnistage.client.async_omni import CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, RESUME_TIMEOUT_S, AsyncOmni
-from omnistage.client.errors import ClosedError
+from omnistage.client.async_omni import CONNECT_TIMEOUT_S, RESUME_TIMEOUT_S, AsyncOmni
+from omnistage.client.errors import ClosedError, OmniError
 from omnistage.client.events import Event
 from omnistage.client.listing import Model, Replica
 from omnistage.client.loop_thread import LoopThread
 from omnistage.client.media import MediaLike
 from omnistage.client.private_stack import StackSettings
-from omnistage.client.request import Conversation, Options
+from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, Options, time_limit_s
+from omnistage.client.steps import Steps
 
 T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 5.0
+"""What closing the connections may take; the private stack has a limit of its own."""
 
 
 class Omni:
@@ -33,7 +40,9 @@ class Omni:
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
-    `omnistage.client.errors`.
+    `omnistage.client.errors`; within 5 s more, should the thread that runs it be stuck.
+
+    After a fork the child can use neither this client nor a new one (ForkedError); the parent and its private stack are not disturbed.
     """
 
     def __init__(
@@ -55,9 +64,11 @@ class Omni:
             **settings,
         )
         self._thread = LoopThread.acquire()
-        self._finalizer = weakref.finalize(self, _close, self._client, self._thread, threading.Lock())
+        self._abandoned = weakref.finalize(self, _abandon, self._client, self._thread)
+        self._abandoned.atexit = False
+        _open.add(self)
         try:
-            self._run(self._client.start())
+            self._run(self._client.start_limit_s, self._client.start())
         except BaseException:
             self.close()
             raise
@@ -74,81 +85,105 @@ class Omni:
         return self._client.address
 
     def close(self) -> None:
-        """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again."""
-        self._finalizer()
+        """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
+
+        In a forked child it does nothing: all of it belongs to the parent."""
+        if fork.is_child_of_user() or self._abandoned.detach() is None:
+            return
+        _open.discard(self)
+        if self._thread.is_current:  # a finalizer of the caller's, on our thread
+            _abandon(self._client, self._thread)
+            return
+        try:
+            self._thread.run(self._client.disconnect(), CLOSE_TIMEOUT_S)
+        finally:
+            LoopThread.release()
+            self._client.stop_stack()
 
     def generate(
         self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
     ) -> Answer:
         """Answer one prompt."""
-        return self._run(self._client.generate(prompt, images=images, audios=audios, **options))
+        return self._run(time_limit_s(options), self._client.generate(prompt, images=images, audios=audios, **options))
 
     def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
-        return self._run(self._client.chat(conversation, **options))
+        return self._run(time_limit_s(options), self._client.chat(conversation, **options))
 
     def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
-        return self._run(self._client.say(text, **options))
+        return self._run(time_limit_s(options), self._client.say(text, **options))
 
     def draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.pictures` has it."""
-        return self._run(self._client.draw(prompt, images=images, **options))
+        return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     def stream(
         self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
     ) -> Generator[Event, None, None]:
         """The events of an answer to one prompt, as they come. Leaving the loop early cancels the answer."""
-        return self._iterate(self._client.stream(prompt, images=images, audios=audios, **options))
+        return self._iterate(time_limit_s(options), self._client.stream(prompt, images=images, audios=audios, **options))
 
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of an answer to a conversation, as they come."""
-        return self._iterate(self._client.stream_chat(conversation, **options))
+        return self._iterate(time_limit_s(options), self._client.stream_chat(conversation, **options))
 
     def stream_say(self, text: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
-        return self._iterate(self._client.stream_say(text, **options))
+        return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
     def stream_draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The previews and pictures of a prompt, as they come."""
-        return self._iterate(self._client.stream_draw(prompt, images=images, **options))
+        return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
     def models(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Model]:
         """The pipelines that this router serves."""
-        return self._run(self._client.models(timeout_s=timeout_s))
+        return self._run(timeout_s, self._client.models(timeout_s=timeout_s))
 
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers behind this router and how they are."""
-        return self._run(self._client.replicas(timeout_s=timeout_s))
+        return self._run(timeout_s, self._client.replicas(timeout_s=timeout_s))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._finalizer.alive:
-            work.close()
-            raise ClosedError("this client is closed")
-        return self._thread.run(work)
-
-    def _iterate(self, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
+    def _run(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
+        """limit_s: the time limit that the call has by itself."""
         try:
-            while True:
-                try:
-                    event = self._run(anext(events))
-                except StopAsyncIteration:
-                    return
+            fork.check()
+            if not self._abandoned.alive:
+                raise ClosedError("this client is closed")
+        except OmniError:
+            work.close()
+            raise
+        return self._thread.run(work, limit_s)
+
+    def _iterate(self, limit_s: float, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
+        steps = Steps(events)
+        until = time.monotonic() + limit_s
+        try:
+            while (event := self._run(max(until - time.monotonic(), 0.0), steps.next())) is not None:
                 yield event
         finally:
-            if self._finalizer.alive:
-                self._thread.run(events.aclose())
+            # Half-read streams are garbage too, so this may run on any thread.
+            self._thread.detach(steps.close)
 
 
-def _close(client: AsyncOmni, thread: LoopThread, once: threading.Lock) -> None:
-    """Runs in `Omni.close`, at garbage collection, or at interpreter exit; whichever comes first."""
-    if thread.is_current:
-        # Garbage is collected on any thread. The loop must not wait for itself.
-        threading.Thread(target=_close, args=(client, thread, once), name="omnistage-client-close").start()
-        return
-    with once:
-        try:
-            thread.run(client.disconnect())
-        finally:
-            LoopThread.release()
-            client.stop_stack()
+def _abandon(client: AsyncOmni, thread: LoopThread) -> None:
+    """An `Omni` that nobody closed is garbage."""
+    thread.detach(lambda: _end(client))
+
+
+async def _end(client: AsyncOmni) -> None:
+    try:
+        await client.close()
+    finally:
+        LoopThread.release()
+
+
+_open: weakref.WeakSet[Omni] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What is still open when the interpreter ends, while threads can still run."""
+    with ExitStack() as exits:
+        for omni in list(_open):
+            exits.callback(omni.close)

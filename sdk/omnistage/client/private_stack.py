@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -18,11 +17,15 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import TypedDict
 
-from omnistage.client.errors import NotAvailableError, StackError
+from omnistage.client import fork
+from omnistage.client.errors import BadRequestError, NotAvailableError, StackError
+from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
+from omnistage.client.request import checked_seconds
 
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 900.0
 
 LAUNCHER_NEEDS = ("typer", "rich")
 """Packages of the launcher that a client by itself does not need."""
@@ -51,7 +54,8 @@ class StackSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """What to start. Raises TypeError for settings that do not exist, NotAvailableError for those that this platform cannot serve yet."""
+    """What to start. Raises TypeError for settings that do not exist, BadRequestError for values that cannot be, NotAvailableError for what
+    this platform cannot serve yet."""
 
     settings: StackSettings = field(default_factory=lambda: StackSettings())
     model_path: str | PathLike[str] | None = None
@@ -67,6 +71,14 @@ class StackPlan:
                 f"tensor_parallel_size={self.tensor_parallel_size}: one stage on several devices is not available on this platform yet",
                 hint="Use tensor_parallel_size=1; several replicas of a stage serve more sessions (replicas={'talker': 2}).",
             )
+        if self.model_path is not None and not Path(self.model_path).is_dir():
+            raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
+        checked_seconds("start_timeout_s", self.start_timeout_s)
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Time limit for download, load and start, seconds."""
+        return self.settings.get("start_timeout_s", START_TIMEOUT_S)
 
     def command(self, ready_fd: int, lifeline_fd: int) -> list[str]:
         """The command line of the launcher."""
@@ -89,13 +101,20 @@ class StackPlan:
 
 
 class PrivateStack:
-    """The processes of one plan. Start it once; stop it as often as you like, from any thread."""
+    """The processes of one plan. Start it once; stop it as often as you like, from any thread of the process that started it.
+
+    In a forked child of that process stopping it does nothing."""
 
     def __init__(self, plan: StackPlan) -> None:
         self._plan = plan
         self._address = ""
         self._lock = threading.Lock()
-        self._finalizer: weakref.finalize[..., PrivateStack] | None = None
+        self._launcher: Launcher | None = None
+
+    @property
+    def start_limit_s(self) -> float:
+        """How long `start` takes at most: the time that the settings give, and the end of what did not get ready."""
+        return self._plan.start_timeout_s + STOP_TIMEOUT_S + KILL_TIMEOUT_S
 
     def start(self) -> str:
         """Start everything and return the router's address when it serves. Blocks. Raises StackError."""
@@ -111,30 +130,28 @@ class PrivateStack:
                 f"a stack of one's own needs packages that are not installed: {', '.join(missing)}",
                 hint="pip install 'omnistage[cli,models]', or give the address of a router that runs: address='HOST:PORT'.",
             )
-        ready_read, ready_write = os.pipe()
-        lifeline_read, lifeline_write = os.pipe()
+        # A child forked here would hold the pipes open, and so hide the end of the launcher from us and ours from the launcher.
+        with fork.held_off:
+            ready_read, ready_write = os.pipe()
+            try:
+                launcher = Launcher(lambda lifeline: self._plan.command(ready_write, lifeline), ready_write)
+                self._launcher = launcher
+            except BaseException:
+                os.close(ready_read)
+                raise
+            finally:
+                os.close(ready_write)
+        # Garbage is collected on any thread, so it does not wait; the launcher then ends by itself.
+        weakref.finalize(self, launcher.cut).atexit = False
         try:
-            process = subprocess.Popen(
-                self._plan.command(ready_write, lifeline_read),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(ready_write, lifeline_read),
-                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle, not the stages'
-            )
-        finally:
-            os.close(ready_write)
-            os.close(lifeline_read)
-        # Runs at garbage collection and at interpreter exit too, whatever becomes of this object.
-        self._finalizer = weakref.finalize(self, _stop, process, lifeline_write)
-        try:
-            report = _read_report(ready_read, self._plan.settings.get("start_timeout_s", 900.0))
+            report = _read_report(ready_read, self._plan.start_timeout_s)
         finally:
             os.close(ready_read)
         if "address" in report:
             return report["address"]
         self.stop()
         error = StackError(
-            report.get("error") or f"the launcher ended with code {process.returncode} before the stack was ready",
+            report.get("error") or f"the launcher ended with code {launcher.returncode} before the stack was ready",
             hint=report.get("hint") or "Run `omnistage serve --verbose` to see what the processes say.",
         )
         error.log = report.get("log", "")
@@ -142,8 +159,8 @@ class PrivateStack:
 
     def stop(self) -> None:
         """End all processes and wait for them."""
-        if self._finalizer is not None:
-            self._finalizer()
+        if self._launcher is not None:
+            self._launcher.stop()
 
 
 def _read_report(ready_fd: int, timeout_s: float) -> dict[str, str]:
@@ -163,13 +180,3 @@ def _read_report(ready_fd: int, timeout_s: float) -> dict[str, str]:
         data += piece
     report: dict[str, str] = json.loads(data)
     return report
-
-
-def _stop(process: subprocess.Popen[bytes], lifeline_write: int) -> None:
-    os.close(lifeline_write)
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        # Its children hold lifelines of their own and end when it does.
-        process.kill()
-        process.wait()

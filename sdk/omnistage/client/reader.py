@@ -59,6 +59,11 @@ class Reader:
         self.is_started = False
         """True when the answer runs on the present connection."""
 
+    @property
+    def is_lost(self) -> bool:
+        """True from the loss of a connection until the answer goes on."""
+        return self._loss is not None
+
     def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
         """What to ask on the next connection to get the (rest of the) answer to `asked`."""
         return self._received.request(asked)

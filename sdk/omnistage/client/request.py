@@ -79,6 +79,8 @@ class Options(TypedDict, total=False):
     """Time limit of the whole call, seconds (120)."""
 
 
+DEFAULT_TIMEOUT_S = 120.0
+
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos")
 TALKER = ("voice", "speed")
@@ -111,6 +113,19 @@ def for_drawing(prompt: str, images: Sequence[MediaLike], options: Options) -> o
     """A picture of `prompt`, starting from `images` if there are any."""
     media = [to_media(source, "image") for source in images]
     return _checked(omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt, images=media)), options)
+
+
+def time_limit_s(options: Options) -> float:
+    """The time limit of a call, seconds. Raises BadRequestError if it is none."""
+    given = options.get("timeout_s")
+    return DEFAULT_TIMEOUT_S if given is None else checked_seconds("timeout_s", given)
+
+
+def checked_seconds(field: str, value: float) -> float:
+    """`value`, if it is a time to wait. Raises BadRequestError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise BadRequestError.of(field, f"is {value!r}; give a number of seconds above 0")
+    return value
 
 
 def is_to_be_heard(request: omni_pb2.GenerateRequest) -> bool:

@@ -1,0 +1,60 @@
+"""A fork of this process. gRPC's threads do not come along into the child, so where the parent has used gRPC the child cannot: its calls
+would wait for threads that are not there, and what it frees would speak on the connections of its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from weakref import WeakSet
+
+from omnistage.client.errors import ForkedError
+
+
+class _Process:
+    """What this process and those that it came from have done."""
+
+    def __init__(self) -> None:
+        self.uses_grpc = False
+        self.is_child_of_user = False
+        self.connected: WeakSet[object] = WeakSet()
+
+
+_process = _Process()
+
+held_off = threading.RLock()
+"""While it is held no fork begins: for file descriptors that a child must not inherit."""
+
+
+def use() -> None:
+    """Call it before anything of gRPC or of the loop thread is made. Raises ForkedError where neither can work."""
+    check()
+    _process.uses_grpc = True
+
+
+def check() -> None:
+    """Raises ForkedError in a child whose parent has used gRPC."""
+    if _process.is_child_of_user:
+        raise ForkedError("this process was forked from one that had used the client before, and gRPC does not work in it")
+
+
+def is_child_of_user() -> bool:
+    """True where `check` raises."""
+    return _process.is_child_of_user
+
+
+def leave_to_parent(connected: object) -> None:
+    """A channel or a call of this process: a child never frees it, because that would end what the parent still uses."""
+    _process.connected.add(connected)
+
+
+def _in_child() -> None:
+    held_off.release()
+    if _process.uses_grpc:
+        _process.is_child_of_user = True
+    for connected in list(_process.connected):
+        # Also not at the end of the interpreter, which empties every container: one reference more than there are holders.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connected))
+
+
+os.register_at_fork(before=held_off.acquire, after_in_parent=held_off.release, after_in_child=_in_child)

@@ -1,0 +1,94 @@
+"""The process that runs a private stack, and the pipe that ends it: when the pipe closes, the launcher ends everything that it started.
+
+The pipe closes in `stop` and `cut`, at the exit of this process, and when this process is killed. A forked child of this process does not
+hold it open, and nothing that the child does ends the launcher.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import ClassVar
+
+STOP_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 5.0
+
+
+class Launcher:
+    """A running `omnistage serve`. It is kept until its process was waited for, whatever becomes of its owner."""
+
+    _kept: ClassVar[set[Launcher]] = set()
+
+    def __init__(self, command: Callable[[int], Sequence[str]], ready_fd: int) -> None:
+        """command: its words, for the file descriptor of the lifeline. ready_fd: passed on too. Call it while no fork may begin."""
+        for launcher in list(self._kept):
+            launcher._forget_if_over()
+        lifeline, ours = os.pipe()
+        self._lifeline = [ours]
+        self._lock = threading.Lock()
+        try:
+            self._process = subprocess.Popen(
+                command(lifeline),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(ready_fd, lifeline),
+                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle, not the stages'
+            )
+        except BaseException:
+            self.cut()
+            raise
+        finally:
+            os.close(lifeline)
+        self._kept.add(self)
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; None while nobody has waited for it."""
+        return self._process.returncode
+
+    def cut(self) -> None:
+        """Close the lifeline and wait for nothing. Takes no lock: garbage may be collected anywhere."""
+        with suppress(IndexError):
+            os.close(self._lifeline.pop())
+
+    def stop(self) -> None:
+        """Close the lifeline and wait for the end of all processes; after `STOP_TIMEOUT_S` by force."""
+        if self not in self._kept:
+            return
+        self.cut()
+        with self._lock:
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                # Its children hold lifelines of their own and end when it does.
+                self._process.kill()
+                self._process.wait(KILL_TIMEOUT_S)
+            self._kept.discard(self)
+
+    def _forget_if_over(self) -> None:
+        if self._process.poll() is not None:
+            self.cut()
+            self._kept.discard(self)
+
+    @classmethod
+    def stop_all(cls) -> None:
+        """At the end of the interpreter."""
+        with ExitStack() as exits:
+            for launcher in list(cls._kept):
+                exits.callback(launcher.stop)
+
+    @classmethod
+    def leave_all_to_parent(cls) -> None:
+        """In a forked child: the launchers are its parent's, and end when the parent does."""
+        for launcher in cls._kept:
+            launcher.cut()
+            launcher._process.returncode = 0  # not a child of this process; nothing is to warn of it either
+        cls._kept.clear()
+
+
+atexit.register(Launcher.stop_all)
+os.register_at_fork(after_in_child=Launcher.leave_all_to_parent)

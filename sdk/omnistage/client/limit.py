@@ -1,0 +1,39 @@
+"""The time limit of one call, and how its end is told."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+
+from omnistage.client.errors import DeadlineError, OmniError, from_rpc_error
+
+
+class Limit:
+    """Runs from now on. seconds: above 0."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until = time.perf_counter() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """What is left of it. Raises DeadlineError when nothing is."""
+        left_s = self._until - time.perf_counter()
+        if left_s <= 0:
+            raise self.passed()
+        return left_s
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() >= self._until
+
+    def passed(self, *more: str) -> DeadlineError:
+        """The error of a call that is not complete when its time is over. more: what else there is to say of it."""
+        message = "; ".join([f"the answer was not complete within {self.seconds:g} s", *more])
+        return DeadlineError(message, reason="DEADLINE", code=grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    def explain(self, error: grpc.aio.AioRpcError) -> OmniError:
+        """The exception for a failed call. gRPC has several texts for a time limit that passed, none of which says whose limit it was."""
+        named = from_rpc_error(error)
+        return self.passed() if isinstance(named, DeadlineError) and not named.reason else named
