@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from os import PathLike
 
@@ -31,7 +31,7 @@ class Audio:
         write_wav(path, self.samples, self.sample_rate)
 
 
-class Answer(Mapping[str, str]):
+class Answer(dict[str, str]):
     """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
 
     text: str. audio: Audio, or None if no sound was asked for or nothing of the text could be spoken; `save` tells that as an error.
@@ -40,6 +40,7 @@ class Answer(Mapping[str, str]):
     """
 
     def __init__(self, text: str, audio: Audio | None, pictures: tuple[Picture, ...], done: Done) -> None:
+        super().__init__(role="assistant", content=text)
         self.text = text
         self.audio = audio
         self.pictures = pictures
@@ -56,15 +57,6 @@ class Answer(Mapping[str, str]):
         if self.audio is None:
             raise NotSpokenError("this answer has no sound: none was asked for, or nothing of its text could be spoken")
         self.audio.save(path)
-
-    def __getitem__(self, key: str) -> str:
-        return {"role": "assistant", "content": self.text}[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("role", "content"))
-
-    def __len__(self) -> int:
-        return 2
 
     def __repr__(self) -> str:
         sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"

@@ -89,18 +89,21 @@ class AsyncOmni:
         await self._connected(self._connect_timeout_s)
 
     async def close(self) -> None:
-        """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again."""
+        """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
+
+        In a forked child it does nothing: all of it belongs to the parent."""
+        if fork.is_child_of_user():
+            return
         await self.disconnect()
         await asyncio.to_thread(self.stop_stack)
 
     async def disconnect(self) -> None:
-        """The first half of `close`: cancel what runs and close the connection. In a forked child the connection is not this client's."""
-        self._closed = True
-        if fork.is_child_of_user():
-            return
+        """The first half of `close`: cancel what runs and close the connection."""
         if self._loop is not None and self._loop.is_closed():
-            return  # and all that ran on it has ended
+            self._closed = True  # and all that ran on it has ended
+            return
         self._stay_on_loop()
+        self._closed = True
         async with self._starting:
             if self._routers is not None:
                 await self._routers.close()

@@ -216,6 +216,11 @@ BY_REASON: Mapping[str, type[OmniError]] = {
     "UNAUTHENTICATED": RequestError,
 }
 
+HINTS: Mapping[str, str] = {
+    "DRAINING": "That router is there, and is ending or not ready yet: ask again after the delay, or ask another one.",
+}
+"""Where the class alone does not tell what to do."""
+
 BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: BadRequestError,
     grpc.StatusCode.OUT_OF_RANGE: BadRequestError,
@@ -250,7 +255,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
     reason = info.reason if info.domain == DOMAIN else ""
     kind = BY_REASON.get(reason) or BY_CODE.get(error.code(), ServerError)
     message = status.message or error.details() or error.code().name
-    result = kind(message, reason=reason, code=error.code(), metadata=info.metadata)
+    result = kind(message, hint=HINTS.get(reason, ""), reason=reason, code=error.code(), metadata=info.metadata)
     if isinstance(result, BadRequestError):
         result.fields = tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
     if isinstance(result, UnavailableError) and retry.HasField("retry_delay"):

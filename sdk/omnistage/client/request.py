@@ -86,11 +86,13 @@ THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos")
 TALKER = ("voice", "speed")
 CODE2WAV = ("profile", "sample_rate_hz")
 DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
+NEVER_ZERO = ("max_tokens", "sample_rate_hz", "width", "height", "steps", "results")
 TOP = ("model", "outputs", "seed", "conversation_id", "request_id")
 
 
 def for_prompt(prompt: str, images: Sequence[MediaLike], audios: Sequence[MediaLike], options: Options) -> omni_pb2.GenerateRequest:
     """One user turn, with media if any."""
+    checked_text("prompt", prompt)
     return for_conversation([{"role": "user", "content": prompt, "images": images, "audios": audios}], options)
 
 
@@ -104,15 +106,28 @@ def for_conversation(conversation: Conversation, options: Options) -> omni_pb2.G
 
 def for_verbatim(text: str, options: Options) -> omni_pb2.GenerateRequest:
     """Speak exactly `text`."""
-    if not isinstance(text, str) or not text.strip():
+    if not checked_text("text", text).strip():
         raise BadRequestError.of("text", "is empty; give the words to speak")
     return _checked(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options)
 
 
 def for_drawing(prompt: str, images: Sequence[MediaLike], options: Options) -> omni_pb2.GenerateRequest:
     """A picture of `prompt`, starting from `images` if there are any."""
+    checked_text("prompt", prompt)
     media = [to_media(source, "image") for source in images]
     return _checked(omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt, images=media)), options)
+
+
+def checked_text(field: str, value: object) -> str:
+    """`value`, if it is text that can be sent. Raises BadRequestError."""
+    if not isinstance(value, str):
+        raise BadRequestError.of(field, "must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        what = f"character {error.start} is {value[error.start]!a}, half of a pair, which UTF-8 cannot say"
+        raise BadRequestError.of(field, f"{what}; decode your input with errors='replace'") from None
+    return value
 
 
 def time_limit_s(options: Options) -> float:
@@ -142,8 +157,7 @@ def _message(turn: Mapping[str, Any], where: str) -> stage_pb2.Message:
     role, content = turn.get("role"), turn.get("content")
     if role not in ("system", "user", "assistant"):
         raise BadRequestError.of(f"{where}.role", "must be system, user or assistant")
-    if not isinstance(content, str):
-        raise BadRequestError.of(f"{where}.content", "must be text")
+    checked_text(f"{where}.content", content)
     parts = [stage_pb2.Part(media=to_media(source, "image")) for source in turn.get("images") or ()]
     parts += [stage_pb2.Part(media=to_media(source, "audio")) for source in turn.get("audios") or ()]
     if content or not parts:
@@ -175,10 +189,16 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
         if name not in given:
             continue
         value = given[name]
+        if name in NEVER_ZERO and value == 0:
+            # On the wire these say "the pipeline's default".
+            raise BadRequestError.of(name, "is 0; give at least 1, or leave it out for the pipeline's default")
         try:
             if name in ("stop", "outputs"):
-                getattr(message, name).extend([value] if isinstance(value, str) else value)
+                texts = [value] if isinstance(value, str) else list(value)
+                getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
             else:
+                if isinstance(value, str):
+                    checked_text(name, value)
                 setattr(message, name, value)
         except (TypeError, ValueError) as error:
             raise BadRequestError.of(name, str(error)) from error

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from omnistage.client.address import is_unknown, split
 from omnistage.client.channel import open_channel
-from omnistage.client.errors import BadRequestError, ClosedError, UnavailableError
+from omnistage.client.errors import ClosedError, UnavailableError
 from omnistage.v1 import omni_pb2_grpc
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ class Router:
 class Routers:
     """One channel for each address, opened when it is first needed; all on one event loop.
 
-    address: HOST:PORT, or several with commas between them. The first that answers is used until it is lost, then the one after it, and so
-    on in a circle.
+    address: HOST:PORT, or several with commas between them; BadRequestError for what is neither. The first that answers is used until it is
+    lost, then the one after it, and so on in a circle.
     """
 
     def __init__(self, address: str) -> None:
-        self._addresses = [part.strip() for part in address.split(",")]
-        if not all(self._addresses):
-            raise BadRequestError.of("address", "is empty; give HOST:PORT of a router, or several with commas between them")
+        self._addresses = split(address)
+        self._resolved: set[str] = set()
+        """Those whose host was known once. It may vanish while a router is started again, and is waited for then."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._next = 0
         self._waits: set[asyncio.Timeout] = set()
@@ -50,7 +51,7 @@ class Routers:
         return self._addresses[self._next]
 
     async def connect(self, timeout_s: float) -> Router:
-        """The first router that is connected. Raises UnavailableError when none is within `timeout_s` seconds."""
+        """The first router that is connected. Raises UnavailableError when none is within `timeout_s` seconds, or no host is known."""
         try:
             async with asyncio.timeout(timeout_s) as wait:
                 self._waits.add(wait)
@@ -79,11 +80,24 @@ class Routers:
 
     async def _first_connected(self) -> Router:
         while True:
+            unknown = 0
             for number in self._circle():
                 address = self._addresses[number]
-                if await self._is_connected(address):
+                if await self._is_unknown(address):
+                    unknown += 1
+                elif await self._is_connected(address):
                     self._next = number
                     return Router(address, omni_pb2_grpc.OmniServiceStub(self._channel(address)))
+            if unknown == len(self._addresses):
+                raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
+
+    async def _is_unknown(self, address: str) -> bool:
+        if address in self._resolved:
+            return False
+        if await is_unknown(address):
+            return True
+        self._resolved.add(address)
+        return False
 
     def _circle(self) -> Iterator[int]:
         """Every address once, from the next one on."""

@@ -1,0 +1,64 @@
+"""Where a router is: HOST:PORT, in one of the ways in which people get it right or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from contextlib import suppress
+
+from omnistage.client.errors import BadRequestError
+
+GRPC_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|passthrough|xds):")
+URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
+
+
+def split(addresses: str) -> list[str]:
+    """The addresses between the commas. Raises BadRequestError for one that cannot be one, and says why."""
+    return [_checked(part.strip()) for part in addresses.split(",")]
+
+
+async def is_unknown(address: str) -> bool:
+    """True if its host has a name that nobody knows. A name service that does not answer has not said so."""
+    if GRPC_TARGET.match(address):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return False
+    try:
+        await asyncio.get_running_loop().getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno in UNKNOWN
+    return False
+
+
+def _checked(address: str) -> str:
+    if not address:
+        raise _bad("is empty; give HOST:PORT of a router, or several with commas between them")
+    if GRPC_TARGET.match(address):
+        return address
+    if url := URL.match(address):
+        raise _bad(f"{address} is a URL; give HOST:PORT alone, without {url[0]} before it and without a path")
+    if re.search(r"[\s/]", address):
+        raise _bad(f"{address!r} is not HOST:PORT")
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        raise _bad(f"{address} has no port; give HOST:PORT, such as {address}:50050")
+    if not host:
+        raise _bad(f"{address} has no host; give HOST:PORT, such as 127.0.0.1{address}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise _bad(f"{address} is ambiguous; give an IPv6 address in brackets: [{host}]:{port}")
+    if not (port.isascii() and port.isdigit()):
+        raise _bad(f"the port of {address} is not a number")
+    if not 0 < int(port) < 65536:
+        raise _bad(f"{address} has port {port}; ports are 1 to 65535")
+    return address
+
+
+def _bad(description: str) -> BadRequestError:
+    error = BadRequestError.of("address", description)
+    error.hint = "Give the address that `omnistage serve` prints, such as 127.0.0.1:50050."
+    return error

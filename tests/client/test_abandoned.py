@@ -1,0 +1,376 @@
+"""Streams and clients that nobody closes: garbage on any thread, the end of a loop, of the interpreter, an interrupt.
+
+Nothing hangs, nothing is left at the router, and nothing is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from helpers.servers import Local, local_chain, local_router
+from omnistage.client import AsyncOmni, Omni, OmniError, WrongLoopError
+from omnistage.client.loop_thread import LoopThread
+
+ENDLESS = 32768
+STREAMS = 12
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Local]:
+    options = {"interval_s": 0.002}
+    async with local_chain(options) as chain, local_router({kind: stage.address for kind, stage in chain.items()}) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def collected_by_hand() -> Iterator[None]:
+    """Garbage is collected where a test wants it, and nowhere else."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def running(router: Local) -> float:
+    """Answers under way at the router."""
+    value = router.registry.get_sample_value("omnistage_router_inflight")
+    assert value is not None
+    return value
+
+
+def cancelled(router: Local) -> float:
+    return router.registry.get_sample_value("omnistage_router_requests_total", {"model": "toy", "reason": "CANCELLED"}) or 0.0
+
+
+async def ended(router: Local, count: int) -> None:
+    """So many answers were cancelled, and none runs."""
+    async with asyncio.timeout(PATIENCE_S):
+        while cancelled(router) < count or running(router):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert cancelled(router) == count
+
+
+class Cycle:
+    """Garbage that only the collector frees."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+        self.itself = self
+
+
+def on_loop_thread(act: Callable[[], object]) -> None:
+    """Do it on the thread that runs the calls of every Omni."""
+    shared = LoopThread._shared
+    assert shared is not None
+    done = threading.Event()
+
+    def work() -> None:
+        assert shared.is_current
+        act()
+        done.set()
+
+    shared._loop.call_soon_threadsafe(work)
+    assert done.wait(PATIENCE_S)
+
+
+def leave_streams(omni: Omni, count: int = STREAMS) -> None:
+    """Half-read streams in cycles."""
+    for seed in range(count):
+        stream = omni.stream("Hi", seed=seed, max_tokens=ENDLESS, ignore_eos=True)
+        next(stream)
+        Cycle(stream)
+        del stream
+
+
+@pytest.mark.parametrize("collect", [on_loop_thread, lambda act: act()], ids=["loop thread", "own thread"])
+async def test_streams_that_are_garbage_on_any_thread(router: Local, collect: Callable[[Callable[[], object]], None]) -> None:
+    def ask() -> None:
+        with Omni(address=router.address) as omni, Omni(address=router.address) as other:
+            leave_streams(omni)
+            collect(gc.collect)
+            assert other.say("Hi", timeout_s=PATIENCE_S).text
+            assert omni.say("Hi", timeout_s=PATIENCE_S).text
+
+    asking = asyncio.to_thread(ask)
+    await asyncio.wait_for(asking, PATIENCE_S)
+    await ended(router, STREAMS)
+
+
+async def test_clients_that_are_garbage_on_the_loop_thread(router: Local) -> None:
+    def ask() -> None:
+        with Omni(address=router.address) as omni:
+            users = LoopThread._users
+            for _ in range(4):
+                left = Omni(address=router.address)
+                Cycle((left, left.stream("Hi")))
+                leave_streams(left, 1)
+            del left
+            on_loop_thread(gc.collect)
+            assert omni.say("Hi", timeout_s=PATIENCE_S).text
+            until = threading.Event()
+            while LoopThread._users > users:
+                until.wait(0.01)
+
+    await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
+    await ended(router, 4)
+
+
+async def test_the_last_client_is_garbage_on_the_loop_thread(router: Local) -> None:
+    def ask() -> None:
+        omni = Omni(address=router.address)
+        thread = omni._thread._thread
+        leave_streams(omni, 1)
+        Cycle(omni)
+        del omni
+        on_loop_thread(gc.collect)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
+    await ended(router, 1)
+
+
+async def test_garbage_while_a_client_is_made_or_closed(router: Local) -> None:
+    """The collector runs while the thread that it runs on holds the lock of the loop thread."""
+
+    def ask() -> None:
+        with Omni(address=router.address) as omni:
+            leave_streams(omni, 2)
+            left = Omni(address=router.address)
+            Cycle(left)
+            del left
+            with LoopThread._lock:
+                gc.collect()
+            assert omni.say("Hi", timeout_s=PATIENCE_S).text
+
+    await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
+    await ended(router, 2)
+
+
+async def test_a_call_on_the_loop_thread_is_refused(router: Local) -> None:
+    def ask() -> None:
+        told: list[BaseException] = []
+        with Omni(address=router.address) as omni:
+
+            def call() -> None:
+                for act in (lambda: omni.say("Hi"), lambda: next(omni.stream("Hi")), omni.models, lambda: Omni(address=router.address)):
+                    with pytest.raises(WrongLoopError) as caught:
+                        act()
+                    told.append(caught.value)
+
+            on_loop_thread(call)
+            assert len(told) == 4
+            assert omni.say("Hi").text
+            on_loop_thread(omni.close)
+
+    await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE_S)
+
+
+async def test_async_streams_that_are_garbage(router: Local) -> None:
+    async with AsyncOmni(address=router.address) as omni:
+        for collect in (gc.collect, lambda: asyncio.to_thread(gc.collect)):
+            before = cancelled(router)
+            for seed in range(STREAMS):
+                stream = omni.stream("Hi", seed=seed, max_tokens=ENDLESS, ignore_eos=True)
+                await anext(stream)
+                Cycle(stream)
+                del stream
+            result = collect()
+            if asyncio.iscoroutine(result):
+                await result
+            await ended(router, int(before) + STREAMS)
+        assert (await omni.say("Hi")).text
+
+
+async def test_one_client_on_two_loops_is_told(router: Local) -> None:
+    omni = AsyncOmni(address=router.address)
+    assert (await omni.say("Hi")).text
+
+    def elsewhere() -> None:
+        with pytest.raises(WrongLoopError):
+            asyncio.run(omni.say("Hi"))
+        with pytest.raises(WrongLoopError):
+            asyncio.run(omni.close())
+
+    await asyncio.to_thread(elsewhere)
+    assert (await omni.say("Hi")).text
+    await omni.close()
+
+
+async def run(code: str, address: str, *, interrupt: str = "") -> tuple[int, str, str]:
+    """A program: its exit code, and what it wrote. interrupt: SIGINT when it has written this line."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), address]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    written = ""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            if interrupt:
+                while (line := (await process.stdout.readline()).decode()) != interrupt + "\n":
+                    assert line
+                    written += line
+                process.send_signal(signal.SIGINT)
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return await process.wait(), written + out.decode(), err.decode()
+
+
+HALF_READ = """
+    import sys
+    from omnistage.client import Omni
+    omni = Omni(address=sys.argv[1])
+    stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
+    next(stream)
+"""
+
+ENDS = {
+    "the sync client": HALF_READ,
+    "the sync client in a cycle": HALF_READ + "    omni.me = omni; omni.stream = stream\n    del omni, stream\n",
+    "the async client, its loop closing": """
+        import asyncio, sys
+        from omnistage.client import AsyncOmni
+        async def main():
+            global omni, stream
+            omni = AsyncOmni(address=sys.argv[1])
+            stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
+            await anext(stream)
+        asyncio.run(main())
+    """,
+    "the async client, dropped before its loop closes": """
+        import asyncio, sys
+        from omnistage.client import AsyncOmni
+        async def main():
+            async with AsyncOmni(address=sys.argv[1]) as omni:
+                await anext(omni.stream("Hi", max_tokens=32768, ignore_eos=True))
+        asyncio.run(main())
+    """,
+    "the async client, left while it is waited for": """
+        import asyncio, sys
+        from omnistage.client import AsyncOmni
+        async def listen(omni):
+            async for event in omni.stream("Hi", max_tokens=32768, ignore_eos=True):
+                heard.set()
+        async def main():
+            global heard
+            heard = asyncio.Event()
+            omni = AsyncOmni(address=sys.argv[1])
+            task = asyncio.create_task(listen(omni))
+            await heard.wait()
+        asyncio.run(main())
+    """,
+    "the async client, collected on another thread": """
+        import asyncio, gc, sys
+        from omnistage.client import AsyncOmni
+        gc.disable()
+        async def main():
+            omni = AsyncOmni(address=sys.argv[1])
+            stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
+            await anext(stream)
+            cycle = [stream, omni]
+            cycle.append(cycle)
+            del stream, omni, cycle
+            await asyncio.to_thread(gc.collect)
+        asyncio.run(main())
+    """,
+}
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS.keys())
+async def test_a_program_that_ends_with_a_half_read_stream(router: Local, code: str) -> None:
+    assert await run(code, router.address) == (0, "", "")
+    await ended(router, 1)
+
+
+@pytest.mark.serial
+async def test_two_loops_one_after_the_other(router: Local) -> None:
+    code = """
+        import asyncio, sys
+        from omnistage.client import AsyncOmni, Omni
+        async def main():
+            async with AsyncOmni(address=sys.argv[1]) as omni:
+                await anext(omni.stream("Hi", max_tokens=32768, ignore_eos=True))
+                assert (await omni.say("Hi")).text
+        for _ in range(3):
+            asyncio.run(main())
+        with Omni(address=sys.argv[1]) as omni:
+            assert omni.say("Hi").text
+    """
+    assert await run(code, router.address) == (0, "", "")
+    await ended(router, 3)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("call", ["omni.generate('Hi', max_tokens=32768, ignore_eos=True)", "list(stream)"])
+async def test_an_interrupt_cancels_and_the_client_goes_on(router: Local, call: str) -> None:
+    code = f"""
+        import sys, threading
+        from omnistage.client import Omni
+        with Omni(address=sys.argv[1]) as omni:
+            stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
+            next(stream)
+            if "stream" not in {call!r}:
+                stream.close()
+            threading.Timer(0.2, print, ["now"], {{"flush": True}}).start()
+            try:
+                {call}
+            except KeyboardInterrupt:
+                print("interrupted")
+            print(len(omni.say("Hi").text) > 0)
+    """
+    assert await run(code, router.address, interrupt="now") == (0, "interrupted\nTrue\n", "")
+    await ended(router, 1 if "stream" in call else 2)
+
+
+def test_every_call_ends_although_the_loop_is_stuck(toy_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.client.loop_thread.ALLOWANCE_S", 0.3)
+    omni = Omni(address=toy_address)
+    stream = omni.stream("Hi", max_tokens=ENDLESS, ignore_eos=True, timeout_s=0.5)
+    next(stream)
+    assert LoopThread._shared is not None
+    go_on = threading.Event()
+    LoopThread._shared._loop.call_soon_threadsafe(go_on.wait, PATIENCE_S)
+    for act in (lambda: omni.say("Hi", timeout_s=0.2), lambda: list(stream), lambda: omni.models(timeout_s=0.2)):
+        with pytest.raises(OmniError, match="own thread did not answer") as caught:
+            act()
+        assert isinstance(caught.value, TimeoutError)
+    stream.close()
+    monkeypatch.setattr("omnistage.client.omni.CLOSE_TIMEOUT_S", 0.2)
+    with pytest.raises(OmniError, match="own thread did not answer"):
+        omni.close()
+    omni.close()
+    go_on.set()
+    with Omni(address=toy_address) as other:
+        assert other.say("Hi").text
+
+
+def test_a_loop_that_cannot_be_made_is_an_error() -> None:
+    code = """
+        import resource, sys
+        import omnistage.client
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        import os
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+        try:
+            omnistage.client.Omni(address="127.0.0.1:1")
+        except OSError as error:
+            print(error.strerror)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        try:
+            omnistage.client.Omni(address="127.0.0.1:1", connect_timeout_s=0.1)
+        except omnistage.client.UnavailableError:
+            print("no router")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "Too many open files\nno router\n", done.stderr
