@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch)
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo up down test check format lock protos bench-default bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo up down test drills check format lock protos bench-default bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,6 +35,12 @@ down: ## let the running answers end, then remove the containers; the fetched mo
 
 # Exit status 5 of pytest: no test of that half was asked for.
 test: setup-dev model ## all tests: light ones two at a time, then those that need the machine alone (ARGS=... goes to pytest)
+	@status=0; \
+	$(BIN)/pytest -n 2 --dist loadfile -m "not serial and not drill" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest -m "serial and not drill" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	exit $$status
+
+drills: setup-dev model ## all tests and the long forms that `make test` leaves out, about an hour (ARGS=... goes to pytest)
 	@status=0; \
 	$(BIN)/pytest -n 2 --dist loadfile -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m serial $(ARGS) || [ $$? -eq 5 ] || status=1; \

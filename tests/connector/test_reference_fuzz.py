@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import drills
 from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
@@ -57,11 +58,17 @@ def filled(make_pair):
     return pair
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@fuzz(10_000)
-@given(number=st.integers(0, 2), changes=shared_changes)
-def test_every_field_of_a_shared_memory_reference(filled, number: int, changes: dict[str, Any]) -> None:
+@drills.rounds(1000, 10_000)
+def test_every_field_of_a_shared_memory_reference(filled, rounds: int) -> None:
+    @fuzz(rounds)
+    @given(number=st.integers(0, 2), changes=shared_changes)
+    def play(number: int, changes: dict[str, Any]) -> None:
+        take_changed_reference(filled, number, changes)
+
+    play()
+
+
+def take_changed_reference(filled, number: int, changes: dict[str, Any]) -> None:
     tensor = tensor_pb2.Tensor.FromString(filled.kept[number].SerializeToString())
     for field, value in changes.items():
         if field == "shape":
@@ -101,11 +108,17 @@ inline_changes = st.lists(
 INLINE_PARTS = Sender(None).pack(np.zeros((5, 1 << 18), np.int16))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@fuzz(10_000)
-@given(steps=inline_changes)
-def test_every_field_of_inline_parts(steps: list[dict[str, Any]]) -> None:
+@drills.rounds(1000, 10_000)
+def test_every_field_of_inline_parts(rounds: int) -> None:
+    @fuzz(rounds)
+    @given(steps=inline_changes)
+    def play(steps: list[dict[str, Any]]) -> None:
+        take_changed_parts(steps)
+
+    play()
+
+
+def take_changed_parts(steps: list[dict[str, Any]]) -> None:
     receiver = Receiver(byte_limit=1 << 32)
     try:
         for step in steps:

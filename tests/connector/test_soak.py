@@ -1,4 +1,4 @@
-"""Hundred thousand tensors through one arena: nothing of them stays, neither memory, nor files, nor descriptors."""
+"""Thousands of tensors through one arena: nothing of them stays, neither memory, nor files, nor descriptors."""
 
 import gc
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers import drills
 from helpers.pipes import SHARED_MEMORY, names, open_files
 from omnistage.connector.arena import Arena
 from omnistage.connector.shm import READERS
@@ -50,13 +51,14 @@ def use_streams(make_pair, arena: Arena, count: int) -> None:
         second.receiver.close()
 
 
-def test_100_000_transfers_leave_memory_files_and_descriptors_as_they_were(make_arena: Callable[..., Arena], make_pair) -> None:
+@drills.rounds(20, 180)
+def test_transfers_leave_memory_files_and_descriptors_as_they_were(make_arena: Callable[..., Arena], make_pair, rounds: int) -> None:
     arena = make_arena(max_bytes=64 * MIB, segment_bytes=4 * MIB, grace_s=0.0)
     use_streams(make_pair, arena, 20)
     gc.collect()
     resident, mounted, files = resident_bytes(), mounted_bytes(arena), open_files()
     mapped = len(READERS)
-    use_streams(make_pair, arena, 180)
+    use_streams(make_pair, arena, rounds)
     gc.collect()
     assert arena.leases == arena.bytes_used == 0
     assert mounted_bytes(arena) == mounted

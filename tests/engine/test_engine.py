@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from helpers import drills
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import Attention, DecoderSpec
 from omnistage.engine.decoder import PackedDecoder
@@ -84,7 +85,8 @@ async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype
     await running.close()
 
 
-async def test_ten_thousand_cancels_free_every_page_and_none_reads_a_freed_one(seed: int) -> None:
+@drills.rounds(1000, 10_000)
+async def test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one(seed: int, rounds: int) -> None:
     rng = random.Random(seed)
     running = engine(pages=60, dtype=torch.bfloat16, max_sequences=8, max_waiting=32)
     cancelled = finished = 0
@@ -104,11 +106,11 @@ async def test_ten_thousand_cancels_free_every_page_and_none_reads_a_freed_one(s
         await stream.aclose()
 
     async def worker() -> None:
-        while cancelled < 10_000:
+        while cancelled < rounds:
             await one()
 
     await asyncio.gather(*(worker() for _ in range(24)))
-    assert cancelled >= 10_000
+    assert cancelled >= rounds
     assert finished > 0
     assert_empty(running)
     await running.close()

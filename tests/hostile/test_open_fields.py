@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import drills
 from helpers.mutation import changed
 from helpers.run import code_chunks, params, row_chunks
 from helpers.servers import KINDS
@@ -20,7 +21,6 @@ from omnistage.connector.transport import Sender
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2
 
-CASES = 3000
 FRAMES = formulas.frames(ROWS)
 INPUT = {
     "talker": row_chunks("hidden", ROWS, [3, 5]),
@@ -83,16 +83,16 @@ def openings(house: Ward, kind: str, arena: Arena) -> list[stage_pb2.Open]:
     return opens
 
 
-@pytest.mark.slow
+@drills.rounds(200, 750)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_field_of_open(house: Ward, arena: Arena, kind: str) -> None:
+def test_any_field_of_open(house: Ward, arena: Arena, kind: str, rounds: int) -> None:
     """The caller then sends good input and half-closes, so the stage has no reason to wait."""
     opens = openings(house, kind, arena)
     words = ["text", "hidden", "codes", "audio", "image", "1", "session-1", f"toy-{kind}", "toy-talker", "png", "user", "balanced", "toy"]
     words += [house.stages[name].address for name in ("talker", "code2wav")] + ["10.0.0.1:1"]
     reasons: Counter[str] = Counter()
 
-    @settings(max_examples=CASES // len(KINDS), suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=rounds, suppress_health_check=list(HealthCheck), database=None)
     @given(opening=st.sampled_from(opens).flatmap(lambda opening: changed(opening, words)))
     def play(opening: stage_pb2.Open) -> None:
         _keep_short(opening)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import drills
 from helpers.ask import ask, read, refusal, refused, request
 from helpers.mutation import changed
 from helpers.run import messages
@@ -22,7 +23,6 @@ from omnistage.link.errors import MAX_MESSAGE_BYTES
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
-CASES = 2000
 ENOUGH = 40
 """Events after which a client has heard enough of an answer that may be long."""
 
@@ -78,11 +78,11 @@ async def end_of(stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.Gener
     return "OK"
 
 
-@pytest.mark.slow
-def test_any_field_of_a_request(house: Ward) -> None:
+@drills.rounds(500, 2000)
+def test_any_field_of_a_request(house: Ward, rounds: int) -> None:
     reasons: Counter[str] = Counter()
 
-    @settings(max_examples=CASES, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=rounds, suppress_health_check=list(HealthCheck), database=None)
     @given(asked=st.sampled_from(GOOD).flatmap(lambda asked: changed(asked, WORDS)))
     def play(asked: omni_pb2.GenerateRequest) -> None:
         reasons[house.play(end_of(house.omni, asked))] += 1

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import drills
 from helpers.mutation import changed
 from helpers.run import params, tensor_of
 from helpers.servers import KINDS
@@ -20,7 +21,6 @@ from helpers.ward import Ward, end_of, ward
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
-CASES = 3500
 WORDS = ["text", "hidden", "codes", "audio", "image", "progress"]
 NEW_EVENT = b"\xf2\x06\x03new"  # field 110, length-delimited
 FRAMES = formulas.frames(ROWS)
@@ -104,13 +104,13 @@ def openings(house: Ward, kind: str) -> dict[str, stage_pb2.Open]:
     return opens
 
 
-@pytest.mark.slow
+@drills.rounds(200, 875)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_order_of_messages(house: Ward, kind: str) -> None:
+def test_any_order_of_messages(house: Ward, kind: str, rounds: int) -> None:
     reasons: Counter[str] = Counter()
     opens = openings(house, kind)
 
-    @settings(max_examples=CASES // len(KINDS), suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=rounds, suppress_health_check=list(HealthCheck), database=None)
     @given(name=st.sampled_from(sorted(opens)), data=st.data())
     def play(name: str, data: st.DataObject) -> None:
         steps = data.draw(a_story(kind, opens[name]))

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from helpers import drills
 from helpers.speech import Array, arrays, chunks_of, rows_of, samples_of
 from omnistage.models.interface import BadRequest, SpeechFrames, WaveRequest
 from omnistage.models.smol.checkpoint import BadCheckpoint
@@ -64,18 +65,20 @@ async def test_every_row_gives_its_samples(code2wav: SmolCode2Wav, rows: Array) 
     assert np.sqrt(np.mean(samples**2)) > 0.01
 
 
-def test_chunked_equals_whole_across_phrases(net: SpectrumNet, rows: Array, seed: int) -> None:
+@drills.rounds(20, 100)
+def test_chunked_equals_whole_across_phrases(net: SpectrumNet, rows: Array, seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     whole = decoded(net, rows, (4096,))
-    for _ in range(CUTS):
+    for _ in range(rounds):
         schedule = (*(draw.randrange(1, 80) for _ in range(draw.randrange(12))), draw.randrange(8, 80))
         assert np.abs(decoded(net, rows, schedule) - whole).max() <= 1e-5
 
 
-async def test_samples_do_not_depend_on_arrival(code2wav: SmolCode2Wav, rows: Array, seed: int) -> None:
+@drills.rounds(8, 25)
+async def test_samples_do_not_depend_on_arrival(code2wav: SmolCode2Wav, rows: Array, seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     expected = await chunks_of(code2wav, rows)
-    for number in range(CUTS // 4):
+    for number in range(rounds):
         parts = np.split(rows, len(rows)) if number == 0 else cut(rows, draw)
         got = await chunks_of(code2wav, *parts)
         assert [len(chunk) for chunk in got] == [len(chunk) for chunk in expected]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer
 
+from helpers import drills
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest, Turn
@@ -25,14 +26,14 @@ EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
 BOTH = pytest.mark.parametrize("thinker", ["bfloat16", "float32"], indirect=True)
 
 
-@pytest_asyncio.fixture
-async def thinker(default_model: Path, request: pytest.FixtureRequest) -> AsyncIterator[SmolThinker]:
-    """In bfloat16, or in the dtype that the test asks for."""
+@pytest.fixture(scope="module")
+def thinker(default_model: Path, request: pytest.FixtureRequest) -> Iterator[SmolThinker]:
+    """In bfloat16, or in the dtype that the test asks for. Loaded once: its callers' event loops come and go."""
     dtype = getattr(request, "param", "bfloat16")
     size = SMALL_CACHE * (2 if dtype == "float32" else 1)
     model = SmolThinker.from_directory(default_model / "thinker", dtype=dtype, kv_bytes=size, poison=True)
     yield model
-    await model.close()
+    asyncio.run(model.close())
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,14 @@ def texts(model: SmolThinker, request: TextRequest, tokens: tuple[int, ...]) -> 
     return said
 
 
-async def check_cuts(model: SmolThinker, request: TextRequest) -> Answer:
-    """Go on after every number of tokens, all at the same time; returns the undisturbed answer."""
+async def check_cuts(model: SmolThinker, request: TextRequest, most: int = sys.maxsize, seed: int = 0) -> Answer:
+    """Go on after every number of tokens, all at once; returns the undisturbed answer. most: so many, drawn; 0 and the last are in."""
     whole = await answer(model, request)
     said = texts(model, request, whole.tokens)
     ended_with_a_token = whole.finish_reasons == (FinishReason.LENGTH,) or bool(request.stop)
-    places = range(len(whole.tokens) + (not ended_with_a_token))
+    places: Sequence[int] = range(len(whole.tokens) + (not ended_with_a_token))
+    if len(places) > most:
+        places = sorted({places[0], places[-1], *random.Random(seed).sample(places, most - 2)})
     rests = await asyncio.gather(*(answer(model, replace(request, history=whole.tokens[:cut])) for cut in places))
     for cut, rest in zip(places, rests, strict=True):
         assert rest.tokens == whole.tokens[cut:], f"cut after {cut} tokens"
@@ -99,8 +102,9 @@ def ask(text: str, **changes: object) -> TextRequest:
     ],
     ids=["greedy", "filters", "min-p", "repetition", "penalties"],
 )
-async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: Sampling, seed: int) -> None:
-    await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=sampling))
+@drills.rounds(6, 1000)
+async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: Sampling, seed: int, rounds: int) -> None:
+    await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=sampling), rounds, seed)
 
 
 @BOTH
@@ -123,27 +127,29 @@ async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolT
 
 
 @BOTH
-async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: SmolThinker) -> None:
+@drills.rounds(8, 1000)
+async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: SmolThinker, seed: int, rounds: int) -> None:
     free = await answer(thinker, ask("What is water?"))
     middle = len(free.text) // 2
     stop = (free.text[middle - 6 : middle + 7], free.text[middle + 1 : middle + 20] + "never said")
     request = ask("What is water?", stop=stop)
-    whole = await check_cuts(thinker, request)
+    whole = await check_cuts(thinker, request, rounds, seed)
     assert whole.text == free.text[: free.text.index(stop[0])]
     assert whole.finish_reasons == (FinishReason.STOP,)
     said = texts(thinker, request, whole.tokens)
     assert any(len(held) < len(texts(thinker, ask(""), whole.tokens)[cut]) for cut, held in enumerate(said[:-1])), "nothing was held back"
-    await check_cuts(thinker, ask("What is water?", stop=(free.text[-5:] + "x", "ÿ")))
+    await check_cuts(thinker, ask("What is water?", stop=(free.text[-5:] + "x", "ÿ")), rounds, seed)
 
 
-async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker) -> None:
+@drills.rounds(6, 1000)
+async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker, seed: int, rounds: int) -> None:
     question = "What is the capital of France?"
-    free = await check_cuts(thinker, ask(question, max_tokens=40))
+    free = await check_cuts(thinker, ask(question, max_tokens=40), rounds, seed)
     assert free.finish_reasons == (FinishReason.STOP,)
     count = len(free.tokens)
-    longer = await check_cuts(thinker, ask(question, max_tokens=count + 12, min_tokens=count + 3))
+    longer = await check_cuts(thinker, ask(question, max_tokens=count + 12, min_tokens=count + 3), rounds, seed)
     assert len(longer.tokens) >= count + 3
-    endless = await check_cuts(thinker, ask(question, max_tokens=count + 6, ignore_eos=True))
+    endless = await check_cuts(thinker, ask(question, max_tokens=count + 6, ignore_eos=True), rounds, seed)
     assert (len(endless.tokens), endless.finish_reasons) == (count + 6, (FinishReason.LENGTH,))
 
 

@@ -6,14 +6,13 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -32,11 +31,12 @@ def directory(default_model: Path) -> Path:
     return default_model / "thinker"
 
 
-@pytest_asyncio.fixture
-async def thinker(directory: Path) -> AsyncIterator[SmolThinker]:
+@pytest.fixture(scope="module")
+def thinker(directory: Path) -> Iterator[SmolThinker]:
+    """Loaded once: its callers' event loops come and go, and it holds nothing between two tests."""
     model = SmolThinker.from_directory(directory, kv_bytes=SMALL_CACHE, poison=True)
     yield model
-    await model.close()
+    asyncio.run(model.close())
 
 
 def ask(text: str, **changes: object) -> TextRequest:
@@ -123,9 +123,9 @@ async def test_deltas_join_to_the_decoded_ids_for_any_ids(thinker: SmolThinker, 
 
 async def test_stop_strings_end_the_text_before_them_at_any_cut(thinker: SmolThinker) -> None:
     whole = text_of(await read(thinker, ask("What is water?")))
-    for place in range(1, 40, 3):
-        stop = whole[place : place + 4]
-        pieces = await read(thinker, ask("What is water?", stop=(stop, "never said")))
+    stops = [whole[place : place + 4] for place in range(1, 40, 3)]
+    answers = await asyncio.gather(*(read(thinker, ask("What is water?", stop=(stop, "never said"))) for stop in stops))
+    for stop, pieces in zip(stops, answers, strict=True):
         assert text_of(pieces) == whole[: whole.index(stop)]
         assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [FinishReason.STOP]
         assert pieces[-1].finish_reason is FinishReason.STOP

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import fetching
+from helpers import drills, fetching
 from omnistage.models.smol.fetch import FetchError, fetched, verify
 from omnistage.models.smol.store import STAGES, cache_directory, model_directory
-
-KILLS = 24
 
 
 @pytest.fixture
@@ -70,7 +68,8 @@ def test_two_runs_at_once_build_one_folder(tmp_path: Path, index: str) -> None:
     assert partials(cache) == []
 
 
-def test_survives_being_killed_at_any_point(tmp_path: Path, index: str, seed: int) -> None:
+@drills.rounds(5, 24)
+def test_survives_being_killed_at_any_point(tmp_path: Path, index: str, seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     cache = tmp_path / "cache"
     began = time.monotonic()
@@ -78,7 +77,7 @@ def test_survives_being_killed_at_any_point(tmp_path: Path, index: str, seed: in
         assert run.wait() == 0
     whole_s = time.monotonic() - began
     unfinished = []
-    for number in range(KILLS):
+    for number in range(rounds):
         with start(cache, index, f"r{number}") as run:
             try:
                 run.wait(draw.uniform(0.1, 1.0) * whole_s)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import grpc.aio
 
+from helpers import drills
 from helpers.ask import ask, request
 from helpers.run import PLENTY, params
 from helpers.servers import Stack, all_free, is_free, omni_stub, stack, stage_stub, watch_until
 from helpers.shared_memory import files_of, left_of
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 
-CANCELS = 60
 
-
-async def test_sixty_cancels_at_random_moments(tmp_path: Path, seed: int):
+@drills.rounds(24, 60)
+async def test_cancels_at_random_moments(tmp_path: Path, seed: int, rounds: int) -> None:
     """Every tensor goes through shared memory, and half of the clients hold a session of their own at the Thinker."""
     chance = random.Random(seed)
     with stack(tmp_path, options={"interval_s": 0.002}, stage_args=["--inline-limit", "0"]) as running:
@@ -35,7 +35,7 @@ async def test_sixty_cancels_at_random_moments(tmp_path: Path, seed: int):
                 await asyncio.wait({reading})
                 assert reading.cancelled() or isinstance(reading.exception(), grpc.aio.AioRpcError)
 
-            for _ in range(CANCELS // 6):
+            for _ in range(rounds // 6):
                 await asyncio.gather(*[begin_and_cancel() for _ in range(6)])
             for address in addresses:
                 await watch_until(address, lambda report: is_free(report) and report.arena_bytes_used == 0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.asr import heard, recogniser, word_error_rate
+from helpers import drills
 from helpers.shared_memory import files_of, left_of
 from omnistage.cli.layout import ServerOptions
 from omnistage.cli.pipelines import Choice, layout_of
@@ -21,7 +22,6 @@ from omnistage.v1 import stage_pb2, stage_pb2_grpc
 
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
 MAX_TOKENS = 40
-CANCELS = 60
 
 
 @asynccontextmanager
@@ -133,13 +133,14 @@ async def settled(stack: Stack, name: str, before: stage_pb2.WatchResponse) -> N
             pytest.fail(held)
 
 
-async def test_after_cancels_nothing_is_held(seed: int) -> None:
+@drills.rounds(20, 60)
+async def test_after_cancels_nothing_is_held(seed: int, rounds: int) -> None:
     """Pages, sessions, leases: all zero when the last cancelled answer is gone; and no segment is left when the servers are."""
     async with serving(inline_limit=0) as stack, AsyncOmni(address=stack.address) as omni:
         names = ("thinker", "talker", "code2wav")
         before = [await watch(stack, name) for name in names]
         rng = np.random.default_rng(seed)
-        for number in range(CANCELS):
+        for number in range(rounds):
             # At any moment: while it opens, in the prompt, before the first sound, in mid speech.
             asking = asyncio.create_task(omni.generate(QUESTIONS[number % 3], seed=number, max_tokens=64))
             await asyncio.wait({asking}, timeout=float(rng.exponential(0.15)))
