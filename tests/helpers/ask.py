@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
 from helpers.run import messages
+from omnistage.link.batches import chunks_of
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
@@ -43,9 +44,10 @@ class Answer:
             case "started":
                 assert self.started is None and not self.chunks
                 self.started = event.started
-            case "chunk":
+            case "chunk" | "chunks":
                 assert self.started is not None
-                self.chunks.setdefault(event.chunk.port, []).append(event.chunk)
+                for chunk in chunks_of(event):
+                    self.chunks.setdefault(chunk.port, []).append(chunk)
             case "usage":
                 self.usage = event.usage
             case "failover":

@@ -59,9 +59,16 @@ async def link_by(route: Route, request: stage_pb2.Open, *, within_s: float = TI
 
 
 async def hear(link: Link) -> list[stage_pb2.RunResponse]:
-    """All events to the end."""
+    """All events to the end, chunks one by one."""
     async with asyncio.timeout(TIMEOUT_S), aclosing(link.events()) as events:
-        return [event async for event in events]
+        return [single async for event in events for single in singly(event)]
+
+
+def singly(event: stage_pb2.RunResponse) -> list[stage_pb2.RunResponse]:
+    """An event with several chunks as events with one."""
+    if not event.HasField("chunks"):
+        return [event]
+    return [stage_pb2.RunResponse(chunk=chunk) for chunk in event.chunks.chunks]
 
 
 def chunks_of(events: Sequence[stage_pb2.RunResponse], port: str) -> list[chunk_pb2.Chunk]:
@@ -123,7 +130,7 @@ class Listener:
     async def until(self, condition: Callable[[Sequence[stage_pb2.RunResponse]], bool]) -> None:
         async with asyncio.timeout(30):
             while not condition(self.heard):
-                self.heard.append(await anext(self._events))
+                self.heard += singly(await anext(self._events))
 
     async def chunks(self, port: str, count: int) -> None:
         await self.until(lambda events: len(chunks_of(events, port)) >= count)
@@ -131,9 +138,17 @@ class Listener:
     async def finish(self) -> list[stage_pb2.RunResponse]:
         async with asyncio.timeout(30):
             async for event in self._events:
-                self.heard.append(event)
+                self.heard += singly(event)
         return self.heard
 
+
+def chunk(seq: int, *, last: bool = False) -> stage_pb2.RunResponse:
+    """A frame of codes, one to a chunk."""
+    codes = chunk_pb2.CodeChunk(codes=[seq], codebook_count=1)
+    return stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="codes", seq=seq, first=seq, count=1, last=last, codes=codes))
+
+
+ENDED = stage_pb2.RunResponse(ended=stage_pb2.Ended())
 
 # Peers ---------------------------------------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from helpers.link import (
+    ENDED,
     Behaviour,
     Context,
     Listener,
     bare_peer,
+    chunk,
     chunks_of,
     codes_of,
     failovers_of,
@@ -37,15 +39,6 @@ from omnistage.v1 import chunk_pb2, stage_pb2
 
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened(credits=[stage_pb2.Credit(port="hidden", total=PLENTY)], revisions=["7"]))
-
-
-def chunk(seq: int, *, last: bool = False) -> stage_pb2.RunResponse:
-    """A frame of codes, one to a chunk."""
-    codes = chunk_pb2.CodeChunk(codes=[seq], codebook_count=1)
-    return stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="codes", seq=seq, first=seq, count=1, last=last, codes=codes))
-
-
-ENDED = stage_pb2.RunResponse(ended=stage_pb2.Ended())
 
 
 def ended(reason: str) -> stage_pb2.RunResponse:

@@ -38,6 +38,9 @@ MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
 """Of one stage."""
 
+MAX_BATCH = 32
+"""Chunks in one message."""
+
 COUNTS: Mapping[str, int] = {
     "GenerateRequest.outputs": 16,
     "GenerateRequest.revisions": 16,
@@ -51,7 +54,7 @@ COUNTS: Mapping[str, int] = {
     "TextChunk.token_ids": 1 << 18,
     "TextChunk.logprobs": 1 << 18,
     "CodeChunk.codes": 1 << 20,
-    "Tensor.shape": 64,
+    "Tensor.shape": 8 * MAX_BATCH,
     "Open.route": MAX_HOPS,
     "Open.credits": MAX_PORTS,
     "Open.checkpoints": MAX_PORTS,
@@ -61,6 +64,7 @@ COUNTS: Mapping[str, int] = {
     "Hop.takes": MAX_PORTS,
     "Hop.checkpoints": MAX_PORTS,
     "Release.slots": 1 << 14,
+    "Chunks.chunks": MAX_BATCH,
 }
 """Elements of every repeated and map field of the requests of both services, in one request together: all hops share their addresses."""
 

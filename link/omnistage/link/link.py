@@ -17,10 +17,11 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 import structlog
 
 from omnistage.connector.transport import Sender
+from omnistage.link.batches import MAX_BATCH_BYTES, chunks_of
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import ANOTHER_REPLICA, StageError, is_ok, protocol_error
-from omnistage.link.limits import MAX_PORTS
+from omnistage.link.limits import MAX_BATCH, MAX_PORTS
 from omnistage.link.ports import Output
 from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired
 from omnistage.link.route import Route
@@ -216,6 +217,7 @@ class Link:
         request.CopyFrom(self._request)
         request.route.extend(hops)
         request.attempts.append(self._attempts)
+        request.batches = True
         self._attempts += 1
         if self._binding:
             request.revision = self._binding[0]
@@ -289,10 +291,21 @@ class Link:
             return
         self._pumping = True
         try:
-            while (stream := self._stream) is not None and (chunk := self._next_chunk(stream)) is not None:
-                await stream.write(stage_pb2.RunRequest(chunk=chunk))
+            while (stream := self._stream) is not None and (message := self._next_message(stream)) is not None:
+                await stream.write(message)
         finally:
             self._pumping = False
+
+    def _next_message(self, stream: Stream) -> stage_pb2.RunRequest | None:
+        """The chunk to be sent now, with those behind it that are small and may go too; None if there is none."""
+        chunk = self._next_chunk(stream)
+        if chunk is None:
+            return None
+        chunks, size = [chunk], chunk.ByteSize()
+        while stream.opened.batches and len(chunks) < MAX_BATCH and size < MAX_BATCH_BYTES and (another := self._next_chunk(stream)):
+            chunks.append(another)
+            size += another.ByteSize()
+        return stage_pb2.RunRequest(chunk=chunk) if len(chunks) == 1 else stage_pb2.RunRequest(chunks=chunk_pb2.Chunks(chunks=chunks))
 
     def _next_chunk(self, stream: Stream) -> chunk_pb2.Chunk | None:
         for port, inputs in self._inputs.items():
@@ -345,8 +358,9 @@ class Link:
         """Account for a message; whether it is for the caller too."""
         assert self._account is not None
         match message.WhichOneof("event"):
-            case "chunk":
-                self._account.accept(message.chunk)
+            case "chunk" | "chunks":
+                for chunk in chunks_of(message):
+                    self._account.accept(chunk)
                 self._losses_in_a_row = 0
                 return True
             case "report" | "failover":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 Message = TypeVar("Message")
@@ -29,17 +28,3 @@ class StreamWriter(Generic[Message]):
         """Call `finish` (a half-close) after everything before it was written."""
         async with self._lock:
             await finish()
-
-    @asynccontextmanager
-    async def still(self, timeout_s: float) -> AsyncIterator[None]:
-        """A block in which nothing is being written: the place to cancel tasks that write.
-
-        A write that is cancelled half-way goes on inside gRPC, which then refuses the next one as one too many. Raises TimeoutError when
-        a write before it does not return in time, because the other end does not read.
-        """
-        async with asyncio.timeout(timeout_s):
-            await self._lock.acquire()
-        try:
-            yield
-        finally:
-            self._lock.release()

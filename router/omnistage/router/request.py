@@ -21,7 +21,8 @@ _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
     """A checked request. outputs: the ports the client gets. params: of every stage, defaults filled in. resume: what the client holds of
-    an answer that was interrupted; the stages check what is in it. revisions: of the stages that began it; empty: any."""
+    an answer that was interrupted; the stages check what is in it. revisions: of the stages that began it; empty: any.
+    batches: the client takes several chunks in one message."""
 
     pipeline: Pipeline
     outputs: frozenset[str]
@@ -30,6 +31,7 @@ class ValidRequest:
     request_id: str
     resume: stage_pb2.Resume | None
     revisions: Sequence[str]
+    batches: bool
 
 
 async def parse(data: bytes) -> omni_pb2.GenerateRequest:
@@ -74,6 +76,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
         request.request_id,
         request.resume if request.HasField("resume") else None,
         tuple(request.revisions),
+        request.batches,
     )
 
 

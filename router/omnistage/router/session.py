@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from omnistage.link.batches import chunks_of
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError
@@ -83,8 +84,8 @@ class Answer:
             async with aclosing(link.events()) as events:
                 async for event in events:
                     match event.WhichOneof("event"):
-                        case "chunk":
-                            await self._take(link, event.chunk)
+                        case "chunk" | "chunks":
+                            await self._take(link, chunks_of(event))
                         case "report":
                             self._reports[event.report.kind] = event.report
                         case "failover":
@@ -100,15 +101,24 @@ class Answer:
                 self._placement.lost(stage.kind, failover.lost)
         await self._write(omni_pb2.GenerateResponse(failover=failover))
 
-    async def _take(self, link: Link, chunk: chunk_pb2.Chunk) -> None:
-        """Pass a chunk on if the client wants its port, then make room for more of it."""
-        port = chunk.port
-        if port in self._request.outputs:
-            if chunk.count and port not in self.first:
-                self.first[port] = time.monotonic() - self._begun
+    async def _take(self, link: Link, chunks: Sequence[chunk_pb2.Chunk]) -> None:
+        """Pass on the chunks whose ports the client wants, then make room for more."""
+        wanted = [chunk for chunk in chunks if chunk.port in self._request.outputs]
+        for chunk in wanted:
+            if chunk.count and chunk.port not in self.first:
+                self.first[chunk.port] = time.monotonic() - self._begun
             if chunk.HasField("text") and chunk.text.finish_reason:
                 self._finish_reason = chunk.text.finish_reason
-            await self._write(omni_pb2.GenerateResponse(chunk=chunk))
+        if len(wanted) > 1 and self._request.batches:
+            await self._write(omni_pb2.GenerateResponse(chunks=chunk_pb2.Chunks(chunks=wanted)))
+        else:
+            for chunk in wanted:
+                await self._write(omni_pb2.GenerateResponse(chunk=chunk))
+        for chunk in chunks:
+            await self._make_room(link, chunk)
+
+    async def _make_room(self, link: Link, chunk: chunk_pb2.Chunk) -> None:
+        port = chunk.port
         if port not in self._granted:
             return  # A checkpoint: outside of credit.
         self._written[port] += 1

@@ -23,9 +23,6 @@ TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The words; - 
 Address = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; without it one is started.")
 ]
-Running = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; default: 127.0.0.1:50050.")
-]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.wav", help="Write the sound to this file.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
@@ -160,6 +157,7 @@ def serve(
     servers = ServerOptions(
         address=address,
         metrics_address=metrics_address,
+        dtype=dtype,
         threads=threads,
         max_sessions=max_sessions,
         inline_limit=inline_limit,
@@ -167,27 +165,27 @@ def serve(
         client_share=client_share,
         grace_s=grace,
     )
-    choice = Choice(pipeline, checkpoint, devices, processes, dtype, servers)
+    choice = Choice(pipeline, checkpoint, devices, processes, servers)
     with errors_reported(verbose):
         serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
 
 
 @app.command()
-def models(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
-    """List what can be asked, or served where nothing runs. Starts nothing."""
+def models(address: Address = None, model: ModelName = "", json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """List what can be asked."""
     from omnistage.cli.show import show_models
 
     with errors_reported(verbose):
-        asyncio.run(show_models(address, json, timeout, verbose))
+        asyncio.run(show_models(_target(address, model), json, timeout, verbose))
 
 
 @app.command()
-def status(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
-    """Show the stage servers and how they are. Starts nothing."""
+def status(address: Address = None, model: ModelName = "", json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """Show the stage servers and how they are."""
     from omnistage.cli.show import show_status
 
     with errors_reported(verbose):
-        asyncio.run(show_status(address, json, timeout, verbose))
+        asyncio.run(show_status(_target(address, model), json, timeout, verbose))
 
 
 @app.command("fetch-default")

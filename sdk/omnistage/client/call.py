@@ -46,6 +46,7 @@ class Call:
         self._routers = routers
         self._asked = request
         self._asked.request_id = request.request_id or uuid.uuid4().hex
+        self._asked.batches = True
         self._limits = limits
         self._limit = Limit(limits.answer_s)
         self._reader = self._new_reader()

@@ -88,6 +88,11 @@ class Reader:
                 event = self._start(message.started, address, arrival_s)
             elif kind == "chunk":
                 event = self._take(message.chunk, arrival_s)
+            elif kind == "chunks":
+                for chunk in message.chunks.chunks:
+                    piece = self._take(chunk, arrival_s)
+                    if piece is not None:
+                        yield piece
             elif kind == "failover":
                 event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":

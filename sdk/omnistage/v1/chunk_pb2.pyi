@@ -56,6 +56,12 @@ class Chunk(_message.Message):
     progress: ProgressChunk
     def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., last: _Optional[bool] = ..., text: _Optional[_Union[TextChunk, _Mapping]] = ..., codes: _Optional[_Union[CodeChunk, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., image: _Optional[_Union[ImageChunk, _Mapping]] = ..., video: _Optional[_Union[VideoChunk, _Mapping]] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., progress: _Optional[_Union[ProgressChunk, _Mapping]] = ...) -> None: ...
 
+class Chunks(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ...) -> None: ...
+
 class TextChunk(_message.Message):
     __slots__ = ("text", "token_ids", "logprobs", "finish_reason")
     TEXT_FIELD_NUMBER: _ClassVar[int]

@@ -24,7 +24,7 @@ REPLICA_STATE_DRAINING: ReplicaState
 REPLICA_STATE_LOST: ReplicaState
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "outputs", "seed", "thinker", "talker", "code2wav", "diffusion", "conversation_id", "request_id", "resume", "revisions")
+    __slots__ = ("model", "outputs", "seed", "thinker", "talker", "code2wav", "diffusion", "conversation_id", "request_id", "resume", "revisions", "batches")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     REVISIONS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     model: str
     outputs: _containers.RepeatedScalarFieldContainer[str]
     seed: int
@@ -47,19 +48,22 @@ class GenerateRequest(_message.Message):
     request_id: str
     resume: _stage_pb2.Resume
     revisions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., outputs: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., thinker: _Optional[_Union[_stage_pb2.ThinkerParams, _Mapping]] = ..., talker: _Optional[_Union[_stage_pb2.TalkerParams, _Mapping]] = ..., code2wav: _Optional[_Union[_stage_pb2.Code2WavParams, _Mapping]] = ..., diffusion: _Optional[_Union[_stage_pb2.DiffusionParams, _Mapping]] = ..., conversation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., resume: _Optional[_Union[_stage_pb2.Resume, _Mapping]] = ..., revisions: _Optional[_Iterable[str]] = ...) -> None: ...
+    batches: bool
+    def __init__(self, model: _Optional[str] = ..., outputs: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., thinker: _Optional[_Union[_stage_pb2.ThinkerParams, _Mapping]] = ..., talker: _Optional[_Union[_stage_pb2.TalkerParams, _Mapping]] = ..., code2wav: _Optional[_Union[_stage_pb2.Code2WavParams, _Mapping]] = ..., diffusion: _Optional[_Union[_stage_pb2.DiffusionParams, _Mapping]] = ..., conversation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., resume: _Optional[_Union[_stage_pb2.Resume, _Mapping]] = ..., revisions: _Optional[_Iterable[str]] = ..., batches: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "usage", "failover")
+    __slots__ = ("started", "chunk", "usage", "failover", "chunks")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     FAILOVER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: _chunk_pb2.Chunk
     usage: Usage
     failover: _stage_pb2.Failover
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., failover: _Optional[_Union[_stage_pb2.Failover, _Mapping]] = ...) -> None: ...
+    chunks: _chunk_pb2.Chunks
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., failover: _Optional[_Union[_stage_pb2.Failover, _Mapping]] = ..., chunks: _Optional[_Union[_chunk_pb2.Chunks, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("session_id", "model", "seed", "revisions")

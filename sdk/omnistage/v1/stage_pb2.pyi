@@ -54,23 +54,25 @@ REPLAY_ALL: Replay
 REPLAY_WINDOW: Replay
 
 class RunRequest(_message.Message):
-    __slots__ = ("open", "chunk", "credit", "release", "answer", "interrupt")
+    __slots__ = ("open", "chunk", "credit", "release", "answer", "interrupt", "chunks")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     INTERRUPT_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     open: Open
     chunk: _chunk_pb2.Chunk
     credit: Credit
     release: _tensor_pb2.Release
     answer: _tensor_pb2.Answer
     interrupt: Interrupt
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ...) -> None: ...
+    chunks: _chunk_pb2.Chunks
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ..., chunks: _Optional[_Union[_chunk_pb2.Chunks, _Mapping]] = ...) -> None: ...
 
 class RunResponse(_message.Message):
-    __slots__ = ("opened", "chunk", "credit", "release", "keep", "report", "ended", "failover")
+    __slots__ = ("opened", "chunk", "credit", "release", "keep", "report", "ended", "failover", "chunks")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +81,7 @@ class RunResponse(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILOVER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     chunk: _chunk_pb2.Chunk
     credit: Credit
@@ -87,10 +90,11 @@ class RunResponse(_message.Message):
     report: Report
     ended: Ended
     failover: Failover
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., failover: _Optional[_Union[Failover, _Mapping]] = ...) -> None: ...
+    chunks: _chunk_pb2.Chunks
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., failover: _Optional[_Union[Failover, _Mapping]] = ..., chunks: _Optional[_Union[_chunk_pb2.Chunks, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints", "attempts")
+    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints", "attempts", "batches")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +106,7 @@ class Open(_message.Message):
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     model: str
     params: StageParams
@@ -113,7 +118,8 @@ class Open(_message.Message):
     offers: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Offer]
     checkpoints: _containers.RepeatedScalarFieldContainer[str]
     attempts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ...) -> None: ...
+    batches: bool
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., batches: _Optional[bool] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("kind", "model", "addresses", "params", "takes", "checkpoints", "revision")
@@ -134,20 +140,22 @@ class Hop(_message.Message):
     def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., model: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., takes: _Optional[_Iterable[str]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("credits", "needs", "revisions", "answer", "offers", "silent")
+    __slots__ = ("credits", "needs", "revisions", "answer", "offers", "silent", "batches")
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
     REVISIONS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
     needs: _containers.RepeatedCompositeFieldContainer[Position]
     revisions: _containers.RepeatedScalarFieldContainer[str]
     answer: _tensor_pb2.Answer
     offers: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Offer]
     silent: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., needs: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., revisions: _Optional[_Iterable[str]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+    batches: bool
+    def __init__(self, credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., needs: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., revisions: _Optional[_Iterable[str]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., batches: _Optional[bool] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata", "retry_delay")

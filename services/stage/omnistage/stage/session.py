@@ -21,6 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from omnistage.connector.transport import Receiver, Sender
+from omnistage.link.batches import chunks_of
 from omnistage.link.decoding import TooLarge, decoded
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError, bad_request, protocol_error
@@ -29,18 +30,16 @@ from omnistage.link.link import Link
 from omnistage.link.ports import Allowance, Output, PortWriter
 from omnistage.link.route import FixedRoute
 from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
-from omnistage.link.writer import StreamWriter
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.inputs import Inputs
 from omnistage.stage.logic import Kept, Timing, Work
+from omnistage.stage.outbox import Outbox
 from omnistage.stage.resumption import Resumption
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 log = structlog.get_logger(__name__)
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
-STILL_TIMEOUT_S = 1.0
-"""Time for a write to return before the session is freed all the same: a caller that reads nothing then gets the status without Ended."""
 OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
 FORWARDED_METADATA = ("traceparent", "tracestate")
 
@@ -56,7 +55,7 @@ class Session:
     def __init__(self, environment: SessionEnvironment, context: Context) -> None:
         self._environment = environment
         self._context = context
-        self._writer: StreamWriter[stage_pb2.RunResponse] = StreamWriter(context.write)
+        self._outbox = Outbox(context.write)
         remaining = context.time_remaining()
         limit = environment.session_limit_s if remaining is None else min(remaining, environment.session_limit_s)
         self._deadline = time.monotonic() + limit
@@ -68,7 +67,7 @@ class Session:
         self._share = environment.arena.share() if environment.arena is not None else None
         self._sender = self._new_sender()
         self._receiver = Receiver()
-        self._inputs = Inputs(environment.description.accepts, self._receiver, self._writer.write)
+        self._inputs = Inputs(environment.description.accepts, self._receiver, self._outbox.put)
         self._link: Link | None = None
         self._takes: frozenset[str] = frozenset()
         self._checkpoints: frozenset[str] = frozenset()
@@ -105,6 +104,7 @@ class Session:
         if message is None or message.WhichOneof("event") != "open":
             raise protocol_error("the first message of Run must be Open")
         self.request = message.open
+        self._outbox.batches = self.request.batches
         structlog.contextvars.bind_contextvars(session_id=self.request.session_id[:64])
         self._check(self.request)
         await self._check_addresses(self.request.route)
@@ -129,7 +129,8 @@ class Session:
         ended = stage_pb2.Ended() if error is None else error.ended()
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                await self._writer.write(stage_pb2.RunResponse(ended=ended))
+                await self._outbox.put(stage_pb2.RunResponse(ended=ended))
+                await self._outbox.flush()
                 await self._await_half_close()
             self._clean = True
         except (TimeoutError, grpc.aio.InternalError) as error_of_stream:
@@ -145,6 +146,7 @@ class Session:
             self._reader.cancel()
             self._reader.add_done_callback(_look_at_error)
         self._superseded.cancel()
+        self._outbox.cancel()
         self._receiver.close()
         self._sender.close(clean=self._clean)
 
@@ -226,6 +228,7 @@ class Session:
             needs=[stage_pb2.Position(port=port, first=first) for port, first in work.needs.items()],
             revisions=[self._environment.description.revision],
             offers=self._sender.offers(),
+            batches=True,
         )
         if self._resumption.again:
             self._inputs.go_on_from(work.needs)
@@ -238,7 +241,7 @@ class Session:
             if credit.port in self._ports:
                 self._allowance.grant(credit.port, credit.total)
         self._opened_at = self._last_output_at = time.monotonic()
-        await self._writer.write(stage_pb2.RunResponse(opened=opened))
+        await self._outbox.put(stage_pb2.RunResponse(opened=opened))
 
     async def _open_next(self) -> stage_pb2.Opened:
         hop, *rest = self.request.route
@@ -297,15 +300,11 @@ class Session:
             await self._stop(jobs)
 
     async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel the jobs, but none in the middle of a write: gRPC would go on with that one and refuse the next, which is Ended. A caller
-        that goes away meanwhile cancels this very wait; the jobs end all the same."""
+        """Cancel the jobs. A caller that goes away meanwhile cancels this very wait; the jobs end all the same."""
         tasks = [*jobs, self._drain] if self._drain is not None else list(jobs)
         for task in tasks:
             task.add_done_callback(_look_at_error)
         try:
-            async with self._writer.still(STILL_TIMEOUT_S):
-                await _cancel(*tasks)
-        except TimeoutError:
             await _cancel(*tasks)
         finally:
             for task in tasks:
@@ -318,11 +317,11 @@ class Session:
                 if self._interrupted:
                     break
                 if isinstance(output, Kept):
-                    await self._writer.write(stage_pb2.RunResponse(keep=stage_pb2.Keep(port=output.port, first=output.first)))
+                    await self._outbox.put(stage_pb2.RunResponse(keep=stage_pb2.Keep(port=output.port, first=output.first)))
                 else:
                     await self._emit(output)
         await self._end_ports()
-        await self._writer.write(stage_pb2.RunResponse(report=self._report()))
+        await self._outbox.put(stage_pb2.RunResponse(report=self._report()))
         await self._inputs.flush()
         self._drain = asyncio.create_task(self._take_the_rest())
         # After a half-close no Release can come: the end of the stream gives the blocks back.
@@ -353,7 +352,7 @@ class Session:
         return begins
 
     async def _emit(self, output: Output) -> None:
-        """Up first: a checkpoint must not come later than what is made from it."""
+        """Up first, and written: a checkpoint must not come later than what is made from it."""
         self._last_output_at = time.monotonic()
         if not self._first_output_at:
             self._first_output_at = self._last_output_at
@@ -365,6 +364,8 @@ class Session:
         if mirrored or not down:
             await self._send_up(output, credited=not mirrored)
         if down and self._link is not None:
+            if self._checkpoints:
+                await self._outbox.flush()
             await self._link.send(output)
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:
@@ -376,7 +377,7 @@ class Session:
         for chunk in port.chunks(output.count, content, last=output.last):
             if credited:
                 await self._allowance.wait(output.port, chunk.seq - self._begun_at[output.port])
-            await self._writer.write(stage_pb2.RunResponse(chunk=chunk))
+            await self._outbox.put(stage_pb2.RunResponse(chunk=chunk))
 
     async def _end_ports(self) -> None:
         """An interrupted session still ends every port. A logic that ends without ending its ports has a bug."""
@@ -389,12 +390,12 @@ class Session:
     async def _relay(self, link: Link) -> None:
         async with aclosing(link.events()) as events:
             async for event in events:
-                await self._writer.write(event)
-                if event.HasField("chunk"):
-                    self._relayed[event.chunk.port] = self._relayed.get(event.chunk.port, 0) + 1
-                    if event.chunk.last:
-                        self._granted_behind.pop(event.chunk.port, None)
-                        self._ended_behind.add(event.chunk.port)
+                await self._outbox.put(event)
+                for chunk in chunks_of(event):
+                    self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
+                    if chunk.last:
+                        self._granted_behind.pop(chunk.port, None)
+                        self._ended_behind.add(chunk.port)
                     if self._half_closed:
                         self._check_credit_behind()
 
@@ -413,8 +414,9 @@ class Session:
                 self._check_credit_behind()
                 return
             match message.WhichOneof("event"):
-                case "chunk":
-                    self._inputs.put(message.chunk)
+                case "chunk" | "chunks":
+                    for chunk in chunks_of(message):
+                        self._inputs.put(chunk)
                 case "credit":
                     await self._grant(message.credit)
                 case "release":

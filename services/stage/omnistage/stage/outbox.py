@@ -1,0 +1,98 @@
+"""What a session sends to its caller: one queue, one writer, and small chunks together where the stream is slower than what makes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from omnistage.link.batches import MAX_BATCH_BYTES, chunks_of
+from omnistage.link.limits import MAX_BATCH
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+MAX_WAITING = 32
+"""Messages that wait for the writer; then `put` waits too."""
+
+Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
+
+
+class Outbox:
+    """Writes messages in the order in which they were put, one at a time, from a task of its own.
+
+    A message that finds the stream idle is written at once. What comes while a write is under way waits, and chunks that wait next to each
+    other go in one message if the caller takes that: so a fast producer costs few messages, and a slow one waits for nobody.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._waiting: deque[stage_pb2.RunResponse] = deque()
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self.batches = False
+        """Whether the caller takes several chunks in one message."""
+
+    async def put(self, message: stage_pb2.RunResponse) -> None:
+        """Have a message written; wait while `MAX_WAITING` are. Raises what an earlier write raised: the stream is over then."""
+        if message.HasField("chunks") and not self.batches:
+            for chunk in message.chunks.chunks:
+                await self._put(stage_pb2.RunResponse(chunk=chunk))
+        else:
+            await self._put(message)
+
+    async def flush(self) -> None:
+        """Return when all that was put has been written. Raises what a write raised."""
+        while self._task is not None:
+            await self._move()
+        self._raise_error()
+
+    def cancel(self) -> None:
+        """Write nothing more."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _put(self, message: stage_pb2.RunResponse) -> None:
+        while len(self._waiting) >= MAX_WAITING and self._error is None:
+            await self._move()
+        self._raise_error()
+        self._waiting.append(message)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def _move(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                message = self._next()
+                self._moved.set()
+                await self._write(message)
+        except Exception as error:  # Of the stream, whatever it is: it belongs to whoever puts or flushes next.
+            self._error = error
+            self._waiting.clear()
+        finally:
+            self._task = None
+            self._moved.set()
+
+    def _next(self) -> stage_pb2.RunResponse:
+        """The next message to write: the oldest that waits, with the chunks right behind it."""
+        first = self._waiting.popleft()
+        chunks = list(chunks_of(first))
+        if not self.batches or not chunks:
+            return first
+        size = first.ByteSize()
+        while self._waiting:
+            more = chunks_of(self._waiting[0])
+            size += self._waiting[0].ByteSize()
+            if not more or len(chunks) + len(more) > MAX_BATCH or size > MAX_BATCH_BYTES:
+                break
+            self._waiting.popleft()
+            chunks += more
+        return first if len(chunks) == len(chunks_of(first)) else stage_pb2.RunResponse(chunks=chunk_pb2.Chunks(chunks=chunks))
