@@ -11,12 +11,11 @@ import pytest
 from helpers.run import code_chunks, open_of
 from helpers.servers import ServerProcess, all_free, stage_flags, stage_stub
 from omnistage.models.toy import formulas
-from omnistage.stage.session import STILL_TIMEOUT_S
 from omnistage.v1 import stage_pb2
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5])
-async def test_it_leaves_no_task_that_nobody_looks_at(tmp_path: Path, part: float) -> None:
+@pytest.mark.parametrize("pause_s", [0.1, 0.5])
+async def test_it_leaves_no_task_that_nobody_looks_at(tmp_path: Path, pause_s: float) -> None:
     """Its output fills the stream, so that the stage waits for a write; it is cancelled within that wait."""
     rows = np.stack([formulas.row(token) for token in range(100)])
     with ServerProcess("omnistage.code2wav", *stage_flags({"samples_per_frame": 24000}), log_folder=tmp_path) as server:
@@ -29,7 +28,7 @@ async def test_it_leaves_no_task_that_nobody_looks_at(tmp_path: Path, part: floa
                 await call.write(stage_pb2.RunRequest(chunk=chunk))
             await asyncio.sleep(0.5)  # Nobody tells when the stream is full.
             await call.write(stage_pb2.RunRequest(open=opening))
-            await asyncio.sleep(part * STILL_TIMEOUT_S)
+            await asyncio.sleep(pause_s)
             call.cancel()
             await all_free([server.address])
         assert server.stop() == 0
