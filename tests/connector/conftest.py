@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.pipes import settled
 from omnistage.connector.arena import Arena, Share
 from omnistage.connector.reference import Array
 from omnistage.connector.transport import Receiver, Sender, TensorView
@@ -82,12 +83,12 @@ def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
         copy: bool = False,
     ) -> Pair:
         arena = arena or make_arena()
-        before = arena.leases
+        before = settled(arena).leases
         sender = Sender(arena, inline_limit=inline_limit, checksum=checksum, share=share)
         pair = Pair(sender, Receiver(byte_limit=byte_limit, copy=copy), arena)
         pair.sender.accept(pair.receiver.answer(pair.sender.offers()))
         assert pair.sender.transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY, pair.sender.reason
-        assert arena.leases == before
+        assert settled(arena).leases == before
         return pair
 
     return make

@@ -17,11 +17,13 @@
 13  a view outlives stream and arena           test_transport_contract: close_takes_everything_back; test_arena: close_can_come_at_any_time
 14  a full arena                               test_arena: a_full_arena_goes_inline_with_the_same_bytes
 15  a producer cuts its file short             test_untrusted: a_file_that_is_cut_short_is_an_error_and_no_signal
-16  umask, other users                         test_arena: files_are_private_whatever_the_umask; test_two_processes: another_user
+16  umask, other users                         test_arena: files_are_private_whatever_the_umask; test_two_processes: another_user;
+                                               test_owners; a stage: hostile/test_references: another_user_of_the_host_cannot_kill_a_stage
 17  100,000 transfers                          test_soak
 18  three readers, one dies                    here: one_of_three_readers_dies
 19  empty, scalar, bfloat16, strided tensors   test_transport_contract
 20  an administrator removes a liveness file   test_sweep: segments_whose_liveness_file_was_removed; here: a_reader_whose_liveness_file_...
+21  an idle reader has mapped what is dead     test_small_mount: memory_of_a_killed_producer_that_an_idle_reader_has_mapped_is_given_back
 """
 
 import gc
@@ -38,7 +40,7 @@ import numpy as np
 import pytest
 
 from helpers.mounts import need_namespace
-from helpers.pipes import SHARED_MEMORY, WAIT_S, age, names, open_files, receive, running, running_apart
+from helpers.pipes import SHARED_MEMORY, WAIT_S, age, names, open_files, receive, running, running_apart, settled
 from helpers.reader import agree, ask, hand_over, read, read_without_arena, take_back
 from omnistage.connector.arena import Arena
 from omnistage.connector.liveness import find_peer
@@ -84,9 +86,9 @@ def test_a_killed_reader_gives_its_blocks_back_at_once(arena: Arena) -> None:
             assert hand_over(connection, sender.pack(number(value))) == b"held"
         process.kill()
         process.join()
-        assert sender.outstanding == arena.leases == 20
+        assert sender.outstanding == settled(arena).leases == 20
         sender.close(clean=False)
-        assert sender.outstanding == arena.leases == arena.bytes_used == 0
+        assert sender.outstanding == settled(arena).leases == arena.bytes_used == 0
     with running(read) as (connection, _):
         sender = agree(connection, arena)
         assert hand_over(connection, sender.pack(number(7))) == b"held"
@@ -100,13 +102,13 @@ def test_a_reader_that_dies_after_its_stream_gives_its_blocks_back_at_the_next_l
         assert hand_over(connection, sender.pack(number(1))) == b"held"
         sender.close(clean=False)
         clock.now = 1.0
-        assert arena.leases == 1, "it lives"
+        assert settled(arena).leases == 1, "it lives"
         process.kill()
         process.join()
-        assert arena.leases == 1, "one look in a while is enough"
+        assert settled(arena).leases == 1, "one look in a while is enough"
         clock.now = 1.2
         arena.free(arena.allocate(10))
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
 
 
 def test_the_blocks_of_a_dead_reader_that_others_hold_are_kept_for_them(arena: Arena) -> None:
@@ -117,14 +119,14 @@ def test_the_blocks_of_a_dead_reader_that_others_hold_are_kept_for_them(arena: A
         process.kill()
         process.join()
         sender.close(clean=False)
-        assert arena.leases == 1
+        assert settled(arena).leases == 1
     with running(read) as (connection, _):
         sender = agree(connection, arena)
         assert hand_over(connection, sender.post(parcel)) == b"held"
         assert ask(connection, b"sums") == str(SIZE).encode()
         parcel.drop()
         take_back(connection, sender)
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
 
 
 def test_a_reader_that_ended_by_itself_is_gone_too(arena: Arena) -> None:
@@ -134,7 +136,7 @@ def test_a_reader_that_ended_by_itself_is_gone_too(arena: Arena) -> None:
         connection.send_bytes(b"end")
         process.join(WAIT_S)
         sender.close(clean=False)
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
 
 
 def test_a_reader_without_an_arena_has_the_grace(arena: Arena, clock: Clock) -> None:
@@ -145,9 +147,9 @@ def test_a_reader_without_an_arena_has_the_grace(arena: Arena, clock: Clock) -> 
         process.join()
         sender.close(clean=False)
         clock.now = GRACE_S - 0.1
-        assert arena.leases == 1
+        assert settled(arena).leases == 1
         clock.now = GRACE_S
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
 
 
 def test_a_stopped_reader_keeps_its_bytes_for_the_grace_and_gets_no_new_ones_when_it_wakes(arena: Arena, clock: Clock) -> None:
@@ -162,14 +164,14 @@ def test_a_stopped_reader_keeps_its_bytes_for_the_grace_and_gets_no_new_ones_whe
         for second in range(1, 29):
             clock.now = float(second)
             blocks = [arena.allocate(SIZE) for _ in range(30)]
-            assert arena.leases == 32
+            assert settled(arena).leases == 32
             for block in blocks:
                 arena.free(block)
         os.kill(process.pid, signal.SIGCONT)
         assert connection.poll(WAIT_S) and connection.recv_bytes() == b"StaleReference"
         assert ask(connection, b"sums") == str(SIZE).encode(), "the view that it had is whole"
         clock.now = GRACE_S
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
         assert ask(connection, b"sums") == str(255 * SIZE).encode(), "after the grace the memory belongs to others"
         ask(connection, b"release")
         assert hand_over(connection, held) == b"StaleReference"
@@ -186,10 +188,10 @@ def test_one_of_three_readers_dies(arena: Arena) -> None:
         victim.join()
         senders[0].close(clean=False)
         for connection, sender in ((two, senders[1]), (three, senders[2])):
-            assert arena.leases == 1
+            assert settled(arena).leases == 1
             assert ask(connection, b"sums") == str(5 * SIZE).encode()
             take_back(connection, sender)
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
 
 
 def test_readers_with_equal_process_ids_are_told_apart(arena: Arena) -> None:
@@ -203,7 +205,7 @@ def test_readers_with_equal_process_ids_are_told_apart(arena: Arena) -> None:
         kill_one()
         for sender in senders:
             sender.close(clean=False)
-        assert arena.leases == 1, "the first is dead, the second lives"
+        assert settled(arena).leases == 1, "the first is dead, the second lives"
         assert ask(two, b"sums") == str(3 * SIZE).encode()
         for each in arenas:
             age(each)
@@ -238,7 +240,7 @@ def test_a_stream_that_is_cut_under_a_reading_thread(make_pair, arena: Arena, cl
     reader.join()
     assert seen == {3 * SIZE}
     clock.now = GRACE_S
-    assert arena.leases == 0
+    assert settled(arena).leases == 0
 
 
 # Who is dead ---------------------------------------------------------------------------------------------------------------------------
@@ -252,11 +254,11 @@ def test_a_reader_whose_liveness_file_is_removed_is_not_taken_for_dead(arena: Ar
         live.unlink()
         sender.close(clean=False)
         clock.now = 10.0
-        assert arena.leases == 1
+        assert settled(arena).leases == 1
         process.kill()
         process.join()
         clock.now = 11.0
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hostname")])
@@ -304,7 +306,7 @@ def test_this_process_is_no_peer_of_itself_and_stays_locked(arena: Arena, clock:
     with running(look_for, own.uuid) as (connection, _):
         assert receive(connection) == b"alive"
     clock.now = GRACE_S - 1
-    assert arena.leases == 1
+    assert settled(arena).leases == 1
     assert view is not None and (view.array == 1).all()
 
 

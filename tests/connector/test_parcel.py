@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.pipes import settled
 from omnistage.connector.arena import Arena
 from omnistage.connector.errors import ConnectorError, StaleReference
 from omnistage.connector.transport import Parcel, Receiver, Sender, TensorView
@@ -42,7 +43,7 @@ def test_a_block_is_free_only_when_both_streams_and_the_log_are_done(
     witness = np.frombuffer(parcel.block.segment.map, np.uint8, SIZE, parcel.block.payload_offset).view()
     broken = False
     for done, who in enumerate(order):
-        assert arena.leases == 1
+        assert settled(arena).leases == 1
         assert (witness == 7).all()
         if who == 2:
             parcel.drop()
@@ -52,18 +53,18 @@ def test_a_block_is_free_only_when_both_streams_and_the_log_are_done(
         else:
             pairs[who].sender.close(clean=ways[who] == "clean")
             broken = broken or ways[who] == "broken"
-        assert arena.leases == (1 if done < 2 or broken else 0)
+        assert settled(arena).leases == (1 if done < 2 or broken else 0)
     if broken:
         now = GRACE_S - 0.1
-        assert arena.leases == 1 and (witness == 7).all()
+        assert settled(arena).leases == 1 and (witness == 7).all()
         now = GRACE_S
-        assert arena.leases == 0
+        assert settled(arena).leases == 0
     assert (witness == 0xFF).all()
     assert arena.bytes_used == pairs[0].sender.share.used == 0
     del witness
     pairs[0].sender.close(clean=True)
     pairs[1].sender.close(clean=False)
-    assert arena.leases == 0
+    assert settled(arena).leases == 0
 
 
 def test_a_log_replays_on_a_new_stream_while_the_old_one_waits_for_its_grace(make_arena: Callable[..., Arena], make_pair) -> None:
@@ -80,9 +81,9 @@ def test_a_log_replays_on_a_new_stream_while_the_old_one_waits_for_its_grace(mak
     give_back(new, view)
     with pytest.raises(StaleReference):
         old.receiver.unpack(first)
-    assert arena.leases == 1
+    assert settled(arena).leases == 1
     now = GRACE_S
-    assert arena.leases == 0
+    assert settled(arena).leases == 0
 
 
 def test_a_log_replays_after_the_grace_of_the_old_stream(make_arena: Callable[..., Arena], make_pair) -> None:
@@ -93,12 +94,12 @@ def test_a_log_replays_after_the_grace_of_the_old_stream(make_arena: Callable[..
     old.sender.post(parcel)
     old.sender.close(clean=False)
     now = GRACE_S
-    assert arena.leases == 1
+    assert settled(arena).leases == 1
     view = new.receiver.unpack(copy_of(new.sender.post(parcel)))
     assert (view.array == 7).all()
     parcel.drop()
     give_back(new, view)
-    assert arena.leases == 0
+    assert settled(arena).leases == 0
 
 
 def test_the_grace_of_one_stream_does_not_end_the_view_of_another(make_arena: Callable[..., Arena], make_pair) -> None:
@@ -111,10 +112,10 @@ def test_the_grace_of_one_stream_does_not_end_the_view_of_another(make_arena: Ca
     view = new.receiver.unpack(copy_of(new.sender.post(parcel)))
     parcel.drop()
     now = GRACE_S
-    assert arena.leases == 1
+    assert settled(arena).leases == 1
     assert (view.array == 7).all()
     give_back(new, view)
-    assert arena.leases == 0
+    assert settled(arena).leases == 0
 
 
 @pytest.mark.parametrize("checksum", [True, False])
@@ -244,7 +245,7 @@ def test_any_story_ends_with_every_block_free(make_arena: Callable[..., Arena], 
             model.logged.discard(dropped)
         elif step == "wait":
             clock[0] += 11.0
-        assert arena.leases == model.leases(clock[0])
+        assert settled(arena).leases == model.leases(clock[0])
         assert all((view.array == parcel % 256).all() for (_, parcel), view in views.items())
     views.clear()
     for pair in pairs:
@@ -252,5 +253,5 @@ def test_any_story_ends_with_every_block_free(make_arena: Callable[..., Arena], 
     for parcel in parcels:
         parcel.drop()
     clock[0] += GRACE_S
-    assert arena.leases == arena.bytes_used == 0
+    assert settled(arena).leases == arena.bytes_used == 0
     arena.close()

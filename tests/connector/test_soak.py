@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers import drills
-from helpers.pipes import SHARED_MEMORY, names, open_files
+from helpers.pipes import SHARED_MEMORY, names, open_files, settled
 from omnistage.connector.arena import Arena
 from omnistage.connector.shm import READERS
 from omnistage.connector.transport import Parcel
@@ -60,7 +60,7 @@ def test_transfers_leave_memory_files_and_descriptors_as_they_were(make_arena: C
     mapped = len(READERS)
     use_streams(make_pair, arena, rounds)
     gc.collect()
-    assert arena.leases == arena.bytes_used == 0
+    assert settled(arena).leases == arena.bytes_used == 0
     assert mounted_bytes(arena) == mounted
     assert (len(READERS), open_files()) == (mapped, files)
     assert resident_bytes() - resident < 8 * MIB

@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from omnistage.connector.arena import Arena
+
 WAIT_S = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 spawn = multiprocessing.get_context("spawn")
@@ -94,3 +96,9 @@ def age(arena: bytes) -> None:
     then = time.time() - 60
     for path in SHARED_MEMORY.glob(f"omnistage-{arena.hex()}-*"):
         os.utime(path, (then, then))
+
+
+def settled(arena: Arena) -> Arena:
+    """The arena, after it has freed what it kept for readers who have had their grace or are dead."""
+    arena.settle()
+    return arena

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.mutation import changed
-from helpers.stage import ROWS
+from helpers.servers import ServerProcess, stage_flags, stage_stub
+from helpers.stage import ROWS, Stage
 from helpers.ward import Call, Ward, end_of, ward
 from omnistage.connector.arena import Arena
+from omnistage.connector.sweep import sweep
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
@@ -170,3 +177,22 @@ def test_any_parts_of_a_tensor(house: Ward) -> None:
 
     play()
     house.play(house.still_well())
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a while")
+async def test_another_user_of_the_host_cannot_kill_a_stage(tmp_path: Path) -> None:
+    """He offers memory of his own, which is not mapped, cuts it short, and refers to it all the same: that is PROTOCOL, and no signal."""
+    with ServerProcess("omnistage.talker", *stage_flags(), log_folder=tmp_path) as server:
+        await asyncio.to_thread(server.wait_ready)
+        command = [sys.executable, "-m", "helpers.stranger", server.address]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, env=environment)
+        sweep()
+        assert server.alive, "the stage is dead"
+        answered, ended = done.stdout.splitlines()
+        assert answered.startswith("TRANSPORT_KIND_INLINE|") and "another user" in answered, done.stderr
+        assert ended == "PROTOCOL"
+        async with stage_stub(server.address) as stub:
+            description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
+            await Stage(server.address, stub, description).still_works()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from omnistage.connector.errors import ArenaFull, ConnectorError
+from omnistage.connector.extents import Extents
 from omnistage.connector.liveness import Liveness, Peer
 from omnistage.connector.locality import MOUNT
 from omnistage.connector.shm import BLOCK_HEADER, PAGE, ProducerSegment, reservation
@@ -80,7 +81,8 @@ class Arena:
     """Blocks of shared memory, one arena per process, used from one thread.
 
     Free blocks are kept per size class and taken last in, first out, because the block given back last is still in the cache of the
-    processor. A segment whose blocks are all free can be cut anew for another class. Nothing here waits: a full arena raises ArenaFull.
+    processor. Where a class has none, free blocks of all classes are joined with their free neighbours and cut anew. Nothing here waits: a
+    full arena raises ArenaFull. Other threads may read `bytes_used` and `leases`, and call nothing.
     """
 
     @classmethod
@@ -131,6 +133,7 @@ class Arena:
         self._clock = clock
         self._segments: dict[int, ProducerSegment] = {}
         self._free: dict[int, list[Block]] = {}
+        self._extents = Extents()
         self._quarantine: dict[Peer | None, deque[tuple[float, Block]]] = {}
         self._next_look = self._next_sweep = clock()
         self._next_segment = 0
@@ -144,8 +147,7 @@ class Arena:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of payload space in blocks that are not free."""
-        self._end_quarantine()
+        """Bytes of payload space in blocks that are not free, as of the last call."""
         return self._bytes_used
 
     @property
@@ -155,9 +157,13 @@ class Arena:
 
     @property
     def leases(self) -> int:
-        """Blocks handed out and not free yet, those in quarantine included."""
-        self._end_quarantine()
+        """Blocks handed out and not free yet, as of the last call; those in quarantine included."""
         return self._leases
+
+    def settle(self) -> None:
+        """Free what was kept for readers whose grace has ended, or who are dead. `allocate` does it too; an idle arena needs this."""
+        if self._quarantine:
+            self._end_quarantine()
 
     def share(self) -> Share:
         """For one more stream: a quarter of the arena."""
@@ -240,6 +246,7 @@ class Arena:
         self._removal()
         self._segments.clear()
         self._free.clear()
+        self._extents = Extents()
         self._quarantine.clear()
         self._bytes_used = self._leases = 0
 
@@ -260,9 +267,11 @@ class Arena:
 
     def _find(self, capacity: int) -> Block:
         """A block of a class that has no free one. The steps go from cheap to dear; each is a way to need no memory that others hold."""
-        dedicated = BLOCK_HEADER + capacity > self._segment_bytes // 2
-        block = None if dedicated else self._carve(capacity) or self._recut(capacity)
-        block = block or self._grow(capacity, dedicated) or self._split(capacity)
+        dedicated = self._is_dedicated(capacity)
+        block = None if dedicated else self._cut_extent(capacity) or self._carve(capacity) or self._recut(capacity)
+        block = block or self._grow(capacity, dedicated)
+        if block is None and not dedicated:
+            block = self._join(capacity)
         while block is None:
             block = self._replace_idle(capacity, dedicated)
         return block
@@ -312,22 +321,39 @@ class Arena:
         self._refused_until = self._clock()
         return self._grow(capacity, dedicated)
 
+    def _is_dedicated(self, capacity: int) -> bool:
+        """Whether a block of this class has a segment of its own."""
+        return BLOCK_HEADER + capacity > self._segment_bytes // 2
+
     def _segment_size(self, capacity: int, dedicated: bool) -> int:
         return -(-(PAGE + BLOCK_HEADER + capacity) // PAGE) * PAGE if dedicated else self._segment_bytes
 
-    def _split(self, capacity: int) -> Block | None:
-        """Cut the smallest larger free block into as many as fit. They become one again when their segment is cut anew."""
-        larger = [size for size, free in self._free.items() if free and size > capacity]
-        if not larger:
-            return None
-        whole = self._free[min(larger)].pop()
-        stride = BLOCK_HEADER + capacity
-        count = (BLOCK_HEADER + whole.capacity) // stride
-        if count == 1:
-            return whole
-        pieces = [Block(whole.segment, whole.offset + number * stride, capacity) for number in range(count)]
-        self._free.setdefault(capacity, []).extend(pieces[:0:-1])
-        return pieces[0]
+    def _cut_extent(self, capacity: int) -> Block | None:
+        """Cut a block off the smallest range of joined blocks that is large enough."""
+        found = self._extents.take(BLOCK_HEADER + capacity)
+        return Block(self._segments[found[0]], found[1], capacity) if found else None
+
+    def _join(self, capacity: int) -> Block | None:
+        """Join free blocks of all classes with their free neighbours until a block can be cut. A block is joined once at most for each time
+        that it was freed, so this costs no more than the frees before it did."""
+        for size, free in self._free.items():
+            while free and not self._is_dedicated(size):
+                block = free.pop()
+                end = block.offset + BLOCK_HEADER + block.capacity
+                if self._give_extent(block.segment, block.offset, end) >= BLOCK_HEADER + capacity:
+                    cut = self._cut_extent(capacity) or self._carve(capacity)
+                    if cut is not None:
+                        return cut
+        return None
+
+    def _give_extent(self, segment: ProducerSegment, start: int, end: int) -> int:
+        """Take in a free range; the size of what it is a part of now. One at the end of what was carved belongs to the rest again."""
+        start, end = self._extents.add(segment.number, start, end)
+        if end < segment.carved:
+            return end - start
+        self._extents.remove(segment.number, start)
+        segment.carved = start
+        return segment.size - start
 
     def _cut(self, segment: ProducerSegment, capacity: int) -> Block | None:
         end = segment.carved + BLOCK_HEADER + capacity
@@ -379,6 +405,7 @@ class Arena:
         segment.close()
 
     def _forget_free(self, segment: ProducerSegment) -> None:
+        self._extents.forget(segment.number)
         for capacity, free in self._free.items():
             self._free[capacity] = [block for block in free if block.segment is not segment]
 

@@ -2,6 +2,7 @@
 
 ConnectorError (ValueError)
     InvalidReference    the peer sent something that can never be right
+        ForeignSegment  into memory that another user holds
     StaleReference      the reference was right once; its memory has been reused since
 
 No message here ever holds the name of a shared-memory segment: the text may travel to a client.
@@ -14,6 +15,10 @@ class ConnectorError(ValueError):
 
 class InvalidReference(ConnectorError):
     """A reference, part or release breaks the contract. Maps to INVALID_ARGUMENT, reason PROTOCOL; sending it again cannot help."""
+
+
+class ForeignSegment(InvalidReference):
+    """A reference into memory that another user could take away under a reader: it is not mapped."""
 
 
 class StaleReference(ConnectorError):

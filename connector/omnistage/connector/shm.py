@@ -11,11 +11,12 @@ import mmap
 import os
 import stat
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 import posix_ipc
 
-from omnistage.connector.errors import InvalidReference, StaleReference
+from omnistage.connector.errors import ForeignSegment, InvalidReference, StaleReference
 from omnistage.connector.locality import MOUNT
 
 PAGE = 4096
@@ -29,6 +30,7 @@ _RESERVED = struct.Struct("<Q")
 _RESERVED_AT = _SEGMENT.size - _RESERVED.size
 _BLOCK_MAGIC = 0x6B636F6C42696E6D  # "mniBlock"
 _BLOCK = struct.Struct("<QQQ")  # magic, generation, length
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _STEP = 1 << 20  # reserved at a time: small enough not to hold up the event loop (about 1 ms), large enough to be rare
 
 
@@ -131,8 +133,11 @@ def _path(arena: bytes, number: int) -> Path:
     return MOUNT / segment_name(arena, number).removeprefix("/")
 
 
-def _open(arena: bytes, number: int) -> int:
-    """Descriptor of a segment, for reading. Raises StaleReference when there is none, InvalidReference when it may not or cannot be one."""
+def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
+    """Descriptor of a segment, for reading. owners: users besides our own whose it may be.
+
+    Raises StaleReference when there is none, ForeignSegment when it is in the hands of others, InvalidReference when it cannot be one.
+    """
     try:
         # As shm_open does it, and without waiting should something lie there that is not a file.
         descriptor = os.open(_path(arena, number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -144,6 +149,9 @@ def _open(arena: bytes, number: int) -> int:
     if not stat.S_ISREG(facts.st_mode) or facts.st_size < PAGE:
         os.close(descriptor)
         raise InvalidReference(f"segment {number} of the sender's arena is not a segment")
+    if facts.st_uid not in (os.geteuid(), *owners) or facts.st_mode & _WRITABLE_BY_OTHERS:
+        os.close(descriptor)
+        raise ForeignSegment(f"segment {number} of the sender's arena belongs to another user, or others may write it")
     return descriptor
 
 
@@ -173,12 +181,13 @@ def _check_block(header: bytes, length: int, generation: int) -> None:
         raise InvalidReference(f"the block holds {size} bytes, not {length}")
 
 
-def copy_block(arena: bytes, number: int, offset: int, length: int, generation: int) -> bytes:
+def copy_block(arena: bytes, number: int, offset: int, length: int, generation: int, owners: Collection[int] = ()) -> bytes:
     """A copy of the payload of a block, read without mapping it: a producer that cuts its file short makes this an error, not a signal.
+    owners: users besides our own who may have the file.
 
     Raises StaleReference, InvalidReference (as ReaderSegment does), also when the block was given back while it was read.
     """
-    descriptor = _open(arena, number)
+    descriptor = _open(arena, number, owners)
     try:
 
         def read(start: int, count: int) -> bytes:
@@ -198,7 +207,10 @@ def copy_block(arena: bytes, number: int, offset: int, length: int, generation: 
 
 
 class ReaderSegment:
-    """A segment of another process's arena, mapped read-only: writing through a view is a segmentation fault, not a corruption."""
+    """A segment of another process's arena, mapped read-only: writing through a view is a segmentation fault, not a corruption.
+
+    Only one of our own user: whoever can cut a file short kills those who have it mapped (SIGBUS).
+    """
 
     def __init__(self, arena: bytes, number: int) -> None:
         """Open and check it. Raises StaleReference when there is no such segment, InvalidReference when it may not or cannot be used."""

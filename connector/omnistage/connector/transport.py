@@ -13,14 +13,14 @@ All calls of one process come from one thread. Only the last use of an array may
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from omnistage.connector import inline
 from omnistage.connector.arena import Arena, Block, Share
 from omnistage.connector.crc32c import crc32c
-from omnistage.connector.errors import ArenaFull, ConnectorError, InvalidReference
+from omnistage.connector.errors import ArenaFull, ConnectorError, ForeignSegment, InvalidReference
 from omnistage.connector.liveness import ARENA_ID_BYTES, Peer, find_peer
 from omnistage.connector.locality import boot_id, mount_device
 from omnistage.connector.reference import Array, Layout, Raw, header_of, layout_of, parse_layout, view_bytes
@@ -287,11 +287,15 @@ class TensorView:
 class Receiver:
     """Takes the tensors of one direction of one stream."""
 
-    def __init__(self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True, copy: bool = False) -> None:
+    def __init__(
+        self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True, copy: bool = False, owners: Collection[int] = ()
+    ) -> None:
         """byte_limit: most bytes of tensors that may be held here at once, views of the sender's memory and unfinished ones together.
-        copy: read the sender's memory as a file and give it back at once. That costs a copy, but a sender that cuts its files short, which
-            kills those who have mapped them, is a typed error then: for senders that are not trusted.
+        copy: read the sender's memory as a file and give it back at once, whoever has it. That costs a copy, but a sender that cuts its
+            files short, which kills those who have mapped them, is a typed error then.
+        owners: user ids besides our own whose memory is taken, by copies; that of all others is refused.
         """
+        self._owners = frozenset(owners)
         self._byte_limit = byte_limit
         self._copy = copy
         self._accept_shared_memory = accept_shared_memory
@@ -350,9 +354,15 @@ class Receiver:
         if len(offer.arena) != ARENA_ID_BYTES or probe.shared_memory.arena != offer.arena:
             raise InvalidReference("it is not in the arena that was offered")
         slot = probe.shared_memory
+        if not self._copy:
+            try:
+                segment = READERS.get(offer.arena, slot.segment)
+            except ForeignSegment:
+                if not self._owners:
+                    raise
+                self._copy = True
         if self._copy:
-            return copy_block(offer.arena, slot.segment, slot.offset, slot.length, slot.generation)
-        segment = READERS.get(offer.arena, slot.segment)
+            return copy_block(offer.arena, slot.segment, slot.offset, slot.length, slot.generation, self._owners)
         segment.check(slot.offset, slot.length, slot.generation)
         start = slot.offset + BLOCK_HEADER
         return segment.map[start : start + PROBE_BYTES]
@@ -408,7 +418,7 @@ class Receiver:
             raise InvalidReference("the reference was sent before and its view is still alive")
         self._check_limit(layout.size)
         if self._copy:
-            copied = copy_block(arena, slot.segment, slot.offset, slot.length, slot.generation)
+            copied = copy_block(arena, slot.segment, slot.offset, slot.length, slot.generation, self._owners)
             self._to_release.append(key)
             return np.frombuffer(copied, np.uint8)
         segment = READERS.get(arena, slot.segment)

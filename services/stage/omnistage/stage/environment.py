@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from omnistage.connector.arena import Arena
 from omnistage.link.channel import Channels
 from omnistage.stage.allowlist import AllowList
@@ -23,7 +25,9 @@ class SessionEnvironment:
         inline_limit: int,
         replay_limit: int,
         session_limit_s: float,
+        trusted_uids: Collection[int] = (),
     ) -> None:
+        """trusted_uids: users besides our own whose tensors are taken out of their shared memory, by copies."""
         self.logic = logic
         self.description = description
         self.channels = channels
@@ -32,5 +36,6 @@ class SessionEnvironment:
         self.inline_limit = inline_limit
         self.replay_limit = replay_limit
         self.session_limit_s = session_limit_s
+        self.trusted_uids = frozenset(trusted_uids)
         self.address = ""
         self.kind = stage_pb2.StageKind.Name(description.kind).removeprefix("STAGE_KIND_").lower()

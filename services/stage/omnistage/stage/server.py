@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import grpc.aio
 
 from omnistage.connector.arena import Arena
+from omnistage.connector.shm import READERS
 from omnistage.connector.sweep import sweep
 from omnistage.host import program
 from omnistage.host.addresses import check_can_listen
@@ -66,6 +67,7 @@ class StageServer:
             inline_limit=settings.inline_limit,
             replay_limit=settings.replay_limit,
             session_limit_s=settings.session_limit,
+            trusted_uids=settings.trusted_uids,
         )
         self._servicer = StageServicer(self._environment, metrics)
         self._broken = False
@@ -81,7 +83,7 @@ class StageServer:
 
     async def start(self) -> None:
         await self._logic.warm_up()
-        self.lasting.start("sweep", _sweep_for_ever())
+        self.lasting.start("tidy", _tidy_for_ever(self._arena))
         self._servicer.begin()
 
     async def drain(self, grace_s: float) -> None:
@@ -104,11 +106,19 @@ class StageServer:
             self._arena.close()
 
 
-async def _sweep_for_ever() -> None:
-    """Remove what stages that were killed since left behind, in a thread: a mount may hold thousands of files."""
+async def tidy(arena: Arena | None) -> None:
+    """Remove what stages that were killed since left behind, in a thread: a mount may hold thousands of files. Then give back what this
+    process has of it: memory that an idle reader has mapped is not free, though no file of it is left."""
+    await asyncio.to_thread(sweep)
+    READERS.drop_gone()
+    if arena is not None:
+        arena.settle()
+
+
+async def _tidy_for_ever(arena: Arena | None) -> None:
     while True:
         await asyncio.sleep(SWEEP_PERIOD_S)
-        await asyncio.to_thread(sweep)
+        await tidy(arena)
 
 
 async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refusal: type[Exception]) -> None:

@@ -110,6 +110,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             transports={name: count for name, count in self._transports.items() if count},
         )
         if arena is not None:
+            arena.settle()
             report.arena_bytes_used, report.arena_bytes_total, report.leases = arena.bytes_used, arena.bytes_total, arena.leases
         return report
 

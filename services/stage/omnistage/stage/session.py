@@ -66,7 +66,7 @@ class Session:
         self._superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._share = environment.arena.share() if environment.arena is not None else None
         self._sender = self._new_sender()
-        self._receiver = Receiver()
+        self._receiver = Receiver(owners=environment.trusted_uids)
         self._inputs = Inputs(environment.description.accepts, self._receiver, self._outbox.put)
         self._link: Link | None = None
         self._takes: frozenset[str] = frozenset()

@@ -52,8 +52,13 @@ class StageSettings(ServerSettings):
         json_schema_extra={"metavar": "BYTES"},
     )
     session_limit: float = Field(600.0, gt=0, description="seconds that a session without a deadline may take")
+    trusted_uids: Annotated[tuple[int, ...], NoDecode] = Field(
+        (),
+        description="users besides our own whose tensors are read out of their shared memory, by copies; comma-separated",
+        json_schema_extra={"metavar": "UID,..."},
+    )
 
-    @field_validator("allow", mode="before")
+    @field_validator("allow", "trusted_uids", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -1,0 +1,50 @@
+"""Free ranges of segments. Neighbours are one range, so what was cut into small blocks comes together again when they are free."""
+
+from bisect import bisect_left, insort
+
+
+class Extents:
+    """Ranges by segment, found by size in O(log n) and by their ends at once. Offsets and sizes are in bytes."""
+
+    def __init__(self) -> None:
+        self._by_size: list[tuple[int, int, int]] = []  # size, segment, start
+        self._end_of: dict[tuple[int, int], int] = {}  # by segment and start
+        self._start_of: dict[tuple[int, int], int] = {}  # by segment and end
+
+    def add(self, segment: int, start: int, end: int) -> tuple[int, int]:
+        """Take in a free range that none of these overlaps; returns start and end of the one that it is a part of now."""
+        before = self._start_of.get((segment, start))
+        if before is not None:
+            self.remove(segment, before)
+            start = before
+        after = self._end_of.get((segment, end))
+        if after is not None:
+            self.remove(segment, end)
+            end = after
+        self._end_of[segment, start] = end
+        self._start_of[segment, end] = start
+        insort(self._by_size, (end - start, segment, start))
+        return start, end
+
+    def take(self, size: int) -> tuple[int, int] | None:
+        """Segment and start of `size` bytes that are not free any more, from the smallest range that has them; None if there is none."""
+        place = bisect_left(self._by_size, (size, 0, 0))
+        if place == len(self._by_size):
+            return None
+        _, segment, start = self._by_size[place]
+        end = self.remove(segment, start)
+        if end - start > size:
+            self.add(segment, start + size, end)
+        return segment, start
+
+    def remove(self, segment: int, start: int) -> int:
+        """Take out the range that begins there; returns its end."""
+        end = self._end_of.pop((segment, start))
+        del self._start_of[segment, end]
+        del self._by_size[bisect_left(self._by_size, (end - start, segment, start))]
+        return end
+
+    def forget(self, segment: int) -> None:
+        """Take out all ranges of a segment."""
+        for owner, start in [key for key in self._end_of if key[0] == segment]:
+            self.remove(owner, start)
