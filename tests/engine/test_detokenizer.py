@@ -74,6 +74,36 @@ def test_nothing_from_a_stop_string_on_comes_out_at_any_cut(stop: tuple[str, ...
         assert ("".join(parts), stopped) == (expected, bool(ends))
 
 
+def plain_deltas(text: str, stop: tuple[str, ...]) -> list[str]:
+    """What comes out after each character, by looking at everything anew each time; no more after a stop string."""
+    deltas, given = [], 0
+    for end in range(1, len(text) + 1):
+        seen = text[:end]
+        met = max((len(word) for word in stop if seen.endswith(word)), default=0)
+        held = max((size for word in stop for size in range(1, len(word)) if seen.endswith(word[:size])), default=0)
+        final = end - (met or held)
+        deltas.append(text[given:final])
+        given = final
+        if met:
+            break
+    return deltas
+
+
+def test_every_delta_is_that_of_the_plain_search(seed: int) -> None:
+    """Strings of few letters overlap themselves and each other in all ways."""
+    rng = random.Random(seed)
+    for _ in range(3000):
+        letters = "ab" if rng.random() < 0.5 else "abc"
+        stop = tuple("".join(rng.choices(letters, k=rng.randint(1, 9))) for _ in range(rng.randint(1, 6)))
+        text = "".join(rng.choices(letters, k=rng.randrange(40)))
+        detokenizer, deltas = Detokenizer(PIECES.__getitem__, stop), []
+        for byte in text.encode():
+            deltas.append(detokenizer.push(byte))
+            if detokenizer.stopped:
+                break
+        assert deltas == plain_deltas(text, stop), (text, stop)
+
+
 def test_what_may_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not() -> None:
     detokenizer = Detokenizer(PIECES.__getitem__, ("STOP",))
     assert [detokenizer.push(byte) for byte in b"aSTSTx"] == ["a", "", "", "ST", "", "STx"]

@@ -60,8 +60,8 @@ class BreakingThinker:
         stats = self._engine.stats()
         return Load(stats.waiting, stats.pages_used, stats.pages_total)
 
-    def check(self, request: TextRequest) -> None:
-        return
+    async def prepare(self, request: TextRequest) -> TextRequest:
+        return request
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
         prompt = PROMPTS.get(request.turns[-1].text, (1, 2, 3))

@@ -80,7 +80,7 @@ async def run_logic(
     start = start or Start()
     hidden = {"hidden", "features"}
     known = Start({port: first for port, first in start.first.items() if port not in hidden}, start.ended - hidden, start.history)
-    work = logic.prepare(stage_pb2.Open(params=params, seed=seed), known)
+    work = await logic.prepare(stage_pb2.Open(params=params, seed=seed), known)
     made = Made(work.needs)
     async with aclosing(work.run(_each(inputs), Timing(), start)) as outputs:
         async for output in outputs:

@@ -178,16 +178,16 @@ async def test_an_answer_that_has_ended_is_not_made_again(thinker: SmolThinker) 
 )
 async def test_a_history_that_cannot_be_is_refused(thinker: SmolThinker, request_: TextRequest) -> None:
     with pytest.raises(BadRequest) as refused:
-        thinker.check(request_)
+        await thinker.prepare(request_)
     assert refused.value.field == "resume.history"
     assert thinker.load().kv_pages_used == 0
 
 
 async def test_a_history_with_a_stop_string_in_it_is_refused(thinker: SmolThinker) -> None:
     tokens = tuple(thinker._encode("All is said and done here"))
-    thinker.check(ask("x", history=tokens))
+    await thinker.prepare(ask("x", history=tokens))
     with pytest.raises(BadRequest, match="stop string"):
-        thinker.check(ask("x", history=tokens, stop=("and",)))
+        await thinker.prepare(ask("x", history=tokens, stop=("and",)))
 
 
 async def test_a_special_token_is_in_no_answer_and_in_no_history(thinker: SmolThinker, default_model: Path) -> None:
@@ -199,8 +199,8 @@ async def test_a_special_token_is_in_no_answer_and_in_no_history(thinker: SmolTh
     asked = TextRequest(turns=(Turn("user", "Tell me a story."),), seed=1, max_tokens=8)
     for token_id in special:
         with pytest.raises(BadRequest, match="special"):
-            thinker.check(replace(asked, history=(504, token_id, 260)))
+            await thinker.prepare(replace(asked, history=(504, token_id, 260)))
     pushing = Sampling(temperature=1.0, logit_bias={token_id: 100.0 for token_id in special if token_id != end})
     pushed = await answer(thinker, replace(asked, sampling=pushing, ignore_eos=True))
     assert len(pushed.tokens) == 8 and not set(pushed.tokens) & set(special)
-    thinker.check(replace(asked, history=pushed.tokens[:4]))
+    await thinker.prepare(replace(asked, history=pushed.tokens[:4]))

@@ -177,6 +177,7 @@ async def test_a_reader_that_stops_bounds_the_work_and_closing_frees_all(thinker
         (TextRequest((), 0), "thinker.messages"),
         (TextRequest((Turn("robot", "x"),), 0), "thinker.messages"),
         (ask("far too long " * 4000), "thinker.messages"),
+        (ask("x" * (8 * 8192 + 1)), "thinker.messages"),
         (ask("x", max_tokens=0), "thinker.max_tokens"),
         (ask("x", min_tokens=40), "thinker.min_tokens"),
         (ask("x", stop=("",)), "thinker.stop"),
@@ -186,7 +187,7 @@ async def test_a_reader_that_stops_bounds_the_work_and_closing_frees_all(thinker
 )
 async def test_what_it_cannot_do_is_refused_by_field(thinker: SmolThinker, request_: TextRequest, field: str) -> None:
     with pytest.raises(BadRequest) as refusal:
-        thinker.check(request_)
+        await thinker.prepare(request_)
     assert refusal.value.field == field
     with pytest.raises(BadRequest):
         await read(thinker, request_)
@@ -221,3 +222,12 @@ def test_the_revision_changes_with_the_dtype(directory: Path) -> None:
     assert len(revisions) == 2
     with pytest.raises(ValueError, match="dtype"):
         SmolThinker.from_directory(directory, dtype="int8")
+
+
+async def test_all_sessions_that_a_replica_may_have_can_wait_at_once(directory: Path) -> None:
+    """Up to twice its number, where they were begun elsewhere; none of them is turned away by the engine's queue."""
+    model = SmolThinker.from_directory(directory, max_sessions=2)
+    prepared = [await model.prepare(ask(f"Say {number}.", max_tokens=2, ignore_eos=True)) for number in range(4)]
+    answers = await asyncio.gather(*(read(model, request) for request in prepared))
+    assert [len(pieces) > 0 for pieces in answers] == [True] * 4
+    await model.close()

@@ -223,7 +223,7 @@ async def test_a_code2wav_goes_on_at_any_sample_and_needs_no_more_than_it_said(
         assert firsts == sorted(set(firsts)) and firsts[-1] >= len(frames) - 40
         for cut in [0, total, *(rng.randrange(total) for _ in range(CUTS if family == "toy" else 12))]:
             start = start_at({"audio": cut})
-            needed = logic.prepare(stage_pb2.Open(params=asked, seed=seed), start).needs[port]
+            needed = (await logic.prepare(stage_pb2.Open(params=asked, seed=seed), start)).needs[port]
             kept = max((first for _, first, samples in whole.kept if samples <= cut), default=0)
             for begin in {0, needed, max(needed, kept), rng.randint(0, max(needed, kept))}:
                 made = await run_logic(logic, asked, pieces_of(port, frames, rng, begin), start, seed=seed)
@@ -235,7 +235,7 @@ async def test_a_code2wav_goes_on_at_any_sample_and_needs_no_more_than_it_said(
 async def test_a_code2wav_asks_for_its_left_context():
     async with loaded("toy", "code2wav", {"context": 3}) as logic:
         for sample, frame in [(0, 0), (179, 0), (240, 1), (599, 6), (600, 7), (6000, 97)]:
-            assert logic.prepare(stage_pb2.Open(), start_at({"audio": sample})).needs == {"codes": frame}
+            assert (await logic.prepare(stage_pb2.Open(), start_at({"audio": sample}))).needs == {"codes": frame}
 
 
 @pytest.mark.parametrize("family", ["toy", pytest.param("smol", marks=SMOL)])
@@ -312,14 +312,14 @@ def begun_at(first: int) -> chunk_pb2.Chunk:
 async def test_a_history_that_does_not_fit_is_refused_before_anything_is_computed(kind: str, start: Start):
     logic = toy_logic(kind)
     with pytest.raises(StageError) as refused:
-        logic.prepare(stage_pb2.Open(params=params(kind)), start)
+        await logic.prepare(stage_pb2.Open(params=params(kind)), start)
     assert refused.value.reason == "BAD_REQUEST"
     assert refused.value.metadata["field"] in ("resume.history", "resume.positions")
 
 
 async def test_frames_beyond_max_frames_are_refused():
     with pytest.raises(StageError, match="max_frames") as refused:
-        toy_logic("talker").prepare(stage_pb2.Open(params=params("talker", max_frames=6)), start_at({}, history_of_codes(CODES)))
+        await toy_logic("talker").prepare(stage_pb2.Open(params=params("talker", max_frames=6)), start_at({}, history_of_codes(CODES)))
     assert refused.value.metadata["field"] == "resume.history"
 
 

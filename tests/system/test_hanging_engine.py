@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from helpers.link import chunks_of, failovers_of, hear, link_by, opening, route_to
@@ -40,8 +41,10 @@ def tokens_of(events: list[stage_pb2.RunResponse]) -> list[int]:
 
 
 async def test_an_engine_that_hangs_ends_its_process_and_the_answer_goes_on_elsewhere(tmp_path: Path):
-    with thinker(tmp_path, hangs_at=20) as hanging, thinker(tmp_path) as sound:
+    with ExitStack() as running:
+        hanging = running.enter_context(thinker(tmp_path, hangs_at=20))
         hanging.wait_ready()
+        sound = running.enter_context(thinker(tmp_path))
         sound.wait_ready()
         expected = tokens_of(await answer(sound.address))
         events = await answer(hanging.address, sound.address)

@@ -11,6 +11,34 @@ import codecs
 from collections.abc import Callable, Collection, Sequence
 
 
+class _StopString:
+    """Looks for one string in a text that comes character by character, by the algorithm of Knuth, Morris and Pratt (1977): the work does
+    not grow with the length of the string. matched: characters of its beginning that the text ends with now."""
+
+    __slots__ = ("_shorter", "matched", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        # For each beginning of the string: the longest shorter one that it ends with.
+        self._shorter = [0] * len(text)
+        matched = 0
+        for index in range(1, len(text)):
+            while matched and text[index] != text[matched]:
+                matched = self._shorter[matched - 1]
+            matched += text[index] == text[matched]
+            self._shorter[index] = matched
+
+    def meets(self, character: str) -> bool:
+        """Take the next character; whether the string ends with it. Not to be asked again then."""
+        text, matched = self.text, self.matched
+        while matched and text[matched] != character:
+            matched = self._shorter[matched - 1]
+        matched += text[matched] == character
+        self.matched = matched
+        return matched == len(text)
+
+
 class Detokenizer:
     """Text of one answer, token by token.
 
@@ -23,7 +51,7 @@ class Detokenizer:
         if any(not text for text in stop):
             raise ValueError("a stop string is empty")
         self._piece = piece
-        self._stop = tuple(sorted(stop, key=len, reverse=True))
+        self._stop = [_StopString(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._stopped = False
@@ -51,12 +79,12 @@ class Detokenizer:
         # The end of what is held is looked at character by character: a stop string is met where it ends, not where it begins.
         for character in fresh:
             self._held += character
-            met = next((text for text in self._stop if self._held.endswith(text)), None)
-            if met is not None:
-                final = self._held[: -len(met)]
+            met = [len(stop.text) for stop in self._stop if stop.meets(character)]
+            if met:
+                final = self._held[: -max(met)]
                 self._held, self._stopped = "", True
                 return final
-        keep = max((size for text in self._stop for size in range(1, len(text)) if self._held.endswith(text[:size])), default=0)
+        keep = max(stop.matched for stop in self._stop)
         final, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return final
 

@@ -113,6 +113,8 @@ class TextRequest:
 
     To go on with an answer that an equal request began: history: all tokens it has so far. rows_from: hidden rows are wanted
     from this token on, at most len(history). finished: the answer has ended so; only rows of its history are wanted.
+
+    token_ids: what the model made of the text when it prepared the request; empty before, and for models that need none.
     """
 
     turns: tuple[Turn, ...]
@@ -127,6 +129,7 @@ class TextRequest:
     history: tuple[int, ...] = ()
     rows_from: int = 0
     finished: FinishReason | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,10 @@ class TextPiece:
 class ThinkerModel(Model, Protocol):
     """Text from a conversation."""
 
-    def check(self, request: TextRequest) -> None:
-        """Raise BadRequest for what `generate` would refuse (too long a prompt ...). Cheap; called before a session is opened."""
+    async def prepare(self, request: TextRequest) -> TextRequest:
+        """The request as `generate` takes it without doing the same work again. Called before a session is opened, for every request, so
+        nothing that takes long is done on the event loop, and what is too long is refused before anything is done with it. Raises
+        BadRequest for what `generate` would refuse."""
 
     def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
         """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them.

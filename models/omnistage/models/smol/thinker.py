@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from omnistage.engine.activity import Activity
 from omnistage.engine.decoder import DecoderConfig, PackedDecoder
@@ -32,10 +34,16 @@ words. With the marks around it these are the 32 tokens of a page, so the engine
 _ROLES = ("system", "user", "assistant")
 _MAX_STOP = 16
 _PIECE_TOKENS = 8
+_MAX_TOKEN_CHARACTERS = 8
+"""A text with more characters than this for each token of the context is refused before it becomes tokens, which costs time. English has
+about 4.5 to a token of this vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
 _NEVER = -1e9
 """Added to a logit: above no other one, whatever a client adds."""
 _CODE_REVISION = "3"
 """Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+"""Text becomes tokens on one thread, not on a pool as large as the machine."""
 
 _LANGUAGE = "model."
 _UNUSED = ("audio_tower.", "visual.")
@@ -51,6 +59,7 @@ class SmolThinker:
         tokenizer.encode_special_tokens = True
         self._start, self._end = (_special(tokenizer, name) for name in ("<|im_start|>", "<|im_end|>"))
         special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+        self._newline, self._opening = self._encode("\n"), self._encode("assistant\n")
         self._piece = BytePieces(tokenizer.id_to_token, special)
         self._unsayable = frozenset(special)
 
@@ -79,7 +88,9 @@ class SmolThinker:
         if unread := weights.unread():
             raise ValueError(f"{directory} has weights that this model does not: {', '.join(unread[:8])}")
         pages = kv_bytes // page_bytes(decoder.spec)
-        engine = Engine(decoder, pages=pages, limits=Limits(max_sequences=max_sessions, max_waiting=max_sessions), poison=poison)
+        # A replica that takes another one's place has up to twice its sessions: all of them may wait at once.
+        limits = Limits(max_sequences=max_sessions, max_waiting=2 * max_sessions)
+        engine = Engine(decoder, pages=pages, limits=limits, poison=poison)
         info = ModelInfo(
             name="smollm2-135m-instruct",
             revision=_revision(directory, dtype),
@@ -111,7 +122,8 @@ class SmolThinker:
     async def close(self) -> None:
         await self._engine.close()
 
-    def check(self, request: TextRequest) -> None:
+    async def prepare(self, request: TextRequest) -> TextRequest:
+        """See ThinkerModel.prepare. Text is counted before anything is done with it, and becomes tokens on a thread."""
         if not request.turns and not request.verbatim:
             raise BadRequest("thinker.messages", "give at least one message")
         for turn in request.turns:
@@ -130,16 +142,25 @@ class SmolThinker:
             raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
         if not self._unsayable.isdisjoint(request.history):
             raise BadRequest("resume.history", "special tokens are in no answer")
-        if request.verbatim:
-            self._check_verbatim(request)
-            return
-        prompt = self.prompt(request.turns)
-        self._check_length(prompt)
-        self._check_unfinished(request, prompt)
+        self._check_characters("thinker.verbatim", len(request.verbatim))
+        self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
+        return await asyncio.to_thread(self._tokenized, request)
 
-    def _check_verbatim(self, request: TextRequest) -> None:
-        if list(request.history) != self._encode(request.verbatim)[: len(request.history)]:
-            raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
+    def _check_characters(self, field: str, count: int) -> None:
+        most = self._context * _MAX_TOKEN_CHARACTERS
+        if count > most:
+            raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
+
+    def _tokenized(self, request: TextRequest) -> TextRequest:
+        """The request with its tokens. Raises BadRequest for what only they tell."""
+        if request.verbatim:
+            ids = self._encode(request.verbatim)
+            if request.history != ids[: len(request.history)]:
+                raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
+        else:
+            ids = self.prompt(request.turns)
+            self._check_unfinished(request, ids)
+        return replace(request, token_ids=ids)
 
     def _check_unfinished(self, request: TextRequest, prompt: Sequence[int]) -> None:
         """An answer that has ended cannot go on; whoever has its last token also has its finish reason."""
@@ -165,29 +186,33 @@ class SmolThinker:
             detokenizer.push(token_id)
         return detokenizer
 
-    def _check_length(self, prompt: Sequence[int]) -> None:
-        if len(prompt) >= self._context:
-            size = f"it has {len(prompt)} tokens, the model takes {self._context - 1}"
-            raise BadRequest("thinker.messages", f"shorten the conversation: {size}")
-
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
-        """Token ids of a conversation in the model's chat form (ChatML), open for the assistant's answer."""
+        """Token ids of a conversation in the model's chat form (ChatML), open for the assistant's answer. Raises BadRequest if it is too
+        long."""
         if not turns or turns[0].role != "system":
             turns = (Turn("system", DEFAULT_SYSTEM), *turns)
-        newline = self._encode("\n")
+        encoded = [self._encoded(f"{turn.role}\n{turn.text}") for turn in turns]
+        size = sum(map(len, encoded)) + len(encoded) * (2 + len(self._newline)) + 1 + len(self._opening)
+        if size >= self._context:
+            raise BadRequest("thinker.messages", f"shorten the conversation: it has {size} tokens, the model takes {self._context - 1}")
         ids: list[int] = []
-        for turn in turns:
-            ids += [self._start, *self._encode(f"{turn.role}\n{turn.text}"), self._end, *newline]
-        return (*ids, self._start, *self._encode("assistant\n"))
+        for part in encoded:
+            ids += [self._start, *part.ids, self._end, *self._newline]
+        return (*ids, self._start, *self._opening)
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._encoded(text).ids)
+
+    def _encoded(self, text: str) -> Encoding:
+        # Unlike `encode`, a batch lets other threads of Python run meanwhile.
+        (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return encoded
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
         """Yield pieces as they are ready. At most `scheduler.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
         text is not among the ids; a stop string's tokens are, its text is not."""
-        self.check(request)
+        if not request.token_ids:
+            request = await self.prepare(request)
         if request.finished is not None:
             yield TextPiece("", (), finish_reason=request.finished)
             return
@@ -197,7 +222,7 @@ class SmolThinker:
                 yield piece
 
     async def _say(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        ids = self._encode(request.verbatim)
+        ids = request.token_ids
         detokenizer = self._detokenizer(replace(request, stop=()))
         for first in range(len(request.history), len(ids), _PIECE_TOKENS):
             part = ids[first : first + _PIECE_TOKENS]
@@ -205,12 +230,11 @@ class SmolThinker:
         yield TextPiece(detokenizer.finish(), (), finish_reason=FinishReason.STOP)
 
     async def _think(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        prompt = self.prompt(request.turns)
         stream = self._engine.submit(
             TokenRequest(
-                prompt=prompt,
+                prompt=request.token_ids,
                 seed=request.seed,
-                max_tokens=self._max_tokens(request, prompt),
+                max_tokens=self._max_tokens(request, request.token_ids),
                 sampling=self._sampling(request),
                 min_tokens=request.min_tokens,
                 end_ids=frozenset({self._end}),

@@ -113,11 +113,12 @@ class ToyThinker(_Toy):
         text = PortSpec("text", Content.TEXT, compact=True)
         self.info = ModelInfo("toy-thinker", REVISION, (), (text, hidden), options.max_sessions)
 
-    def check(self, request: TextRequest) -> None:
+    async def prepare(self, request: TextRequest) -> TextRequest:
         if not request.turns and not request.verbatim:
             raise BadRequest("thinker.messages", "at least one turn is needed")
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
+        return request
 
     def _length(self, request: TextRequest) -> int:
         """Tokens of the whole answer."""
@@ -127,7 +128,7 @@ class ToyThinker(_Toy):
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
         """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
-        self.check(request)
+        await self.prepare(request)
         async with aclosing(self._earlier(request)) as earlier:
             async for piece in earlier:
                 yield piece

@@ -38,7 +38,7 @@ class Code2WavStage:
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)
 
-    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
+    async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "code2wav")
         params = request.params.code2wav
         if params.profile and params.profile not in PROFILES:

@@ -34,7 +34,7 @@ class DiffusionStage:
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)
 
-    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
+    async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "diffusion")
         draw = replace(parse(request.params.diffusion, request.seed), first=start.first.get("image", 0))
         if draw.first > draw.results:

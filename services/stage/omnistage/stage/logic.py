@@ -97,9 +97,9 @@ class StageLogic(Protocol):
 
     def load(self) -> LogicLoad: ...
 
-    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
+    async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         """Check `params`, and what `start` says of the ports that go to the caller, once and for all; raise StageError(BAD_REQUEST) with
-        the field that is bad. Nothing is computed yet.
+        the field that is bad. What takes long is not done on the event loop.
 
         start: as in `Work.run`, but without the ports that go to the next hop only: it has not said yet where it needs them."""
 

@@ -146,7 +146,6 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             await session.receive_open()
             self._supersede_older_than(session)
             self._admit(session)
-            work = session.prepare()
         except StageError as error:
             return error
         session_id = session.request.session_id
@@ -154,7 +153,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._count(1)
         self._transports[session.transport] += 1
         try:
-            await session.run(work)
+            await session.run(await session.prepare())
         except StageError as error:
             return error
         except Exception as error:

@@ -40,6 +40,7 @@ from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 log = structlog.get_logger(__name__)
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
+PASSED = "the deadline of the session has passed"
 OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
 FORWARDED_METADATA = ("traceparent", "tracestate")
 
@@ -110,9 +111,13 @@ class Session:
         await self._check_addresses(self.request.route)
         self._answer = self._receiver.answer(self.request.offers)
 
-    def prepare(self) -> Work:
+    async def prepare(self) -> Work:
         """Check the params of the kind, which may cost some time: only for a session that has a place."""
-        return self._environment.logic.prepare(self.request, self._resumption.start({}))
+        try:
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                return await self._environment.logic.prepare(self.request, self._resumption.start({}))
+        except TimeoutError:
+            raise StageError("DEADLINE", PASSED) from None
 
     async def run(self, work: Work) -> None:
         """Open the rest of the route, answer Opened, and work. When it returns or raises, no work is left and no view is held."""
@@ -291,7 +296,7 @@ class Session:
                 remaining = self._deadline - time.monotonic()
                 done, waiting = await asyncio.wait(waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    raise StageError("DEADLINE", "the deadline of the session has passed")
+                    raise StageError("DEADLINE", PASSED)
                 if self._superseded in done:
                     raise StageError("SUPERSEDED", "the session was opened again; this end of it was given up")
                 for task in done:

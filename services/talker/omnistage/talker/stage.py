@@ -37,7 +37,7 @@ class TalkerStage:
     def load(self) -> LogicLoad:
         return LogicLoad(queued=self._model.load().queued)
 
-    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
+    async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "talker")
         speech = parse(request.params.talker, request.seed)
         history = self._codes(start) if self._output.content is Content.CODES else None

@@ -43,12 +43,12 @@ class ThinkerStage:
         load = self._model.load()
         return LogicLoad(load.queued, load.kv_pages_used, load.kv_pages_total)
 
-    def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
+    async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
         text_request = resumed(parse(request.params.thinker, request.seed), start)
         with refusals(BadRequest):
-            self._model.check(text_request)
-        return Work(partial(self._run, text_request))
+            prepared = await self._model.prepare(text_request)
+        return Work(partial(self._run, prepared))
 
     async def warm_up(self) -> None:
         await self._model.warm_up()

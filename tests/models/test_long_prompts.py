@@ -1,0 +1,70 @@
+"""Prompts that are too long, and such as are just not: none of them holds up anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from helpers.link import opening
+from helpers.run import Caller, params
+from helpers.servers import all_free, local_stage, stage_stub
+from omnistage.models.interface import BadRequest, TextRequest, Turn
+from omnistage.models.smol.thinker import SmolThinker
+from omnistage.thinker.stage import ThinkerStage
+
+EMOJI = "\U0001f600"
+
+
+@pytest.fixture
+async def thinker(default_model: Path) -> AsyncIterator[SmolThinker]:
+    model = SmolThinker.from_directory(default_model / "thinker")
+    yield model
+    await model.close()
+
+
+def asked(text: str) -> TextRequest:
+    return TextRequest((Turn("user", text),), seed=1, max_tokens=4)
+
+
+async def test_a_text_that_can_never_fit_is_refused_by_its_characters(thinker: SmolThinker) -> None:
+    for request in (asked(EMOJI * 1_000_000), TextRequest((), seed=1, verbatim=EMOJI * 1_000_000)):
+        with pytest.raises(BadRequest, match="1000000 characters"):
+            await thinker.prepare(request)
+    with pytest.raises(BadRequest, match=r"has \d+ tokens"):
+        await thinker.prepare(asked(EMOJI * 60_000))
+
+
+async def test_others_run_while_a_prompt_becomes_tokens(thinker: SmolThinker) -> None:
+    turns = itertools.count()
+
+    async def turn() -> None:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    prepared = await thinker.prepare(asked("word " * 7000))
+    turning.cancel()
+    assert next(turns) > 0
+    assert prepared.token_ids == thinker.prompt(prepared.turns)
+    assert await thinker.prepare(prepared) == prepared
+
+
+async def test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on(thinker: SmolThinker) -> None:
+    async with local_stage(ThinkerStage(thinker)) as stage, stage_stub(stage.address) as stub:
+        callers = []
+        for number, text in enumerate(["Hello!", EMOJI * 1_000_000, "Hi!"]):
+            caller = Caller(stub)
+            given = params("thinker", text, max_tokens=3, ignore_eos=True)
+            await caller.send(open=opening("thinker", {"text": 64}, session_id=f"s{number}", model=thinker.info.name, params=given))
+            callers.append(caller)
+        ends = [await caller.finish() for caller in callers]
+        assert [heard.ended is not None and heard.ended.reason for heard in ends] == ["", "BAD_REQUEST", ""]
+        (refused,) = [heard.ended for heard in ends if heard.ended is not None and heard.ended.reason]
+        assert refused.metadata["field"] == "thinker.messages"
+        assert "characters" in refused.message
+        await all_free([stage.address])

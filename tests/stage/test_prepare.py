@@ -1,0 +1,51 @@
+"""A session that is being prepared has its place, holds nobody up, and ends with its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+
+from helpers.link import opening
+from helpers.run import Caller
+from helpers.servers import all_free, local_stage, stage_stub
+from omnistage.models.interface import TextRequest
+from omnistage.models.toy.stages import ToyOptions, ToyThinker
+from omnistage.thinker.stage import ThinkerStage
+
+
+class Slow(ToyThinker):
+    """Prepares no request before it is let go."""
+
+    def __init__(self, options: ToyOptions) -> None:
+        super().__init__(options)
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def prepare(self, request: TextRequest) -> TextRequest:
+        self.asked.set()
+        await self.go.wait()
+        return await super().prepare(request)
+
+
+async def test_a_session_has_its_place_while_it_is_prepared():
+    model = Slow(ToyOptions(max_sessions=1))
+    async with local_stage(ThinkerStage(model)) as stage, stage_stub(stage.address) as stub:
+        first, second = Caller(stub), Caller(stub)
+        await first.send(open=opening("thinker", session_id="first"))
+        async with asyncio.timeout(60):
+            await model.asked.wait()
+        await second.send(open=opening("thinker", session_id="second"))
+        refused = (await second.finish()).ended
+        assert refused is not None and refused.reason == "OVERLOADED"
+        model.go.set()
+        done = (await first.finish()).ended
+        assert done is not None and not done.reason
+        await all_free([stage.address])
+
+
+async def test_a_session_that_is_never_prepared_ends_with_its_deadline():
+    model = Slow(ToyOptions())
+    async with local_stage(ThinkerStage(model), session_limit=0.5) as stage, stage_stub(stage.address) as stub:
+        caller = Caller(stub)
+        await caller.send(open=opening("thinker"))
+        ended = (await caller.finish()).ended
+        assert ended is not None and ended.reason == "DEADLINE"
+        await all_free([stage.address])
