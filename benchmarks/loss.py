@@ -1,4 +1,4 @@
-"""One answer in the middle of which a stage is killed or stopped, and the times of what followed.
+"""One answer in the middle of which a stage is killed, stopped or hung, and the times of what followed.
 
 All times are seconds after the signal was sent. The servers' part is read from their logs, whose time stamps and this process read one
 clock; what a client sees is what arrives here.
@@ -18,10 +18,13 @@ from datetime import datetime
 
 from helpers.drill import holder
 from helpers.fleet import Fleet
+from helpers.hanging import HANG, WAKE
 from omnistage.client.playback import AudioArrival, play
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
 
 START_BUFFER_S = 0.5
+FREEZES = {signal.SIGSTOP: signal.SIGCONT, HANG: WAKE}
+"""Signals after which a process lives and does nothing, or only its event loop does nothing; and what wakes it."""
 BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audio",)}
 """Ports that a lost stage makes, or that are made from what it makes."""
 
@@ -38,10 +41,11 @@ class Case:
 
 @dataclass(slots=True)
 class Loss:
-    """What followed. closed_s: the kernel closed the connections of the process; infinite for one that was stopped. noticed_s: the
+    """What followed. closed_s: the kernel closed the connections of the process; infinite for one that was frozen. noticed_s: the
     caller's link saw it. reopened_s: the next replica was open and had what it needs. resumed_s: the client read the first chunk made after
     that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts with half a second
-    of sound."""
+    of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was made after the
+    loss; more than held_s of it is heard, whoever noticed the loss."""
 
     case: Case
     victim: str
@@ -51,6 +55,13 @@ class Loss:
     resumed_s: float
     delay_s: float
     gap_s: float
+    held_s: float
+    sound_s: float
+
+    @property
+    def is_covered(self) -> bool:
+        """The sound held at the signal lasts until there is more."""
+        return self.held_s >= self.sound_s
 
 
 class NothingLost(RuntimeError):
@@ -89,6 +100,25 @@ class Hearing:
     def gap_s(self) -> float:
         return sum(chunk.gap_s for chunk in play(self.sound, START_BUFFER_S))
 
+    def held_s(self, at: float) -> float:
+        """Sound that has come by then and is not played yet."""
+        came = sum(chunk.arrival_s <= at for chunk in self.sound)
+        if not came:
+            return 0.0
+        played = play(self.sound, START_BUFFER_S)
+        if at < played[0].start_s:
+            return sum(chunk.duration_s for chunk in played[:came])
+        return max(played[came - 1].end_s - at, 0.0)
+
+    def sound_resumed(self) -> float:
+        """When the first sound came that was made after the loss. Raises NothingLost."""
+        went_on = False
+        for at, event in self.events:
+            went_on = went_on or event.HasField("failover")
+            if went_on and event.HasField("chunk") and event.chunk.HasField("audio") and event.chunk.count:
+                return at
+        raise NothingLost("the sound was over before the loss was noticed")
+
     def resumed(self, kind: str) -> tuple[float, chunk_pb2.Chunk]:
         """The first chunk that was made after the loss, and when it came. Raises NothingLost."""
         went_on = False
@@ -126,13 +156,25 @@ async def lose(
     if signalling is None:
         raise NothingLost(f"only {hearing.chunks(case.port)} chunks of {case.port} came")
     victim, at, closed_s = await signalling
-    if case.number is signal.SIGSTOP:
-        fleet.signal(victim, signal.SIGCONT)
+    if case.number in FREEZES:
+        fleet.signal(victim, FREEZES[case.number])
     resumed_at, chunk = hearing.resumed(case.kind)
     undisturbed_s = undisturbed.arrival(chunk.port, item=chunk.first) - undisturbed.events[0][0]
     delay_s = resumed_at - hearing.events[0][0] - undisturbed_s
     noticed_s, reopened_s = _logged(fleet, fleet.address(victim), time.time() - (time.monotonic() - at))
-    return Loss(case, victim, closed_s, noticed_s, reopened_s, resumed_at - at, delay_s, hearing.gap_s), hearing
+    loss = Loss(
+        case,
+        victim,
+        closed_s,
+        noticed_s,
+        reopened_s,
+        resumed_at - at,
+        delay_s,
+        hearing.gap_s,
+        hearing.held_s(at),
+        hearing.sound_resumed() - at,
+    )
+    return loss, hearing
 
 
 async def _signal(fleet: Fleet, case: Case) -> tuple[str, float, float]:
@@ -151,7 +193,7 @@ async def strike(fleet: Fleet, victim: str, number: signal.Signals) -> tuple[flo
     try:
         at = time.monotonic()
         fleet.signal(victim, number)
-        if number is signal.SIGSTOP:
+        if number in FREEZES:
             return at, math.inf
         with suppress(ConnectionError):
             while await reader.read(4096):

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,12 @@ from benchmarks.loss import Case, Hearing, Loss, NothingLost, hear, lose
 from benchmarks.prompts import SPOKEN
 from helpers.drill import found, restore
 from helpers.fleet import Fleet, fleet
+from helpers.hanging import HANG
 from helpers.servers import CHAIN, omni_stub
 from omnistage.v1 import omni_pb2, stage_pb2
+
+WAYS = {"frozen": signal.SIGSTOP, "hung": HANG}
+"""All of the process, or only the thread of its event loop."""
 
 KILLS = 10
 STOPS = 5
@@ -74,9 +78,10 @@ async def measure(report: Report, model: Model, kinds: Sequence[str], kills: int
                     killed += losses
             with report.part(f"{model.name}: {kind} noticed"):
                 report.add(*_notice_figures(model, kind, killed))
-            with report.part(f"{model.name}: {kind} stopped"):
-                frozen = [await _loss(house, stub, model, Case(kind, signal.SIGSTOP, *moments[n % 2]), n) for n in range(stops)]
-                report.add(*_freeze_figures(model, kind, frozen))
+            for way, number in WAYS.items():
+                with report.part(f"{model.name}: {kind} {way}"):
+                    frozen = [await _loss(house, stub, model, Case(kind, number, *moments[n % 2]), n) for n in range(stops)]
+                    report.add(*_freeze_figures(model, kind, way, frozen))
         if loop_s:
             with report.part(f"{model.name}: throughput"):
                 await _throughput(report, house, stub, model, kinds, loop_s)
@@ -95,9 +100,13 @@ async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequenc
                     report.add(await lengths.measure(house, stub, request, kind, tokens, kills))
 
 
+def _fleet(logs: Path, model: Model) -> AbstractContextManager[Fleet]:
+    return fleet(logs, pipeline=model.name, model=model.name, options=model.options, can_hang=True)
+
+
 @asynccontextmanager
 async def _house(model: Model) -> AsyncIterator[tuple[Fleet, Stub]]:
-    with tempfile.TemporaryDirectory() as logs, fleet(Path(logs), pipeline=model.name, model=model.name, options=model.options) as running:
+    with tempfile.TemporaryDirectory() as logs, _fleet(Path(logs), model) as running:
         async with omni_stub(running.address("router")) as stub:
             await found(running, stub)
             for number in range(4):  # warm-up
@@ -170,16 +179,23 @@ def _notice_figures(model: Model, kind: str, killed: Sequence[Loss]) -> list[Fig
     ]
 
 
-def _freeze_figures(model: Model, kind: str, frozen: Sequence[Loss]) -> list[Figure]:
+def _freeze_figures(model: Model, kind: str, way: str, frozen: Sequence[Loss]) -> list[Figure]:
     if not frozen:
         return []
     left = [loss.noticed_s for loss in frozen]
     resumed = [loss.resumed_s for loss in frozen]
-    note = f"{len(left)} stops; median {median(left):.2f}"
+    heard = [loss for loss in frozen if loss.gap_s > 0]
+    covered = [loss for loss in frozen if loss.is_covered]
+    beyond = [1e3 * (loss.gap_s - max(loss.sound_s - loss.held_s, 0.0)) for loss in frozen]
+    held = f"held at that moment: {', '.join(f'{loss.held_s:.2f}' for loss in frozen)} s"
     return [
-        Figure(f"{model.name}_{kind}_frozen_to_left_max", max(left), "s", "<= 1.5", note),
-        Figure(f"{model.name}_{kind}_frozen_to_resumed_max", max(resumed), "s", "", f"median {median(resumed):.2f}"),
-        Figure(f"{model.name}_{kind}_frozen_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms"),
+        Figure(f"{model.name}_{kind}_{way}_to_left_max", max(left), "s", "<= 1.5", f"{len(left)} times; median {median(left):.2f}"),
+        Figure(f"{model.name}_{kind}_{way}_to_resumed_max", max(resumed), "s", "", f"median {median(resumed):.2f}"),
+        Figure(f"{model.name}_{kind}_{way}_audible_gap", 1e3 * max(loss.gap_s for loss in frozen), "ms", "", f"{len(heard)} heard; {held}"),
+        Figure(f"{model.name}_{kind}_{way}_covered", 100 * len(covered) / len(frozen), "%", "", "of them, by the sound that was held"),
+        Figure(
+            f"{model.name}_{kind}_{way}_gap_beyond_uncovered", max(beyond), "ms", "", "of the gap, what the sound held does not explain"
+        ),
     ]
 
 
