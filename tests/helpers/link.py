@@ -17,7 +17,9 @@ from helpers.ports import take_address
 from helpers.run import PLENTY, params
 from helpers.servers import Local, local_stage, toy_logic
 from omnistage.link.channel import Channels, server_options
+from omnistage.link.durations import duration
 from omnistage.link.link import Link
+from omnistage.link.pulse import TICK_S
 from omnistage.link.route import FixedRoute, Route
 from omnistage.v1 import chunk_pb2, stage_pb2
 
@@ -153,9 +155,25 @@ ENDED = stage_pb2.RunResponse(ended=stage_pb2.Ended())
 # Peers ---------------------------------------------------------------------------------------------------------------------------------
 
 
+Beats = Callable[[bytes, Context], AsyncIterator[bytes]]
+
+
+async def no_beat(request: bytes, context: Context) -> AsyncIterator[bytes]:
+    """A Watch as a stage has it whose event loop is blocked."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def steady_beat(request: bytes, context: Context) -> AsyncIterator[bytes]:
+    """A Watch as a stage has it that is well."""
+    while True:
+        yield stage_pb2.WatchResponse(period=duration(TICK_S)).SerializeToString()
+        await asyncio.sleep(TICK_S)
+
+
 @asynccontextmanager
-async def bare_peer(behave: Behaviour) -> AsyncIterator[str]:
-    """A server whose `Run` does what it likes, in bytes."""
+async def bare_peer(behave: Behaviour, beats: Beats | None = None) -> AsyncIterator[str]:
+    """A server whose `Run` does what it likes, in bytes. beats: its Watch; None: it has none."""
 
     async def run(requests: object, context: Context) -> None:
         message = await context.read()
@@ -163,8 +181,10 @@ async def bare_peer(behave: Behaviour) -> AsyncIterator[str]:
         await behave(request.open, context)
 
     server = grpc.aio.server(options=server_options())
-    handler = grpc.method_handlers_generic_handler("omnistage.v1.StageService", {"Run": grpc.stream_stream_rpc_method_handler(run)})
-    server.add_generic_rpc_handlers((handler,))
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Run": grpc.stream_stream_rpc_method_handler(run)}
+    if beats is not None:
+        methods["Watch"] = grpc.unary_stream_rpc_method_handler(beats)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("omnistage.v1.StageService", methods),))
     address = take_address()
     server.add_insecure_port(address)
     await server.start()

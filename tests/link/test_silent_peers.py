@@ -1,0 +1,134 @@
+"""Opens to peers that give no sign of life, and to those that only take their time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from helpers.link import Context, bare_peer, listen, no_beat, opening, route_to, say, steady_beat
+from helpers.run import params
+from helpers.servers import local_stage, toy_logic, watch_until
+from omnistage.link.channel import Channels
+from omnistage.link.errors import StageError
+from omnistage.link.link import Link
+from omnistage.link.pulse import SILENCE
+from omnistage.v1 import stage_pb2
+
+OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
+
+
+class Asked:
+    """A peer's Run: notes every Open in a list that peers share, and whether it was withdrawn; answers it only if it may."""
+
+    def __init__(self, name: str, notes: list[str], answers: bool) -> None:
+        self._name = name
+        self._notes = notes
+        self._answers = answers
+        self.requests: list[stage_pb2.Open] = []
+
+    async def __call__(self, request: stage_pb2.Open, context: Context) -> None:
+        self.requests.append(request)
+        self._notes.append(f"{self._name} asked")
+        try:
+            if self._answers:
+                await say(context, OPENED)
+            await listen(context)
+        finally:
+            self._notes.append(f"{self._name} left")
+
+
+def link_of(channels: Channels, addresses: Sequence[str], **options: object) -> Link:
+    return Link(channels, route_to(*addresses), opening(), deadline=time.monotonic() + 60, **options)  # type: ignore[arg-type]
+
+
+async def noted(notes: list[str], count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(notes) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again() -> None:
+    notes: list[str] = []
+    hung, well = Asked("hung", notes, False), Asked("well", notes, True)
+    async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels() as channels:
+        for number in range(4):
+            link = link_of(channels, [one, other])
+            await link.open()
+            assert link.address == other
+            if not number:
+                assert list(link.silent) == [one]
+            await link.close()
+        await noted(notes, 2 + 2 * 4)
+    assert [list(request.attempts) for request in hung.requests] == [[0]]
+    assert [list(request.attempts) for request in well.requests] == [[1], [0], [0], [0]], "the newer one ends what they share"
+
+
+async def test_a_silent_peer_is_left_even_if_no_open_may_be_hedged_any_more() -> None:
+    hung, well = Asked("hung", [], False), Asked("well", [], True)
+    async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels() as channels:
+        while channels.hedges.take():
+            pass
+        link = link_of(channels, [one, other])
+        await link.open()
+        assert link.address == other
+        assert channels.pulse(one).ticks >= SILENCE
+        await link.close()
+
+
+async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> None:
+    """There is another replica, which would answer at once."""
+    go_on = asyncio.Event()
+    notes: list[str] = []
+
+    async def slow(request: stage_pb2.Open, context: Context) -> None:
+        await go_on.wait()
+        await say(context, OPENED)
+        await listen(context)
+
+    async with bare_peer(slow, steady_beat) as one, bare_peer(Asked("well", notes, True), steady_beat) as other, Channels() as channels:
+        link = link_of(channels, [one, other])
+        waiting = asyncio.create_task(link.open())
+        async with asyncio.timeout(30):
+            while channels.pulse(one).ticks < 2 * SILENCE:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        go_on.set()
+        await waiting
+        assert link.address == one and not notes and not link.silent
+        await link.close()
+
+
+async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blamed() -> None:
+    hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
+    notes: list[str] = []
+    async with (
+        bare_peer(Asked("hung", notes, False), no_beat) as hung,
+        local_stage(toy_logic("talker")) as talker,
+        local_stage(toy_logic("thinker")) as thinker,
+        Channels() as channels,
+    ):
+        hop.addresses.extend([hung, talker.address])
+        link = Link(
+            channels, route_to(thinker.address, kind="thinker", behind=[hop]), opening("thinker", credits=0), deadline=time.monotonic() + 60
+        )
+        await link.open()
+        assert list(link.silent) == [hung]
+        await link.close()
+        await watch_until(talker.address, lambda report: not report.sessions)
+
+
+async def test_the_stage_that_does_not_answer_is_blamed_by_name() -> None:
+    """The only replica behind hangs: the Thinker, which beats, is waited for until it says so."""
+    hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
+    async with bare_peer(Asked("hung", [], False), no_beat) as hung, local_stage(toy_logic("thinker")) as thinker, Channels() as channels:
+        hop.addresses.append(hung)
+        link = Link(
+            channels, route_to(thinker.address, kind="thinker", behind=[hop]), opening("thinker", credits=0), deadline=time.monotonic() + 60
+        )
+        with pytest.raises(StageError, match="talker did not answer Open: no sign of life") as raised:
+            await link.open()
+        assert raised.value.metadata == {"stage": "talker"}
+        assert not channels.is_quiet(thinker.address)
+        await link.close()
