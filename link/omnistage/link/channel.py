@@ -22,7 +22,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 """Default request limit, on both ends of every hop."""
 
 MAX_PENDING_CALLS = 8192
-"""Of one server. They are taken as fast as its loop goes round, and refused there, with a reason, by who counts sessions."""
+MAX_PENDING_S = 600
+"""Of one server. Calls are taken as fast as its loop goes round, and refused there, with a reason, by who counts sessions; those that wait
+for that end by the deadline of their caller."""
 
 _KEEPALIVE: Options = [
     ("grpc.keepalive_time_ms", 5000),
@@ -62,9 +64,11 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
-        # Calls that the event loop has not taken yet. By default gRPC cancels some of them, by chance and without a reason, from 1,000 on.
+        # Calls that the event loop has not taken yet. By default gRPC cancels some of them without a reason: by chance from 1,000 on, and
+        # each after 30 s.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
     ]
 
 
