@@ -8,11 +8,12 @@ from helpers.ask import Answer, read_all, request
 from helpers.link import ENDED, Context, bare_peer, chunk, hear, heard, link_by, listen, opening, route_to, say, says
 from helpers.servers import Local, all_free, local_chain, local_router, omni_stub
 from omnistage.client import AsyncOmni
+from omnistage.link.batches import MAX_BATCH_BYTES, batched, chunks_of
 from omnistage.link.errors import StageError
 from omnistage.link.limits import MAX_BATCH
 from omnistage.link.ports import Output
 from omnistage.models.toy import formulas
-from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 CHUNKS = 1000
 SOUND = {"samples_per_frame": CHUNKS, "chunk_samples": formulas.FRAMES_PER_ROW, "max_chunk": 1}
@@ -70,6 +71,35 @@ async def test_what_waited_for_credit_goes_down_together_to_a_stage_that_takes_i
     sent = [piece for message in seen for piece in (message.chunks.chunks or [message.chunk])]
     assert [piece.seq for piece in sent] == list(range(40))
     assert [len(message.chunks.chunks) for message in seen if message.HasField("chunks")] == ([MAX_BATCH, 8] if batches else [])
+
+
+async def test_a_large_chunk_is_a_message_of_its_own_between_small_ones():
+    seen: list[stage_pb2.RunRequest] = []
+
+    async def stage(opened: stage_pb2.Open, context: Context) -> None:
+        await say(context, stage_pb2.RunResponse(opened=stage_pb2.Opened(batches=True)))
+        await say(context, stage_pb2.RunResponse(credit=stage_pb2.Credit(port="text", total=100)))
+        while sum(len(message.chunks.chunks) or message.HasField("chunk") for message in seen) < 5:
+            seen.append(await heard(context))
+        await say(context, chunk(0, last=True), ENDED)
+        await listen(context)
+
+    async with bare_peer(stage) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
+        await link.open()
+        for n, size in enumerate([10, 10, 900_000, 10, 10]):
+            await link.send(Output("text", 1, chunk_pb2.TextChunk(text="x" * size, token_ids=[n]), last=n == 4))
+        await hear(link)
+    assert [[piece.seq for piece in message.chunks.chunks or [message.chunk]] for message in seen] == [[0, 1], [2], [3, 4]]
+
+
+def test_no_message_of_a_router_is_beyond_the_bounds():
+    sizes = [10, MAX_BATCH_BYTES // 2, MAX_BATCH_BYTES // 2, *[1] * (MAX_BATCH + 1), 2 * MAX_BATCH_BYTES, 1]
+    pieces = [chunk_pb2.Chunk(port="audio", seq=n, audio=chunk_pb2.AudioChunk(data=bytes(size))) for n, size in enumerate(sizes)]
+    together = list(batched(pieces, omni_pb2.GenerateResponse, together=True))
+    assert [piece for message in together for piece in chunks_of(message)] == pieces
+    assert [len(chunks_of(message)) for message in together] == [2, MAX_BATCH, 2, 1, 1]
+    singly = list(batched(pieces, omni_pb2.GenerateResponse, together=False))
+    assert [message.chunk for message in singly] == pieces
 
 
 async def _ask(router: Local, *, batches: bool) -> tuple[Answer, int]:

@@ -17,16 +17,16 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 import structlog
 
 from omnistage.connector.transport import Sender
-from omnistage.link.batches import MAX_BATCH_BYTES, chunks_of
+from omnistage.link.batches import Batch, chunks_of
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import ANOTHER_REPLICA, StageError, is_ok, protocol_error
-from omnistage.link.limits import MAX_BATCH, MAX_PORTS
+from omnistage.link.limits import MAX_PORTS
 from omnistage.link.ports import Output
 from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired
 from omnistage.link.route import Route
 from omnistage.link.stream import OPEN_TIMEOUT_BEHIND_S, OPEN_TIMEOUT_S, Deadline, Metadata, Stream, StreamLost
-from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.v1 import stage_pb2
 
 log = structlog.get_logger(__name__)
 
@@ -298,23 +298,16 @@ class Link:
 
     def _next_message(self, stream: Stream) -> stage_pb2.RunRequest | None:
         """The chunk to be sent now, with those behind it that are small and may go too; None if there is none."""
-        chunk = self._next_chunk(stream)
-        if chunk is None:
-            return None
-        chunks, size = [chunk], chunk.ByteSize()
-        while stream.opened.batches and len(chunks) < MAX_BATCH and size < MAX_BATCH_BYTES and (another := self._next_chunk(stream)):
-            chunks.append(another)
-            size += another.ByteSize()
-        return stage_pb2.RunRequest(chunk=chunk) if len(chunks) == 1 else stage_pb2.RunRequest(chunks=chunk_pb2.Chunks(chunks=chunks))
-
-    def _next_chunk(self, stream: Stream) -> chunk_pb2.Chunk | None:
+        batch = Batch(together=stream.opened.batches)
         for port, inputs in self._inputs.items():
-            chunk = inputs.next_chunk(stream.sender, stream.allowance.total(port))
-            if chunk is not None:
+            credit = stream.allowance.total(port)
+            while (chunk := inputs.peek(stream.sender, credit)) is not None and batch.add(chunk):
+                inputs.next_chunk(stream.sender, credit)
                 self._room.set()
                 self._forget()
-                return chunk
-        return None
+            if chunk is not None:
+                break
+        return batch.put_into(stage_pb2.RunRequest()) if batch else None
 
     def _forget(self) -> None:
         """Keep within `replay_bytes`: what was sent goes, the oldest first."""

@@ -92,11 +92,18 @@ class InputLog:
         self._ended = output.last
         self.bytes += entry.size
 
-    def next_chunk(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
+    def peek(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
         """The chunk to be sent now; None when there is none or `credit`, chunks allowed on this stream, is used up."""
         if not self._pending and not self._load(sender, credit):
             return None
-        return self._pending.popleft() if self._pending[0].seq < credit else None
+        return self._pending[0] if self._pending[0].seq < credit else None
+
+    def next_chunk(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
+        """The same, and it counts as sent."""
+        chunk = self.peek(sender, credit)
+        if chunk is not None:
+            self._pending.popleft()
+        return chunk
 
     def _load(self, sender: Sender, credit: int) -> bool:
         """Make chunks of the next entry. One that ends before what the stage needs is not sent."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from omnistage.link.batches import chunks_of
+from omnistage.link.batches import batched, chunks_of
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError
@@ -109,11 +109,8 @@ class Answer:
                 self.first[chunk.port] = time.monotonic() - self._begun
             if chunk.HasField("text") and chunk.text.finish_reason:
                 self._finish_reason = chunk.text.finish_reason
-        if len(wanted) > 1 and self._request.batches:
-            await self._write(omni_pb2.GenerateResponse(chunks=chunk_pb2.Chunks(chunks=wanted)))
-        else:
-            for chunk in wanted:
-                await self._write(omni_pb2.GenerateResponse(chunk=chunk))
+        for event in batched(wanted, omni_pb2.GenerateResponse, together=self._request.batches):
+            await self._write(event)
         for chunk in chunks:
             await self._make_room(link, chunk)
 

@@ -6,9 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from omnistage.link.batches import MAX_BATCH_BYTES, chunks_of
-from omnistage.link.limits import MAX_BATCH
-from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.link.batches import Batch, chunks_of
+from omnistage.v1 import stage_pb2
 
 MAX_WAITING = 32
 """Messages that wait for the writer; then `put` waits too."""
@@ -84,15 +83,9 @@ class Outbox:
     def _next(self) -> stage_pb2.RunResponse:
         """The next message to write: the oldest that waits, with the chunks right behind it."""
         first = self._waiting.popleft()
-        chunks = list(chunks_of(first))
-        if not self.batches or not chunks:
-            return first
-        size = first.ByteSize()
-        while self._waiting:
-            more = chunks_of(self._waiting[0])
-            size += self._waiting[0].ByteSize()
-            if not more or len(chunks) + len(more) > MAX_BATCH or size > MAX_BATCH_BYTES:
-                break
+        chunks = chunks_of(first)
+        batch = Batch(together=self.batches)
+        batch.add(*chunks)
+        while batch and self._waiting and (more := chunks_of(self._waiting[0])) and batch.add(*more):
             self._waiting.popleft()
-            chunks += more
-        return first if len(chunks) == len(chunks_of(first)) else stage_pb2.RunResponse(chunks=chunk_pb2.Chunks(chunks=chunks))
+        return first if len(batch) == len(chunks) else batch.put_into(stage_pb2.RunResponse())
