@@ -38,6 +38,7 @@ A request above its size is refused by gRPC with RESOURCE_EXHAUSTED, without det
 ## Places
 
 A router runs as many answers at once as the scarcest stage takes with all of its replicas (`max_sessions` of each), or `--max-sessions`.
+A replica that several pipelines share counts once.
 `router/places.py` says who gets a place:
 
 - Clients are told apart by the metadata key `x-api-key`, else by their host. The router checks no keys: where strangers reach it, a gateway
