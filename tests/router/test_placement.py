@@ -119,8 +119,7 @@ async def test_a_neighbour_comes_first_while_its_load_is_close() -> None:
 async def test_a_replica_that_a_link_lost_is_asked_last_until_it_reports() -> None:
     async with replicas_on("here", "here") as (placement, _):
         lost = placement.place("thinker")[0]
-        placement.lost("thinker", lost)
-        placement.lost("thinker", "127.0.0.1:1")
+        placement.suspect([lost, "127.0.0.1:1"])
         assert [placement.place("thinker")[1] for _ in range(4)] == [lost] * 4
         async with asyncio.timeout(SETTLE_S):
             while placement.place("thinker")[0] != lost:  # noqa: ASYNC110

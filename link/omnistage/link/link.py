@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 
 import structlog
 
@@ -108,7 +108,7 @@ class Link:
         return self._stream.address if self._stream is not None else ""
 
     @property
-    def silent(self) -> Collection[str]:
+    def silent(self) -> Set[str]:
         """Replicas, of this stage and of all behind it, that were asked and gave no sign of life."""
         return self._silent
 

@@ -46,7 +46,8 @@ class Replica:
     """One stage server.
 
     name: the DNS name that it was found under; None: it is in the configuration. listed: the name still has its address.
-    placed: sessions that this router gave it since its last report, which may not count them yet. suspect: a link lost it since then.
+    placed: sessions that this router gave it since its last report, which may not count them yet. suspect: a link lost it since
+    then, or had no sign of life of it.
     refused: it does not take the token of this router. silent: it is lost only because no report comes.
     """
 
@@ -146,14 +147,8 @@ class Placement:
         serving[0].placed += 1
         return [replica.address for replica in serving[:MAX_CANDIDATES]]
 
-    def lost(self, kind: str, address: str) -> None:
-        """A link lost this replica: it is asked last until it reports again."""
-        for replica in self._replicas[kind]:
-            if replica.address == address:
-                replica.suspect = True
-
-    def silent(self, addresses: Collection[str]) -> None:
-        """These gave a link no sign of life: the same as lost."""
+    def suspect(self, addresses: Collection[str]) -> None:
+        """A link lost these replicas, or they gave it no sign of life: they are asked last until they report again."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
                 replica.suspect = True

@@ -60,4 +60,4 @@ class PlacedRoute:
         return addresses, hops
 
     def lost(self, address: str) -> None:
-        self.placement.lost(self.first, address)
+        self.placement.suspect([address])

@@ -18,7 +18,7 @@ from omnistage.link.errors import StageError
 from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
 from omnistage.router.admission import Place
-from omnistage.router.pipeline import KINDS, StageSpec
+from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
 from omnistage.router.route import Hop, PlacedRoute
@@ -66,6 +66,7 @@ class Answer:
         self._granted: dict[str, int] = {}
         self._written: dict[str, int] = {}
         self._reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
+        self._suspected: set[str] = set()
         self.first: dict[str, float] = {}
         """Seconds from the request to the first item of each port that the client gets."""
         self._finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
@@ -76,7 +77,7 @@ class Answer:
         link = self._link()
         try:
             opened = await link.open()
-            self._placement.silent(link.silent)
+            self._suspect(link)
             started = omni_pb2.Started(
                 session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed, revisions=opened.revisions
             )
@@ -89,16 +90,21 @@ class Answer:
                         case "report":
                             self._reports[event.report.kind] = event.report
                         case "failover":
-                            await self._tell(event.failover)
+                            await self._tell(event.failover, link)
             await self._write(omni_pb2.GenerateResponse(usage=self._usage()))
         finally:
+            self._suspect(link)
             await link.close()
 
-    async def _tell(self, failover: stage_pb2.Failover) -> None:
+    def _suspect(self, link: Link) -> None:
+        """Tell the placement, once, of every replica that a link here or further behind asked and that gave no sign of life."""
+        self._placement.suspect(link.silent - self._suspected)
+        self._suspected |= link.silent
+
+    async def _tell(self, failover: stage_pb2.Failover, link: Link) -> None:
         """A stage was replaced, here or further behind: the client may want to know, and the placement must."""
-        for stage in self._request.pipeline.stages:
-            if KINDS[stage.kind] == failover.kind:
-                self._placement.lost(stage.kind, failover.lost)
+        self._placement.suspect([failover.lost])
+        self._suspect(link)
         await self._write(omni_pb2.GenerateResponse(failover=failover))
 
     async def _take(self, link: Link, chunks: Sequence[chunk_pb2.Chunk]) -> None:
