@@ -34,6 +34,13 @@ def test_a_steady_peer_is_given_up_after_a_second() -> None:
     assert (rhythm.hesitation, rhythm.silence) == (1 + HESITATION, SILENCE)
 
 
+def test_an_open_is_asked_elsewhere_after_three_tenths_of_a_second() -> None:
+    """As docs/failover.md says."""
+    rhythm = Rhythm()
+    gap(rhythm, 1)
+    assert TICK_S * rhythm.hesitation == pytest.approx(0.3)
+
+
 def test_a_slow_peer_shows_it_before_it_can_be_taken_for_dead() -> None:
     rhythm = Rhythm()
     gap(rhythm, SILENCE - 3)

@@ -29,7 +29,7 @@ LATE_S = 0.05
 SILENCE = 10
 """Ticks without a beat after which a stage is left."""
 
-HESITATION = 3
+HESITATION = 2
 """Ticks without a beat, beyond its period, after which an Open is better asked elsewhere."""
 
 PERIODS = 3
