@@ -18,17 +18,15 @@ pytestmark = pytest.mark.serial
 PATIENCE_S = 60.0
 
 TELL = """
-    import asyncio, faulthandler, gc, multiprocessing, os, sys, threading, time
+    import asyncio, faulthandler, gc, multiprocessing, os, sys, threading
     from omnistage.client import AsyncOmni, ForkedError, Omni
     faulthandler.enable()
 
     def told(act):
-        begin = time.monotonic()
         try:
             act()
         except ForkedError as error:
             assert "spawn" in error.hint
-            assert time.monotonic() - begin < 5
             return
         raise AssertionError("not told")
 """
