@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from helpers.servers import Local, local_chain, local_router
+from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni, OmniError, WrongLoopError
 from omnistage.client.loop_thread import LoopThread
 
@@ -53,9 +54,7 @@ def cancelled(router: Local) -> float:
 
 async def ended(router: Local, count: int) -> None:
     """So many answers were cancelled, and none runs."""
-    async with asyncio.timeout(PATIENCE_S):
-        while cancelled(router) < count or running(router):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: cancelled(router) >= count and not running(router))
     assert cancelled(router) == count
 
 

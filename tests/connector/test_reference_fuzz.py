@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import drills
+from helpers import lengths
 from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
@@ -58,7 +58,7 @@ def filled(make_pair):
     return pair
 
 
-@drills.rounds(1000, 10_000)
+@lengths.rounds(1000, 10_000)
 def test_every_field_of_a_shared_memory_reference(filled, rounds: int) -> None:
     @fuzz(rounds)
     @given(number=st.integers(0, 2), changes=shared_changes)
@@ -108,7 +108,7 @@ inline_changes = st.lists(
 INLINE_PARTS = Sender(None).pack(np.zeros((5, 1 << 18), np.int16))
 
 
-@drills.rounds(1000, 10_000)
+@lengths.rounds(1000, 10_000)
 def test_every_field_of_inline_parts(rounds: int) -> None:
     @fuzz(rounds)
     @given(steps=inline_changes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers import drills
+from helpers import lengths
 from helpers.pipes import SHARED_MEMORY, names, open_files, settled
 from omnistage.connector.arena import Arena
 from omnistage.connector.shm import READERS
@@ -51,7 +51,7 @@ def use_streams(make_pair, arena: Arena, count: int) -> None:
         second.receiver.close()
 
 
-@drills.rounds(20, 180)
+@lengths.rounds(20, 180)
 def test_transfers_leave_memory_files_and_descriptors_as_they_were(make_arena: Callable[..., Arena], make_pair, rounds: int) -> None:
     arena = make_arena(max_bytes=64 * MIB, segment_bytes=4 * MIB, grace_s=0.0)
     use_streams(make_pair, arena, 20)

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from helpers import drills
+from helpers import lengths
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import Attention, DecoderSpec
 from omnistage.engine.decoder import PackedDecoder
@@ -85,7 +85,7 @@ async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype
     await running.close()
 
 
-@drills.rounds(1000, 10_000)
+@lengths.rounds(1000, 10_000)
 async def test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one(seed: int, rounds: int) -> None:
     rng = random.Random(seed)
     running = engine(pages=60, dtype=torch.bfloat16, max_sequences=8, max_waiting=32)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import drills
+from helpers import lengths
 from helpers.mutation import changed
 from helpers.run import code_chunks, params, row_chunks
 from helpers.servers import KINDS
@@ -83,7 +83,7 @@ def openings(house: Ward, kind: str, arena: Arena) -> list[stage_pb2.Open]:
     return opens
 
 
-@drills.rounds(200, 750)
+@lengths.rounds(200, 750)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_field_of_open(house: Ward, arena: Arena, kind: str, rounds: int) -> None:
     """The caller then sends good input and half-closes, so the stage has no reason to wait."""

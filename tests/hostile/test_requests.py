@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import drills
+from helpers import lengths
 from helpers.ask import ask, read, refusal, refused, request
 from helpers.mutation import changed
 from helpers.run import messages
@@ -78,7 +78,7 @@ async def end_of(stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.Gener
     return "OK"
 
 
-@drills.rounds(500, 2000)
+@lengths.rounds(500, 2000)
 def test_any_field_of_a_request(house: Ward, rounds: int) -> None:
     reasons: Counter[str] = Counter()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers import drills
+from helpers import lengths
 from helpers.mutation import changed
 from helpers.run import params, tensor_of
 from helpers.servers import KINDS
@@ -104,7 +104,7 @@ def openings(house: Ward, kind: str) -> dict[str, stage_pb2.Open]:
     return opens
 
 
-@drills.rounds(200, 875)
+@lengths.rounds(200, 875)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_order_of_messages(house: Ward, kind: str, rounds: int) -> None:
     reasons: Counter[str] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from helpers.servers import local_stage, toy_logic
+from helpers.waiting import until
 from omnistage.link.channel import Channels, server_options
 from omnistage.link.hedge import BURST, SHARE, Hedges
 from omnistage.link.pulse import GAPS, HESITATION, LATE_S, LONGEST, PERIODS, SILENCE, TICK_S, Pulse, Pulses, Rhythm
@@ -127,13 +128,6 @@ async def beating(stage: Beating | None) -> AsyncIterator[tuple[Pulses, str]]:
                 await pulses.close()
     finally:
         await server.stop(0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def ticked(pulse: Pulse, ticks: int) -> None:

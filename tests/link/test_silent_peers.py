@@ -11,6 +11,7 @@ import pytest
 from helpers.link import Context, bare_peer, listen, no_beat, opening, route_to, say, steady_beat
 from helpers.run import params
 from helpers.servers import local_stage, toy_logic, watch_until
+from helpers.waiting import until
 from omnistage.link.channel import Channels
 from omnistage.link.errors import StageError
 from omnistage.link.link import Link
@@ -44,12 +45,6 @@ def link_of(channels: Channels, addresses: Sequence[str], **options: object) -> 
     return Link(channels, route_to(*addresses), opening(), deadline=time.monotonic() + 60, **options)  # type: ignore[arg-type]
 
 
-async def noted(notes: list[str], count: int) -> None:
-    async with asyncio.timeout(30):
-        while len(notes) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again() -> None:
     notes: list[str] = []
     hung, well = Asked("hung", notes, False), Asked("well", notes, True)
@@ -61,7 +56,7 @@ async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_a
             if not number:
                 assert list(link.silent) == [one]
             await link.close()
-        await noted(notes, 2 + 2 * 4)
+        await until(lambda: len(notes) >= 2 + 2 * 4)
     assert [list(request.attempts) for request in hung.requests] == [[0]]
     assert [list(request.attempts) for request in well.requests] == [[1], [0], [0], [0]], "the newer one ends what they share"
 
@@ -91,9 +86,7 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
     async with bare_peer(slow, steady_beat) as one, bare_peer(Asked("well", notes, True), steady_beat) as other, Channels() as channels:
         link = link_of(channels, [one, other])
         waiting = asyncio.create_task(link.open())
-        async with asyncio.timeout(30):
-            while channels.pulse(one).ticks < 2 * SILENCE:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: channels.pulse(one).ticks >= 2 * SILENCE)
         go_on.set()
         await waiting
         assert link.address == one and not notes and not link.silent

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from helpers import drills
+from helpers import lengths
 from helpers.speech import Array, arrays, chunks_of, rows_of, samples_of
 from omnistage.models.interface import BadRequest, SpeechFrames, WaveRequest
 from omnistage.models.smol.checkpoint import BadCheckpoint
@@ -65,7 +65,7 @@ async def test_every_row_gives_its_samples(code2wav: SmolCode2Wav, rows: Array) 
     assert np.sqrt(np.mean(samples**2)) > 0.01
 
 
-@drills.rounds(20, 100)
+@lengths.rounds(20, 100)
 def test_chunked_equals_whole_across_phrases(net: SpectrumNet, rows: Array, seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     whole = decoded(net, rows, (4096,))
@@ -74,7 +74,7 @@ def test_chunked_equals_whole_across_phrases(net: SpectrumNet, rows: Array, seed
         assert np.abs(decoded(net, rows, schedule) - whole).max() <= 1e-5
 
 
-@drills.rounds(8, 25)
+@lengths.rounds(8, 25)
 async def test_samples_do_not_depend_on_arrival(code2wav: SmolCode2Wav, rows: Array, seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     expected = await chunks_of(code2wav, rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from helpers import drills
+from helpers import lengths
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest, Turn
@@ -102,7 +102,7 @@ def ask(text: str, **changes: object) -> TextRequest:
     ],
     ids=["greedy", "filters", "min-p", "repetition", "penalties"],
 )
-@drills.rounds(6, 1000)
+@lengths.rounds(6, 1000)
 async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: Sampling, seed: int, rounds: int) -> None:
     await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=sampling), rounds, seed)
 
@@ -127,7 +127,7 @@ async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolT
 
 
 @BOTH
-@drills.rounds(8, 1000)
+@lengths.rounds(8, 1000)
 async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: SmolThinker, seed: int, rounds: int) -> None:
     free = await answer(thinker, ask("What is water?"))
     middle = len(free.text) // 2
@@ -141,7 +141,7 @@ async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: Smo
     await check_cuts(thinker, ask("What is water?", stop=(free.text[-5:] + "x", "ÿ")), rounds, seed)
 
 
-@drills.rounds(6, 1000)
+@lengths.rounds(6, 1000)
 async def test_the_end_comes_where_it_would_have_come(thinker: SmolThinker, seed: int, rounds: int) -> None:
     question = "What is the capital of France?"
     free = await check_cuts(thinker, ask(question, max_tokens=40), rounds, seed)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import drills, fetching
+from helpers import fetching, lengths
 from omnistage.models.smol.fetch import FetchError, fetched, verify
 from omnistage.models.smol.store import STAGES, cache_directory, model_directory
 
@@ -68,7 +68,7 @@ def test_two_runs_at_once_build_one_folder(tmp_path: Path, index: str) -> None:
     assert partials(cache) == []
 
 
-@drills.rounds(5, 24)
+@lengths.rounds(5, 24)
 def test_survives_being_killed_at_any_point(tmp_path: Path, index: str, seed: int, rounds: int) -> None:
     draw = random.Random(seed)
     cache = tmp_path / "cache"

@@ -17,6 +17,7 @@ from helpers.ask import GenerateCall, ask, read, read_all, refused, request
 from helpers.ask import refusal as refusal_of
 from helpers.run import messages
 from helpers.servers import CHAIN, Local, all_free, is_free, local_chain, local_router, local_stage, omni_stub, toy_logic, watch_until
+from helpers.waiting import until
 from omnistage.models.toy import formulas
 from omnistage.router.pipeline import load_pipeline
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
@@ -332,15 +333,6 @@ LONG = {"max_tokens": 20_000, "ignore_eos": True}
 def by(key: str) -> list[tuple[str, str]]:
     """Metadata of a client with this API key."""
     return [("x-api-key", key)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Of a metric, which tells nobody that it has changed."""
-    async with asyncio.timeout(20):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
 
 
 async def started(house: House, key: str = "", request_id: str = "") -> GenerateCall:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from helpers import waiting
 from helpers.ask import ask, request
 from helpers.servers import CHAIN, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import SETTLE_S, thinker, until, waiting_session, watched
@@ -43,9 +44,7 @@ async def next_report(placement: Placement, address: str) -> None:
     """Return when a replica has reported its load once more."""
     (replica,) = [replica for replica in placement.all() if replica.address == address]
     load = replica.load
-    async with asyncio.timeout(SETTLE_S):
-        while replica.load is load:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await waiting.until(lambda: replica.load is not load)
 
 
 def test_an_address_is_plain_or_a_name():

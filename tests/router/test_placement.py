@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,9 +13,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from helpers import waiting
 from helpers.ask import ask, refusal, request
 from helpers.servers import local_stage, omni_stub, stage_stub, toy_logic
-from helpers.watching import SETTLE_S, thinker, until, waiting_session, watched
+from helpers.watching import thinker, until, waiting_session, watched
 from omnistage.link.channel import Channels
 from omnistage.link.errors import StageError
 from omnistage.router.admission import Admission
@@ -90,18 +90,14 @@ async def test_a_placed_session_that_never_came_is_forgotten_with_the_next_repor
         placement.place("thinker")
         (replica,) = placement.all()
         assert replica.busy == 1
-        async with asyncio.timeout(SETTLE_S):
-            while replica.busy:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await waiting.until(lambda: not replica.busy)
 
 
 async def test_the_least_loaded_is_first() -> None:
     async with replicas_on("here", "here") as (placement, addresses), stage_stub(addresses[0]) as stub:
         caller = await waiting_session(stub)
         busy = next(replica for replica in placement.all() if replica.address == addresses[0])
-        async with asyncio.timeout(SETTLE_S):
-            while not busy.load.sessions:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await waiting.until(lambda: busy.load.sessions)
         assert placement.place("thinker") == [addresses[1], addresses[0]]
         caller.call.cancel()
 
@@ -121,9 +117,7 @@ async def test_a_replica_that_a_link_lost_is_asked_last_until_it_reports() -> No
         lost = placement.place("thinker")[0]
         placement.suspect([lost, "127.0.0.1:1"])
         assert [placement.place("thinker")[1] for _ in range(4)] == [lost] * 4
-        async with asyncio.timeout(SETTLE_S):
-            while placement.place("thinker")[0] != lost:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await waiting.until(lambda: placement.place("thinker")[0] == lost)
 
 
 async def test_a_session_that_goes_on_stays_with_its_revision() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from helpers import drills
+from helpers import lengths
 from helpers.ask import ask, request
 from helpers.run import PLENTY, params
 from helpers.servers import Stack, all_free, is_free, omni_stub, stack, stage_stub, watch_until
@@ -17,7 +17,7 @@ from helpers.shared_memory import files_of, left_of
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 
 
-@drills.rounds(24, 60)
+@lengths.rounds(24, 60)
 async def test_cancels_at_random_moments(tmp_path: Path, seed: int, rounds: int) -> None:
     """Every tensor goes through shared memory, and half of the clients hold a session of their own at the Thinker."""
     chance = random.Random(seed)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.asr import heard, recogniser, word_error_rate
-from helpers import drills
+from helpers import lengths
 from helpers.shared_memory import files_of, left_of
 from omnistage.cli.layout import ServerOptions
 from omnistage.cli.pipelines import Choice, layout_of
@@ -133,7 +133,7 @@ async def settled(stack: Stack, name: str, before: stage_pb2.WatchResponse) -> N
             pytest.fail(held)
 
 
-@drills.rounds(20, 60)
+@lengths.rounds(20, 60)
 async def test_after_cancels_nothing_is_held(seed: int, rounds: int) -> None:
     """Pages, sessions, leases: all zero when the last cancelled answer is gone; and no segment is left when the servers are."""
     async with serving(inline_limit=0) as stack, AsyncOmni(address=stack.address) as omni:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import drills
+from helpers import lengths
 from helpers.ask import Answer, read, request
 from helpers.drill import MOMENTS, Step, ask_through, begun, drilled, holder, killed_holder, nothing_left, restore, text_chunks
 from helpers.fleet import Fleet, fleet
@@ -101,7 +101,7 @@ async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> No
         assert [failover.lost for failover in answer.failovers] == lost
 
 
-@drills.rounds(1, 3)
+@lengths.rounds(1, 3)
 async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int, rounds: int) -> None:
     """The client goes away within milliseconds of a loss: at once, before anybody has seen it, or while the session is opened elsewhere."""
     chance = random.Random(seed)

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from helpers import drills
+from helpers import lengths
 from helpers.ask import ask, request
 from helpers.drill import drilled
 from helpers.fleet import Fleet, fleet
@@ -63,7 +63,7 @@ class Killer:
         self._serving_since[name] = time.monotonic()
 
 
-@drills.rounds(40, 100)
+@lengths.rounds(40, 100)
 async def test_many_answers_in_a_storm(tmp_path: Path, seed: int, rounds: int) -> None:
     options = {"interval_s": 0.1}
     with fleet(tmp_path, replicas=3, options=options, stage_args=["--inline-limit", "0"]) as running:
