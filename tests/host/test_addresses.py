@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ValidationError
 
-from omnistage.host.addresses import check_address, check_can_listen
+from omnistage.host.addresses import check_address, check_can_listen, is_loopback
 from omnistage.host.errors import StartError
-from omnistage.host.names import check_address as check_replica
+from omnistage.host.names import check_replica_address
+from omnistage.host.settings import ServerSettings
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def taken() -> Iterator[int]:
 @pytest.mark.parametrize("address", ["127.0.0.1:50050", "0.0.0.0:0", "[::1]:65535", "localhost:1", "a-host.example_1:80"])
 def test_host_and_port(address: str) -> None:
     assert check_address(address) == address
-    assert check_replica(address) == address
+    assert check_replica_address(address) == address
 
 
 @pytest.mark.parametrize(
@@ -46,10 +48,33 @@ def test_host_and_port(address: str) -> None:
     ],
 )
 def test_what_is_wrong_with_an_address_is_told_in_words(address: str, told: str) -> None:
-    for check in (check_address, check_replica):
+    for check in (check_address, check_replica_address):
         with pytest.raises(ValueError, match=r"HOST:PORT|a port is|brackets") as raised:
             check(address)
         assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.255.0.53", True),
+        ("localhost", True),
+        ("0:0:0:0:0:0:0:1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("127.999.0.1", False),
+    ],
+)
+def test_channelz_is_for_who_an_open_stage_is_for(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+    address = f"[{host}]:1" if ":" in host else f"{host}:1"
+    if loopback:
+        assert ServerSettings(channelz_address=address).channelz_address == address
+    else:
+        with pytest.raises(ValidationError, match="can be reached from other hosts"):
+            ServerSettings(channelz_address=address)
 
 
 def test_a_free_port_can_be_listened_on(free_port: int) -> None:

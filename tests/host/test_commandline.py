@@ -15,8 +15,8 @@ TOY = ["--model", "toy"]
 def test_words_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISTAGE_THREADS", "3")
     monkeypatch.setenv("OMNISTAGE_DEVICE", "cuda:1")
-    settings = read(StageSettings, [*TOY, "--threads=2", "--options", '{"length": 3}', "--allow", "a:1,b:*"], "stage")
-    assert (settings.threads, settings.device, settings.options, settings.allow) == (2, "cuda:1", {"length": 3}, ("a:1", "b:*"))
+    settings = read(StageSettings, [*TOY, "--threads=2", "--options", '{"length": 3}', "--allow", "a:1,b:2"], "stage")
+    assert (settings.threads, settings.device, settings.options, settings.allow) == (2, "cuda:1", {"length": 3}, ("a:1", "b:2"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from helpers import waiting
 from helpers.ask import ask, request
 from helpers.servers import CHAIN, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import SETTLE_S, thinker, until, waiting_session, watched
-from omnistage.host.names import Name, SystemResolver, check_address, name_of
+from omnistage.host.names import Name, SystemResolver, check_replica_address, name_of
 from omnistage.router.placement import DRAINING, SERVING, Placement
 from omnistage.router.settings import RouterSettings
 
@@ -48,10 +48,10 @@ async def next_report(placement: Placement, address: str) -> None:
 
 
 def test_an_address_is_plain_or_a_name():
-    assert name_of(check_address("dns:///talker:50051")) == Name("talker", 50051)
+    assert name_of(check_replica_address("dns:///talker:50051")) == Name("talker", 50051)
     assert str(Name("talker", 50051)) == "dns:///talker:50051"
     for plain in ("127.0.0.1:1", "talker:50051", "[::1]:50051"):
-        assert name_of(check_address(plain)) is None
+        assert name_of(check_replica_address(plain)) is None
     for wrong in (
         "",
         "talker",
@@ -64,7 +64,10 @@ def test_an_address_is_plain_or_a_name():
         "talker:99999999",
     ):
         with pytest.raises(ValueError, match="dns:///NAME:PORT stands for all addresses"):
-            check_address(wrong)
+            check_replica_address(wrong)
+    for wrong in ("dns:///talker:65536", "dns:///talker:99999"):
+        with pytest.raises(ValueError, match="no possible port"):
+            check_replica_address(wrong)
 
 
 def test_the_router_refuses_other_addresses():

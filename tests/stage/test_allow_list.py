@@ -57,9 +57,22 @@ def test_a_pattern_is_refused_with_what_to_write_instead(entry: str):
         StageSettings(model="toy", allow=("127.0.0.1:1", entry))
 
 
-@pytest.mark.parametrize("entry", ["talker", "127.0.0.1", "ipv4:127.0.0.1:1", "http://127.0.0.1:1", "unix:/run/x", "127.0.0.1:1 ", ""])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "talker",
+        "127.0.0.1",
+        "ipv4:127.0.0.1:1",
+        "http://127.0.0.1:1",
+        "unix:/run/x",
+        "127.0.0.1:1 ",
+        "",
+        "10.0.0.1:99999",
+        "dns:///a:99999",
+    ],
+)
 def test_what_is_no_address_is_no_entry(entry: str):
-    with pytest.raises(ValueError, match="must be HOST:PORT"):
+    with pytest.raises(ValueError, match=r"dns:///NAME:PORT stands for all addresses|no possible port"):
         AllowList([entry])
 
 

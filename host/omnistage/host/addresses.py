@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import re
 import socket
 
@@ -19,9 +20,14 @@ def check_address(text: str) -> str:
     found = _HOST_PORT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:80]!r} {_fault(text)}")
-    if int(found["port"]) > MAX_PORT:
-        raise ValueError(f"{text!r} has no possible port: a port is 0 to {MAX_PORT}")
+    check_port(int(found["port"]), text)
     return text
+
+
+def check_port(port: int, address: str) -> None:
+    """Raise ValueError for a port that this address cannot have."""
+    if port > MAX_PORT:
+        raise ValueError(f"{address!r} has no possible port: a port is 0 to {MAX_PORT}")
 
 
 def _fault(text: str) -> str:
@@ -45,6 +51,15 @@ def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of a checked address, without brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether all addresses of a host, without brackets, are loopback addresses; a name that is not known has none that may be."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
 def check_can_listen(address: str, option: str) -> None:

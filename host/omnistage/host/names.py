@@ -11,11 +11,11 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from omnistage.host.addresses import check_address as check_plain_address
+from omnistage.host.addresses import check_address, check_port
 
 LOOKUP_TIMEOUT_S = 2.0
 
-_NAME = re.compile(r"dns:///(?P<host>[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,9}\.?):(?P<port>\d{1,5})")
+_NAME = re.compile(r"dns:///(?P<host>[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,9}\.?):(?P<port>\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,16 @@ Resolver = Callable[[Name], Awaitable[Collection[str]]]
 """The addresses, HOST:PORT, that a name has now. Raises OSError, of which TimeoutError is one, where that cannot be told."""
 
 
-def check_address(address: str) -> str:
+def check_replica_address(address: str) -> str:
     """The address of a replica, or of several, if it is one. Raises ValueError."""
-    if not _NAME.fullmatch(address):
-        try:
-            check_plain_address(address)
-        except ValueError as error:
-            raise ValueError(f"{error}; dns:///NAME:PORT stands for all addresses of a name") from None
-    return address
+    name = name_of(address)
+    if name is not None:
+        check_port(name.port, address)
+        return address
+    try:
+        return check_address(address)
+    except ValueError as error:
+        raise ValueError(f"{error}; dns:///NAME:PORT stands for all addresses of a name") from None
 
 
 def name_of(address: str) -> Name | None:

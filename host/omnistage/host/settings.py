@@ -5,24 +5,20 @@ Each is a command-line flag (`--max-message-bytes`) and an environment variable 
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from omnistage.host.addresses import check_address
+from omnistage.host.addresses import check_address, host_and_port, is_loopback
 
 Address = Annotated[str, AfterValidator(check_address), Field(json_schema_extra={"metavar": "HOST:PORT"})]
 """HOST:PORT; port 0 takes a free one."""
 
 
-_LOOPBACK = re.compile(r"(127\.\d{1,3}\.\d{1,3}\.\d{1,3}|localhost|\[::1\]):\d+")
-
-
 def _check_loopback(address: str) -> str:
     """Empty, or HOST:PORT that nobody outside of this host reaches. Raises ValueError."""
-    if address and not _LOOPBACK.fullmatch(check_address(address)):
+    if address and not is_loopback(host_and_port(check_address(address))[0]):
         raise ValueError(f"{address!r} can be reached from other hosts, and channelz names every connection; use 127.0.0.1:PORT")
     return address
 

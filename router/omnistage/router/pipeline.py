@@ -10,7 +10,7 @@ import yaml
 from google.protobuf import json_format
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from omnistage.host.names import check_address
+from omnistage.host.names import check_replica_address
 from omnistage.v1 import stage_pb2
 
 Kind = Literal["thinker", "talker", "code2wav", "diffusion"]
@@ -40,7 +40,7 @@ class StageSpec(BaseModel):
     model: str
     takes: tuple[str, ...] = ()
     options: dict[str, int | float | str | bool] = Field(default_factory=dict)
-    addresses: tuple[Annotated[str, AfterValidator(check_address)], ...] = ()
+    addresses: tuple[Annotated[str, AfterValidator(check_replica_address)], ...] = ()
 
 
 class Pipeline(BaseModel):

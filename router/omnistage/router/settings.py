@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from omnistage.host.names import check_address
+from omnistage.host.names import check_replica_address
 from omnistage.host.settings import ServerSettings
 
 
@@ -45,4 +45,4 @@ class RouterSettings(ServerSettings):
         pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
         if not all(stage and equals and address for stage, equals, address in pairs):
             raise ValueError("must be KIND=HOST:PORT[,KIND=HOST:PORT...]")
-        return tuple((stage, check_address(address)) for stage, _, address in pairs)
+        return tuple((stage, check_replica_address(address)) for stage, _, address in pairs)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
-from omnistage.host.names import Name, Resolver, SystemResolver, name_of
+from omnistage.host.addresses import check_address
+from omnistage.host.names import Name, Resolver, SystemResolver, check_replica_address, name_of
 
 log = structlog.get_logger(__name__)
 
 KEPT_S = 1.0
 """How long an answer about a name, or none, is taken for what holds now."""
 
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _NUMERIC = re.compile(r"(\[.*\]|[0-9.]+):[0-9]+")
 
 
@@ -26,9 +26,7 @@ def check_entry(entry: str) -> str:
             f"{entry!r} is a pattern: write each address, HOST:PORT,HOST:PORT, or a name that stands for all addresses it has, such as "
             f"talker:50051"
         )
-    if not (_ADDRESS.fullmatch(entry) or name_of(entry)):
-        raise ValueError(f"{entry!r} must be HOST:PORT, or dns:///NAME:PORT for the addresses of a name")
-    return entry
+    return check_replica_address(entry)
 
 
 class AllowList:
@@ -48,7 +46,9 @@ class AllowList:
 
     async def allows(self, address: str) -> bool:
         """Whether it may be dialled now. Waits for a lookup where a name is on the list, for as long as the resolver does."""
-        if _ADDRESS.fullmatch(address) is None:
+        try:
+            check_address(address)
+        except ValueError:
             return False
         if address in self._exact:
             return True

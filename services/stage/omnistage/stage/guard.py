@@ -6,8 +6,6 @@ A stage without a token is open, and then it listens on loopback addresses only.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ import grpc.aio
 import structlog
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 
+from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.errors import StartError
 from omnistage.link.errors import StageError
 from omnistage.link.token import KEY, VARIABLE, Token
@@ -82,19 +81,9 @@ def _refusing(method: str, error: StageError) -> Handler:
 
 def check_open(address: str) -> None:
     """Whether a stage without a token may listen at HOST:PORT. Raises StartError that says what to do for any but a loopback address."""
-    host = address.rpartition(":")[0]
-    if not _is_loopback(host.strip("[]")):
+    if not is_loopback(host_and_port(address)[0]):
         raise StartError(
             f"{address} can be reached from other hosts, and without a token whoever reaches it may use this stage: set {VARIABLE} or "
             f"{VARIABLE}_FILE, the same for all servers of the stack, or listen on 127.0.0.1"
         )
     log.info("stage.open", address=address, why=f"no {VARIABLE}: every process of this host may call this stage")
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether all addresses of a host are loopback addresses; a name that is not known has none that may be."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
