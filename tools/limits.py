@@ -5,32 +5,43 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from omnistage.link import limits
+from omnistage.link.decoding import FIELDS_AT_ONCE
 from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
 from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
+from omnistage.router.settings import RouterSettings
+
+
+def _default(setting: str) -> Any:
+    """Of an option of the router."""
+    return RouterSettings.model_fields[setting].default
+
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
 HEAD = f"""# Limits
 
-What one request may hold. This page is made from `link/omnistage/link/limits.py` by `python tools/limits.py`; a test compares the two.
+What one request may hold. This page is made by `python tools/limits.py` from the table in `link/omnistage/link/limits.py` and from the
+settings and constants of the router; a test compares it with them.
 
 A request is looked at before it is parsed (`link/decoding.py`): a walk over the tags on the wire counts every field that repeats and stops
 at the first element that is too much, because millions of empty elements fit into a few MiB and would become a GB of objects. What the
-walk refuses is `BAD_REQUEST` with the name of the field, in a running session `PROTOCOL`. Up to 4,096 fields are walked over at
-once, in about a millisecond; a message with more goes to a thread, one message at a time. Groups, which proto3 does not have, are refused.
+walk refuses is `BAD_REQUEST` with the name of the field, in a running session `PROTOCOL`. Up to {FIELDS_AT_ONCE:,} fields are walked over
+at once, in about a millisecond; a message with more goes to a thread, one message at a time. Groups, which proto3 does not have, are refused.
 
 ## Sizes
 
 | what | most |
 |---|---|
 | a request to a router for text only | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` where that is less |
-| a request to a router with a pipeline that takes media | `--max-message-bytes`, 64 MiB by default |
+| a request to a router with a pipeline that takes media | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default |
 | a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB above `--max-message-bytes`, for the route and what rebuilds a lost stage |
 | fields of a request, at every depth, known or not | {limits.MAX_FIELDS:,} |
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
+| the same, at a model | it may take less: the default Thinker 65,536, by the 8,192 tokens of its context |
 | calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
 
 A request above its size is refused by gRPC with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
@@ -43,14 +54,14 @@ A replica that several pipelines share counts once.
 
 - Clients are told apart by the metadata key `x-api-key`, else by their host. The router checks no keys: where strangers reach it, a gateway
   that does stands before it. All clients behind one gateway that passes no keys on are one client.
-- One client holds at most `--client-share` of the places (three quarters by default), a second one as much of the rest, and so on. A
-  client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
+- One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second one as much of the rest, and so on.
+  A client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
 - In a full house a client that holds less than an equal share waits: {MAX_WAITING_EACH} requests at most, {MAX_WAITING} of all clients
   together, and {WAIT_S:g} s. A free place goes to the client that holds the fewest, among equals to the one that has waited longest:
   who holds nothing gets a place at the latest when as many have become free as requests waited before its own. All others are told
   `OVERLOADED` at once, with a delay.
 - A client that has left its answer unread for {STALLED_S:g} s loses it (`CLIENT_STALLED`) when another one waits; if none does,
-  after `--stall-limit`.
+  after `--stall-limit` ({_default("stall_limit"):g} s by default).
 
 A request with a `request_id` takes the place of the older call with the same id, where nobody else can have sent that one: by the same
 `x-api-key`; or, without a key, with an id of at least {SECRET_ID_CHARACTERS} characters, which no stranger can guess (the Python client

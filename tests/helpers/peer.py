@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.link.channel import server_options
-from omnistage.link.errors import StageError
-from omnistage.router.front import GenerateContext, abort
+from omnistage.link.errors import StageError, abort
+from omnistage.router.front import GenerateContext
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
 
 WORDS = tuple(f"w{n} " for n in range(12))

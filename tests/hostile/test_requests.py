@@ -19,7 +19,7 @@ from helpers.mutation import changed
 from helpers.run import messages
 from helpers.servers import CLIENT_OPTIONS
 from helpers.ward import TYPED, Ward, ward
-from omnistage.link.errors import MAX_MESSAGE_BYTES
+from omnistage.link.errors import MAX_TEXT_BYTES
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
@@ -71,7 +71,7 @@ async def end_of(stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.Gener
     except grpc.aio.AioRpcError as error:
         told = refusal(error)
         assert told.reason in TYPED, told
-        assert len(told.message.encode()) <= MAX_MESSAGE_BYTES
+        assert len(told.message.encode()) <= MAX_TEXT_BYTES
         return told.reason
     finally:
         call.cancel()

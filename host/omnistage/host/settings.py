@@ -11,6 +11,8 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omnistage.host.addresses import check_address, host_and_port, is_loopback
+from omnistage.link.channel import MAX_MESSAGE_BYTES
+from omnistage.link.limits import HOP_ROOM_BYTES
 
 Address = Annotated[str, AfterValidator(check_address), Field(json_schema_extra={"metavar": "HOST:PORT"})]
 """HOST:PORT; port 0 takes a free one."""
@@ -37,9 +39,9 @@ class ServerSettings(BaseSettings):
     )
     grace: float = Field(30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM")
     max_message_bytes: int = Field(
-        64 << 20,
+        MAX_MESSAGE_BYTES,
         ge=1 << 20,
-        description="largest request of a client; stages take 4 MiB more between each other",
+        description=f"largest request of a client; stages take {HOP_ROOM_BYTES >> 20} MiB more between each other",
         json_schema_extra={"metavar": "BYTES"},
     )
     token_file: str = Field(

@@ -7,8 +7,10 @@ Whoever finds an error raises `StageError`; the edge of the process turns it int
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import grpc
+import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
@@ -17,7 +19,10 @@ from omnistage.v1 import error_pb2, stage_pb2
 
 DOMAIN = "omnistage"
 
-MAX_MESSAGE_BYTES = 1000
+STATUS_DETAILS = "grpc-status-details-bin"
+"""Trailing metadata with the google.rpc.Status of a call that failed."""
+
+MAX_TEXT_BYTES = 1000
 """Of an error, in UTF-8: it travels in gRPC trailers, three times in all, and a client refuses more than 8 KiB of those."""
 
 CODES: Mapping[str, grpc.StatusCode] = {
@@ -93,7 +98,7 @@ class StageError(Exception):
 def _shortened(message: str) -> str:
     """Most messages as they are; one that quotes what a caller sent may be of any length."""
     encoded = message.encode()
-    return message if len(encoded) <= MAX_MESSAGE_BYTES else encoded[: MAX_MESSAGE_BYTES - 4].decode(errors="ignore") + " ..."
+    return message if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 4].decode(errors="ignore") + " ..."
 
 
 def bad_request(field: str, description: str) -> StageError:
@@ -109,6 +114,13 @@ def protocol_error(message: str, **metadata: str) -> StageError:
 def status_code(number: int) -> grpc.StatusCode:
     """The gRPC status of a number on the wire; an unknown one is UNKNOWN."""
     return _STATUS_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) -> NoReturn:
+    """End a call with an error and its google.rpc.Status."""
+    details = error.status().SerializeToString()
+    await context.abort(error.code, error.message, trailing_metadata=((STATUS_DETAILS, details),))
+    raise AssertionError("abort returns never")
 
 
 def is_ok(ended: stage_pb2.Ended) -> bool:

@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
 import grpc
 import grpc.aio
 import structlog
 
 from omnistage.link.channel import Channels
-from omnistage.link.errors import StageError
+from omnistage.link.errors import StageError, abort
 from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.clients import client_of, request_of
 from omnistage.router.metrics import RouterMetrics
@@ -30,7 +29,6 @@ UnaryContext = grpc.aio.ServicerContext[object, object]
 
 SERVICE = omni_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
 NOT_READY_RETRY_S = 1.0
-STATUS_DETAILS = "grpc-status-details-bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +177,6 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
 
     def _pipelines(self) -> Mapping[str, Pipeline]:
         return {name: served.pipeline for name, served in self.served.items()}
-
-
-async def abort(context: GenerateContext, error: StageError) -> NoReturn:
-    """End a call with an error and its google.rpc.Status."""
-    details = error.status().SerializeToString()
-    await context.abort(error.code, error.message, trailing_metadata=((STATUS_DETAILS, details),))
-    raise AssertionError("abort returns never")
 
 
 def _model(served: Served) -> omni_pb2.Model:

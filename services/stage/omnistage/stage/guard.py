@@ -16,7 +16,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.errors import StartError
-from omnistage.link.errors import StageError
+from omnistage.link.errors import StageError, abort
 from omnistage.link.token import KEY, VARIABLE, Token
 from omnistage.v1 import stage_pb2
 
@@ -29,8 +29,6 @@ RUN = f"/{stage_pb2.DESCRIPTOR.services_by_name['StageService'].full_name}/Run"
 
 REFUSAL_LIMIT_S = 2.0
 """Time for the half-close of a caller that is refused; it holds nothing but its stream meanwhile."""
-
-STATUS_DETAILS = "grpc-status-details-bin"
 
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -73,8 +71,7 @@ def _refusing(method: str, error: StageError) -> Handler:
                         pass
             except TimeoutError:
                 log.debug("guard.no_half_close")
-        details = ((STATUS_DETAILS, error.status().SerializeToString()),)
-        await context.abort(error.code, error.message, trailing_metadata=details)
+        await abort(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
 
