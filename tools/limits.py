@@ -29,8 +29,9 @@ settings and constants of the router; a test compares it with them.
 
 A request is looked at before it is parsed (`link/decoding.py`): a walk over the tags on the wire counts every field that repeats and stops
 at the first element that is too much, because millions of empty elements fit into a few MiB and would become a GB of objects. What the
-walk refuses is `BAD_REQUEST` with the name of the field, in a running session `PROTOCOL`. Up to {FIELDS_AT_ONCE:,} fields are walked over
-at once, in about a millisecond; a message with more goes to a thread, one message at a time. Groups, which proto3 does not have, are refused.
+walk refuses is `BAD_REQUEST` with the name of the field, in a running session `PROTOCOL`. Up to {FIELDS_AT_ONCE:,} fields are walked
+over at once, in about a millisecond; a message with more goes to a thread, one message at a time. Groups, which proto3 does not
+have, are refused.
 
 ## Sizes
 
@@ -54,12 +55,12 @@ A replica that several pipelines share counts once.
 
 - Clients are told apart by the metadata key `x-api-key`, else by their host. The router checks no keys: where strangers reach it, a gateway
   that does stands before it. All clients behind one gateway that passes no keys on are one client.
-- One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second one as much of the rest, and so on.
-  A client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
-- In a full house a client that holds less than an equal share waits: {MAX_WAITING_EACH} requests at most, {MAX_WAITING} of all clients
-  together, and {WAIT_S:g} s. A free place goes to the client that holds the fewest, among equals to the one that has waited longest:
-  who holds nothing gets a place at the latest when as many have become free as requests waited before its own. All others are told
-  `OVERLOADED` at once, with a delay.
+- One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second one as much of the rest, and
+  so on. A client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
+- Where all places are taken, a client that holds less than an equal share waits: {MAX_WAITING_EACH} requests at most, {MAX_WAITING} of
+  all clients together, and {WAIT_S:g} s. A free place goes to the client that holds the fewest, among equals to the one that has waited
+  longest: who holds nothing gets a place at the latest when as many have become free as requests waited before its own. All others are
+  told `OVERLOADED` at once, with a delay.
 - A client that has left its answer unread for {STALLED_S:g} s loses it (`CLIENT_STALLED`) when another one waits; if none does,
   after `--stall-limit` ({_default("stall_limit"):g} s by default).
 

@@ -84,7 +84,7 @@ async def test_a_flood_after_the_end_is_read_and_dropped():
 
 
 async def test_callers_that_open_a_stream_and_say_nothing_are_left(monkeypatch: pytest.MonkeyPatch):
-    """They take no place of the house meanwhile."""
+    """They take no place of the router meanwhile."""
     monkeypatch.setattr("omnistage.stage.session.FIRST_MESSAGE_TIMEOUT_S", 1.0)
     async with stage_of("talker", max_sessions=1) as stage:
         silent = [stage.caller() for _ in range(50)]

@@ -1,4 +1,4 @@
-"""The door of a house with so many places: its clock and its events. The policy has tests of its own."""
+"""The door of a router with so many places: its clock and its events. The policy has tests of its own."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: i
 
 
 @pytest.mark.parametrize("house", [{"max_sessions": 2, "client_share": 1}], indirect=True)
-async def test_a_full_house_says_so_at_once_and_when_to_come_again(house: House):
+async def test_a_router_whose_places_are_taken_says_so_at_once_and_when_to_come_again(house: House):
     long = request("long", 1, thinker={"max_tokens": 20_000, "ignore_eos": True})
     running = [house.stub.Generate(long, timeout=60) for _ in range(2)]
     for call in running:
@@ -308,7 +308,7 @@ async def test_a_full_house_says_so_at_once_and_when_to_come_again(house: House)
     await all_free(house.addresses)
 
 
-async def test_a_full_stage_is_told_like_a_full_house():
+async def test_a_full_stage_is_told_like_a_full_router():
     async with (
         local_chain(max_sessions=1) as stages,
         local_router(addresses_of(stages), max_sessions=4) as router,
@@ -357,7 +357,7 @@ async def test_one_client_cannot_hold_all_places(house: House):
 
 
 @pytest.mark.parametrize("house", [{"max_sessions": 2, "client_share": 1}], indirect=True)
-async def test_another_client_gets_the_next_place_of_a_full_house(house: House):
+async def test_another_client_gets_the_next_place_that_becomes_free(house: House):
     running = [await started(house, "greedy") for _ in range(2)]
     waiting = asyncio.create_task(ask(house.stub, _good(), metadata=by("other")))
     await until(lambda: house.router.registry.get_sample_value("omnistage_router_waiting") == 1)

@@ -35,13 +35,13 @@ def test_one_client_leaves_room_and_the_next_ones_find_it(limit: int):
     assert second.given
 
 
-def test_a_client_alone_may_have_the_whole_house_where_that_is_said():
+def test_a_client_alone_may_have_all_places_where_that_is_said():
     places = Places(8, 1)
     assert len(take_all(places, "only")) == 8
     assert Places(1, SHARE).ask("only").given
 
 
-def test_who_comes_into_a_full_house_waits_and_who_has_most_of_it_does_not():
+def test_who_comes_when_all_places_are_taken_waits_and_who_has_most_of_them_does_not():
     places = Places(8, SHARE)
     rich = take_all(places, "rich")
     others = [places.ask(f"other {n}") for n in range(8 - len(rich))]
@@ -84,7 +84,7 @@ def test_more_places_are_given_to_who_waits():
 
 
 class House(RuleBasedStateMachine):
-    """Clients that come, wait, are served and leave in any order, in a house whose size changes."""
+    """Clients that come, wait, are served and leave in any order, at a router whose places change."""
 
     def __init__(self) -> None:
         super().__init__()

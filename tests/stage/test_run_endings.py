@@ -1,4 +1,4 @@
-"""How a session of `Run` ends: half-close, credit, deadline, interruption, a full house, and the handshake."""
+"""How a session of `Run` ends: half-close, credit, deadline, interruption, all places taken, and the handshake."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_credit_and_release_after_the_last_chunk_are_accepted():
         (await caller.finish()).check_whole(["codes"])
 
 
-# Time, interruption, a full house ------------------------------------------------------------------------------------------------------
+# Time, interruption, all places taken ------------------------------------------------------------------------------------------------
 
 
 async def test_the_server_has_a_deadline_of_its_own():

@@ -1,9 +1,10 @@
 """Finds a computing thread that hangs: it has work, and does nothing.
 
 A thread hangs when it has work and, within one step, neither used a CPU nor waited for one for STILL_S, or when one step took more of its
-own time than its family says. A busy machine makes nobody hang: time in which any thread of the process waits for a CPU is not counted, and
-neither is what was seen by a look that came late itself, because then this process was held up as a whole (by a full machine, SIGSTOP, or a
-call that keeps Python's lock). While no thread has work, this one sleeps.
+own time than its family says. A busy machine makes nobody hang: a look that came late itself is not counted, because then this process was
+held up as a whole (by a full machine, SIGSTOP, or a call that keeps Python's lock). Neither is a look in which any other thread of the
+process is runnable: the kernel does not tell one that waits for a CPU from one that has it, so a busy event loop delays the verdict. While
+no thread has work, this one sleeps.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class _Judge:
         elif task.cpu_s > cpu_before_s:
             self._still_s = 0.0
             self._step_s += task.cpu_s - cpu_before_s
-        elif elapsed_s <= PERIOD_S + LATE_S and not _somebody_waits_for_a_cpu():
+        elif elapsed_s <= PERIOD_S + LATE_S and not _another_thread_is_runnable():
             self._step_s += elapsed_s
             # In state D it waits for a disk, which says nothing of the thread.
             self._still_s += elapsed_s if task.state == "S" else 0.0
@@ -146,8 +147,8 @@ def _task(thread_id: int) -> _Task | None:
     return _Task(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S)
 
 
-def _somebody_waits_for_a_cpu() -> bool:
-    """Whether the watched thread, or another one of this process, which the watched one may wait for, runs or could."""
+def _another_thread_is_runnable() -> bool:
+    """Whether a thread of this process, but for the watchdog's own, has a CPU or waits for one: the watched one may wait for it."""
     own = threading.get_native_id()
     tasks = (_task(int(folder.name)) for folder in _TASKS.iterdir() if int(folder.name) != own)
     return any(task is not None and task.state == "R" for task in tasks)

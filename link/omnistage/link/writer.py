@@ -1,4 +1,4 @@
-"""One writer for one gRPC stream: a second write before the first returned would fail."""
+"""One writer for one gRPC stream, the way down of a link: a second write before the first returned would fail."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Message = TypeVar("Message")
 class StreamWriter(Generic[Message]):
     """Lets many tasks write to one stream, in the order in which they came.
 
-    A lock and not a queue with a task: a message that nobody competes with is written without a switch of tasks, which is half the cost
-    of relaying it, and whoever writes feels the stream's own flow control.
+    A lock and not a queue with a task: a message that nobody competes with is written without a switch of tasks, and whoever writes feels
+    the stream's own flow control. The way up has a queue, see `stage/outbox.py`.
     """
 
     def __init__(self, write: Callable[[Message], Awaitable[None]]) -> None:

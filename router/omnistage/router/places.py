@@ -1,12 +1,12 @@
 """Who gets a place: the policy, without a clock, a loop or gRPC.
 
-One client may hold most of the house, but not all of it: a place is given to a client that holds fewer than `share / (1 - share)` times the
-places that are free (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). Alone a client so
-gets to `share` of the house, the next one to `share` of the rest, and so on. A client that holds nothing gets any free place.
+One client may hold most of the places, but not all of them: a place is given to a client that holds fewer than `share / (1 - share)` times
+the places that are free (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). Alone a client so
+gets to `share` of the places, the next one to `share` of the rest, and so on. A client that holds nothing gets any free place.
 
-In a full house a client that holds less than an equal share may wait; one that holds more is told at once. A place that becomes free goes
-to who holds the fewest, among equals to who has waited longest. So a client that holds nothing and waits gets a place at the latest when
-as many places have become free as others waited before it.
+Where all places are taken, a client that holds less than an equal share may wait; one that holds more is told at once. A place that becomes
+free goes to who holds the fewest, among equals to who has waited longest. So a client that holds nothing and waits gets a place at the
+latest when as many places have become free as others waited before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 MAX_WAITING = 64
-"""In a full house, of all clients together."""
+"""Of all clients together."""
 
 MAX_WAITING_EACH = 4
 """Of one client."""
@@ -38,7 +38,7 @@ class Places:
     """Counts who holds what. `limit` may change at any time; fewer places take nobody's away."""
 
     def __init__(self, limit: int, share: float) -> None:
-        """share: greatest part of the house that one client may hold; 1: all of it."""
+        """share: greatest part of the places that one client may hold; 1: all of it."""
         self._share = share
         self._held: Counter[Hashable] = Counter()
         self._waiting: list[Ticket] = []

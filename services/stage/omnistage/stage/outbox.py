@@ -18,8 +18,9 @@ Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
 class Outbox:
     """Writes messages in the order in which they were put, one at a time, from a task of its own.
 
-    A message that finds the stream idle is written at once. What comes while a write is under way waits, and chunks that wait next to each
-    other go in one message if the caller takes that: so a fast producer costs few messages, and a slow one waits for nobody.
+    A message that finds the stream idle costs a switch to that task; `put` does not wait for it. What comes while a write is under way
+    waits, and chunks that wait next to each other go in one message if the caller takes that: so a fast producer costs few messages, and a
+    slow one waits for nobody.
     """
 
     def __init__(self, write: Write) -> None:
