@@ -1,10 +1,12 @@
 """One session of a stage: one `Run` stream, from Open to the status.
 
     caller --chunk--> Inputs --> logic --Output--+--> link --> next hop      (ports that the next hop takes)
-    caller <-----------------------------------  +   (every other port, and checkpoints, before what was made from them)
-    caller <------------- relayed unchanged ------------ link <-- next hop
+    caller <-- Outbox <--------------------------+   (every other port, and checkpoints, before what was made from them)
+    caller <-- Outbox <---- relayed unchanged ---------- link <-- next hop
 
-Three tasks: the reader takes what the caller sends, the producer runs the logic, the relay passes up what comes from the next hop.
+`prepare` has the logic check its params, for a Thinker by making tokens of the text, before anything is opened. Then there are four tasks:
+the reader takes what the caller sends, the producer runs the logic, the relay passes up what comes from the next hop, and the outbox writes
+what goes up.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from omnistage.link.link import Link
 from omnistage.link.ports import Allowance, Output, PortWriter
 from omnistage.link.route import FixedRoute
 from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
+from omnistage.stage.credit_behind import OUT_OF_CREDIT, CreditBehind
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.inputs import Inputs
 from omnistage.stage.logic import Kept, Timing, Work
@@ -41,7 +44,6 @@ log = structlog.get_logger(__name__)
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 PASSED = "the deadline of the session has passed"
-OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
 FORWARDED_METADATA = ("traceparent", "tracestate")
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -73,10 +75,7 @@ class Session:
         self._takes: frozenset[str] = frozenset()
         self._checkpoints: frozenset[str] = frozenset()
         self._timing = Timing()
-        self._granted_behind: dict[str, int] = {}
-        self._uncredited: frozenset[str] = frozenset()
-        self._ended_behind: set[str] = set()
-        self._relayed: dict[str, int] = {}
+        self._behind = CreditBehind()
         self._interrupted = False
         self._half_closed = False
         self._released = asyncio.Event()
@@ -251,10 +250,12 @@ class Session:
     async def _open_next(self) -> stage_pb2.Opened:
         hop, *rest = self.request.route
         behind = [credit for credit in self.request.credits if credit.port not in self._ports]
-        self._uncredited = frozenset(name for hop in self.request.route for name in hop.checkpoints)
-        self._ended_behind = {position.port for position in self._resumption.behind.positions if position.ended}
+        self._behind = CreditBehind(
+            uncredited=(name for hop in self.request.route for name in hop.checkpoints),
+            ended=(position.port for position in self._resumption.behind.positions if position.ended),
+        )
         for credit in behind:
-            self._note_credit_behind(credit)
+            self._behind.grant(credit)
         request = stage_pb2.Open(
             session_id=self.request.session_id,
             model=hop.model,
@@ -397,12 +398,9 @@ class Session:
             async for event in events:
                 await self._outbox.put(event)
                 for chunk in chunks_of(event):
-                    self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
-                    if chunk.last:
-                        self._granted_behind.pop(chunk.port, None)
-                        self._ended_behind.add(chunk.port)
+                    self._behind.relayed(chunk)
                     if self._half_closed:
-                        self._check_credit_behind()
+                        self._behind.check()
 
     async def _read(self) -> None:
         """Take what the caller sends until it half-closes. Never waits for anything but the caller and the next hop, which reads always."""
@@ -416,7 +414,8 @@ class Session:
                 self._allowance.close(StageError("HALF_CLOSED", OUT_OF_CREDIT))
                 self._half_closed = True
                 self._released.set()
-                self._check_credit_behind()
+                if self._link is not None:
+                    self._behind.check()
                 return
             match message.WhichOneof("event"):
                 case "chunk" | "chunks":
@@ -442,20 +441,7 @@ class Session:
             self._allowance.grant(credit.port, credit.total)
         elif self._link is not None:
             await self._link.grant(credit.port, credit.total)
-            self._note_credit_behind(credit)
-
-    def _note_credit_behind(self, credit: stage_pb2.Credit) -> None:
-        if credit.port not in self._uncredited and credit.port not in self._ended_behind:
-            self._granted_behind[credit.port] = max(credit.total, self._granted_behind.get(credit.port, 0))
-
-    def _check_credit_behind(self) -> None:
-        """The caller cannot send credit any more: a port of a hop behind that used all of its credit up and has not ended never will. The
-        last hop has a port at least that needs some."""
-        if self._link is not None and not self._granted_behind and not self._ended_behind - self._uncredited:
-            raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
-        for port, total in self._granted_behind.items():
-            if self._relayed.get(port, 0) >= total:
-                raise StageError("HALF_CLOSED", OUT_OF_CREDIT, metadata={"port": port})
+            self._behind.grant(credit)
 
     def _report(self) -> stage_pb2.Report:
         first = self._first_output_at or self._last_output_at

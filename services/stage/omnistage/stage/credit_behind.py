@@ -1,0 +1,42 @@
+"""What a session may still pass up from the hops behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from omnistage.link.errors import StageError
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
+
+
+class CreditBehind:
+    """The caller's credit for ports of the hops behind a stage, and what of it is used up: asked only when no more can come."""
+
+    def __init__(self, uncredited: Iterable[str] = (), ended: Iterable[str] = ()) -> None:
+        """uncredited: ports whose chunks need no credit, which are checkpoints. ended: ports that had ended before this session began."""
+        self._uncredited = frozenset(uncredited)
+        self._ended = set(ended)
+        self._granted: dict[str, int] = {}
+        self._relayed: dict[str, int] = {}
+
+    def grant(self, credit: stage_pb2.Credit) -> None:
+        """total: chunks since the session began, as in Credit."""
+        if credit.port not in self._uncredited and credit.port not in self._ended:
+            self._granted[credit.port] = max(credit.total, self._granted.get(credit.port, 0))
+
+    def relayed(self, chunk: chunk_pb2.Chunk) -> None:
+        """A chunk of a hop behind was passed up."""
+        self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
+        if chunk.last:
+            self._granted.pop(chunk.port, None)
+            self._ended.add(chunk.port)
+
+    def check(self) -> None:
+        """The caller cannot send credit any more: a port that used all of its credit up and has not ended never will. The last hop has a
+        port at least that needs some. Raises HALF_CLOSED."""
+        if not self._granted and not self._ended - self._uncredited:
+            raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
+        for port, total in self._granted.items():
+            if self._relayed.get(port, 0) >= total:
+                raise StageError("HALF_CLOSED", OUT_OF_CREDIT, metadata={"port": port})
