@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.link.errors import status_code
+from omnistage.link.kinds import kind_name
 from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
 
 PLENTY = 1 << 20
@@ -46,7 +47,7 @@ def messages(prompt: str) -> list[stage_pb2.Message]:
 
 def open_of(description: stage_pb2.DescribeResponse, credits: Mapping[str, int] | None = None, **fields: object) -> stage_pb2.Open:
     """An Open that this stage takes; credits: plenty for every port by default."""
-    kind = stage_pb2.StageKind.Name(description.kind).removeprefix("STAGE_KIND_").lower()
+    kind = kind_name(description.kind)
     given = {port.name: PLENTY for port in description.produces} if credits is None else credits
     values: dict[str, object] = {
         "session_id": SESSION,

@@ -26,6 +26,7 @@ from omnistage.diffusion.stage import DiffusionStage
 from omnistage.host.process import Service
 from omnistage.host.settings import ServerSettings
 from omnistage.link.channel import client_options, server_options
+from omnistage.link.kinds import kind_name
 from omnistage.link.token import Token
 from omnistage.models.registry import LoadOptions, load_code2wav, load_diffusion, load_talker, load_thinker
 from omnistage.router.metrics import RouterMetrics
@@ -243,7 +244,7 @@ async def local_stage(
     settings: fields of StageSettings; without arena and with all servers of tests as neighbours, unless they say so.
     """
     chosen = {"model": "toy", "arena_bytes": 0, "allow": NEIGHBOURS, **settings}
-    kind = stage_pb2.StageKind.Name(logic.description.kind).removeprefix("STAGE_KIND_").lower()
+    kind = kind_name(logic.description.kind)
     metrics = StageMetrics(kind, logic.description.model)
     service = StageServer(StageSettings(**chosen), logic, metrics, token)
     async with _serving(service, metrics.registry, StageSettings(**chosen), (*interceptors, *service.interceptors)) as local:

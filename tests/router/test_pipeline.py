@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from helpers.servers import CHAIN, local_router, local_stage, toy_logic
-from omnistage.host.process import StartError
+from omnistage.host.errors import StartError
 from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline, shipped_pipelines
 from omnistage.v1 import stage_pb2, tensor_pb2
 

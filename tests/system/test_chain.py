@@ -16,6 +16,7 @@ import pytest
 from helpers.ask import ask, read_all, refusal, request
 from helpers.run import PLENTY, Caller, Heard, params
 from helpers.servers import Stack, all_free, omni_stub, stack, stage_stub, watch_until
+from omnistage.link.kinds import kind_name
 from omnistage.link.link import MAX_UNSENT
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW
@@ -233,7 +234,7 @@ async def test_a_stage_that_is_killed_during_an_answer_is_named(folder: Path, lo
                 await ask(stub, request())
             assert refusal(raised.value).reason == "STAGE_LOST"
             states = {
-                stage_pb2.StageKind.Name(replica.kind).rpartition("_")[2].lower(): replica.state
+                kind_name(replica.kind): replica.state
                 for replica in (await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
             }
             assert states.pop(lost) == omni_pb2.REPLICA_STATE_LOST

@@ -26,7 +26,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
 from omnistage.host.addresses import check_can_listen, host_and_port
-from omnistage.host.errors import StartError as StartError
+from omnistage.host.errors import StartError
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings

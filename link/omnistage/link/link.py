@@ -21,6 +21,7 @@ from omnistage.link.batches import Batch, chunks_of
 from omnistage.link.channel import Channels
 from omnistage.link.durations import duration
 from omnistage.link.errors import ANOTHER_REPLICA, StageError, is_ok, protocol_error
+from omnistage.link.kinds import kind_name
 from omnistage.link.limits import MAX_PORTS
 from omnistage.link.ports import Output
 from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired
@@ -74,7 +75,7 @@ class Link:
         revisions: of the stages that began the session, if another link of the caller's did."""
         self._channels = channels
         self._route = route
-        self._stage = stage_pb2.StageKind.Name(route.kind).removeprefix("STAGE_KIND_").lower()
+        self._stage = kind_name(route.kind)
         self._request = request
         self._new_sender = sender
         self._deadline = Deadline(deadline)

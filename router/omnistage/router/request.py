@@ -6,13 +6,14 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from google.protobuf.message import DecodeError
 
 from omnistage.link.decoding import TooLarge, decoded
 from omnistage.link.errors import StageError, bad_request
 from omnistage.link.limits import MAX_TEXT_CHARACTERS
-from omnistage.router.pipeline import Pipeline
+from omnistage.router.pipeline import Kind, Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
@@ -58,7 +59,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     if not outputs <= set(pipeline.outputs):
         raise bad_request("outputs", f"{sorted(outputs - set(pipeline.outputs))}: {pipeline.name} gives {', '.join(pipeline.outputs)}")
     kinds = {stage.kind for stage in pipeline.stages}
-    for kind in ("thinker", "talker", "code2wav", "diffusion"):
+    for kind in get_args(Kind):
         if request.HasField(kind) and kind not in kinds:
             raise bad_request(kind, f"{pipeline.name} has no {kind}")
     if (

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from omnistage.connector.arena import Arena
 from omnistage.link.channel import Channels
+from omnistage.link.kinds import kind_name
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.logic import StageLogic
 from omnistage.v1 import stage_pb2
@@ -38,4 +39,4 @@ class SessionEnvironment:
         self.session_limit_s = session_limit_s
         self.trusted_uids = frozenset(trusted_uids)
         self.address = ""
-        self.kind = stage_pb2.StageKind.Name(description.kind).removeprefix("STAGE_KIND_").lower()
+        self.kind = kind_name(description.kind)

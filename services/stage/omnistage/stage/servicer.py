@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 
 import grpc
 import grpc.aio
 import structlog
 
+from omnistage.connector.locality import boot_id
 from omnistage.link.durations import duration
 from omnistage.link.errors import StageError
 from omnistage.stage.environment import SessionEnvironment
@@ -68,7 +68,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
     def _complete_description(self) -> None:
         description = self._environment.description
-        description.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        description.boot_id = boot_id()
         description.pid = os.getpid()
         if self._environment.arena is not None:
             description.transports.append(tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY)
