@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from omnistage.client.request import MAX_TEXT_CHARACTERS
+
 pytestmark = pytest.mark.serial
 
 COMMAND = (sys.executable, "-m", "omnistage.cli")
@@ -18,9 +20,12 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
         (["say", b"caf\xe9"], b"", "the text is not UTF-8: byte 3 is 0xe9"),
         (["say", "-"], b"", "the text is empty"),
         (["ask", " \n"], b"", "the text is empty"),
+        (["say", "-"], b"a" * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
+        (["ask", "-"], "\N{GRINNING FACE}".encode() * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
         (["ask", "Hi", "--timeout", "inf"], b"", "--timeout inf: this is no number"),
         (["ask", "Hi", "--model", "toy-picture"], b"", "toy-picture has no thinker"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes, told: str) -> None:
     model = [] if "--model" in words else ["--model", "toy"]

@@ -73,6 +73,35 @@ def test_without_details_the_status_code_decides(code: grpc.StatusCode, kind: ty
     assert str(error) == "text"
 
 
+TOO_LARGE = "Received message larger than max (9437201 vs. 8388608)"
+
+
+@pytest.mark.parametrize("details", [TOO_LARGE, f"SERVER: {TOO_LARGE}", "CLIENT: Sent message larger than max (9 vs. 8)"])
+def test_a_request_that_is_too_large_is_not_to_be_asked_again(details: str) -> None:
+    error = from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
+    assert isinstance(error, errors.BadRequestError)
+    assert [violation.field for violation in error.fields] == ["request"]
+    assert details in str(error)
+    assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BAD_REQUEST")
+
+
+def test_an_answer_that_is_too_large_is_no_mistake_of_the_request() -> None:
+    details = f"Stream removed (CLIENT: {TOO_LARGE})"
+    error = from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
+    assert type(error) is errors.ProtocolError
+
+
+def test_a_server_with_too_many_calls_is_overloaded() -> None:
+    details = "Concurrent RPC limit exceeded!"
+    error = from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
+    assert type(error) is errors.OverloadedError
+
+
+def test_an_overload_keeps_its_name_whatever_its_text_says() -> None:
+    error = from_rpc_error(failed(grpc.StatusCode.RESOURCE_EXHAUSTED, f"full; {TOO_LARGE}", info("OVERLOADED")))
+    assert type(error) is errors.OverloadedError
+
+
 def test_details_that_contradict_the_status_are_not_believed() -> None:
     error = from_rpc_error(failed(grpc.StatusCode.UNAVAILABLE, "gone", info("BAD_REQUEST"), status_code=3))
     assert type(error) is errors.UnavailableError

@@ -141,6 +141,25 @@ async def test_text_that_utf_8_cannot_say(ask: Callable[[AsyncOmni], Any], field
     caught.value.message.encode()
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda omni: omni.say("a" * 1_100_000),
+        lambda omni: omni.say("a" * (9 << 20)),
+        lambda omni: omni.generate("Hi", images=[b"\x89PNG\r\n\x1a\n" + bytes(9 << 20)]),
+    ],
+    ids=["too many characters", "far too many", "a picture that the router's own limit refuses"],
+)
+def test_what_is_too_large_is_a_mistake_of_the_request(toy_address: str, ask: Callable[[Omni], Any]) -> None:
+    """And nothing that another attempt could mend. A router for text takes requests up to 8 MiB."""
+    with Omni(address=toy_address) as omni:
+        with pytest.raises(BadRequestError) as caught:
+            ask(omni)
+        assert [violation.field for violation in caught.value.fields] == ["request"]
+        assert "again after" not in caught.value.hint
+        assert omni.generate("Hi").text
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "sample_rate_hz", "width", "height", "steps", "results"])
 async def test_zero_is_not_the_default(name: str) -> None:
     with pytest.raises(BadRequestError, match=f"{name}: is 0; give at least 1"):

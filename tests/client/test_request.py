@@ -10,6 +10,7 @@ from omnistage.client import request as requests
 from omnistage.client.errors import BadRequestError, NotAvailableError
 from omnistage.client.private_stack import StackPlan
 from omnistage.client.request import Options
+from omnistage.link import limits
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 WAV = b"RIFF" + bytes(4) + b"WAVEfmt "
@@ -86,6 +87,21 @@ def test_values_that_fit_no_field(options: dict[str, object]) -> None:
 def test_a_request_over_the_limit_is_not_sent() -> None:
     with pytest.raises(BadRequestError, match="at most"):
         requests.for_prompt("x", [PNG + bytes(64 << 20)], (), Options())
+
+
+def test_more_characters_than_a_router_takes_are_not_sent() -> None:
+    most = limits.MAX_TEXT_CHARACTERS
+    assert most == requests.MAX_TEXT_CHARACTERS
+    assert len(requests.for_verbatim("\N{SNOWMAN}" * most, Options()).thinker.verbatim) == most
+    half = {"role": "user", "content": "a" * (most // 2)}
+    assert len(requests.for_conversation([half, half], Options()).thinker.messages) == 2
+    for too_much in (
+        lambda: requests.for_verbatim("a" * (most + 1), Options()),
+        lambda: requests.for_prompt("a" * (most + 1), (), (), Options()),
+        lambda: requests.for_conversation([half, half, {"role": "user", "content": "a"}], Options()),
+    ):
+        with pytest.raises(BadRequestError, match=f"request: has {most + 1} characters of text; at most {most} are allowed"):
+            too_much()
 
 
 def test_verbatim_text_must_not_be_empty() -> None:

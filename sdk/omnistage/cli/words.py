@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.errors import RequestError
+from omnistage.client.request import MAX_TEXT_CHARACTERS
+
+MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
+"""A character of UTF-8 has four bytes at most."""
 
 
 def words(typed: str) -> str:
-    """The text; - stands for standard input, to its end. Raises RequestError if there is none, or if it is no text."""
+    """The text; - stands for standard input, to its end. Raises RequestError if there is none, if it is no text, or too long."""
     data = _standard_input() if typed == "-" else typed.encode(errors="surrogateescape")
     try:
         text = data.decode()
@@ -17,6 +20,8 @@ def words(typed: str) -> str:
         raise RequestError(
             f"the text is not UTF-8: byte {error.start} is {data[error.start]:#04x}", hint="Convert it first: iconv -t UTF-8."
         ) from None
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise _too_long()
     if not text.strip():
         raise RequestError("the text is empty", hint='Give the words, such as "What is a kite?", or - for those of standard input.')
     return text
@@ -25,7 +30,11 @@ def words(typed: str) -> str:
 def _standard_input() -> bytes:
     if sys.stdin is None:
         raise RequestError("- reads standard input, and there is none", hint="Give the words themselves, or a file: < words.txt")
-    data = sys.stdin.buffer.read(MAX_MESSAGE_BYTES + 1)
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise RequestError(f"the text is longer than {MAX_MESSAGE_BYTES} bytes", hint="Give less of it.")
+    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise _too_long()
     return data
+
+
+def _too_long() -> RequestError:
+    return RequestError(f"the text is longer than {MAX_TEXT_CHARACTERS} characters", hint="Give less of it.")

@@ -24,7 +24,7 @@
     └── WrongLoopError         called on an event loop that the client does not belong to, or on its own thread
 
 Errors that a server reports come as `google.rpc.Status` in the trailing metadata: `ErrorInfo.reason` picks the class, `BadRequest` and
-`RetryInfo` fill it. Where there are no details the gRPC status code picks the class.
+`RetryInfo` fill it. Where there are no details the gRPC status code picks the class, but for a message that gRPC found too large.
 """
 
 from __future__ import annotations
@@ -237,6 +237,12 @@ BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
 }
 
 
+TOO_LARGE = "larger than max"
+"""In the text of gRPC's own refusal of a message, which has the code of a full server and no details."""
+
+RECEIVED_HERE = "CLIENT: Received"
+"""In that text if it was a message of the server, refused here."""
+
 BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 """What gRPC reports when a connection dies: which of them depends on what was under way at that moment."""
 
@@ -250,6 +256,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
     """The exception of the tree for a failed call."""
     status = _details_of(error)
     info = _unpack(status, error_details_pb2.ErrorInfo)
+    if info.domain != DOMAIN and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (error.details() or ""):
+        return _too_large(error)
     bad_request = _unpack(status, error_details_pb2.BadRequest)
     retry = _unpack(status, error_details_pb2.RetryInfo)
     reason = info.reason if info.domain == DOMAIN else ""
@@ -260,6 +268,16 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
         result.fields = tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
     if isinstance(result, UnavailableError) and retry.HasField("retry_delay"):
         result.retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return result
+
+
+def _too_large(error: grpc.aio.AioRpcError) -> OmniError:
+    """The same message is too large again, however long one waits."""
+    details = error.details() or ""
+    if RECEIVED_HERE in details:
+        return ProtocolError(details, code=error.code())
+    result = BadRequestError.of("request", f"is larger than this router takes ({details}); send less text or smaller media")
+    result.code = error.code()
     return result
 
 

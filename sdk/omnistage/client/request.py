@@ -81,6 +81,9 @@ class Options(TypedDict, total=False):
 
 DEFAULT_TIMEOUT_S = 120.0
 
+MAX_TEXT_CHARACTERS = 1 << 20
+"""Of all that one request says, together, or gives to be spoken: no router takes more."""
+
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos")
 TALKER = ("voice", "speed")
@@ -166,7 +169,7 @@ def _message(turn: Mapping[str, Any], where: str) -> stage_pb2.Message:
 
 
 def _checked(request: omni_pb2.GenerateRequest, options: Options) -> omni_pb2.GenerateRequest:
-    """The request with its options, if they exist and if it is not too large to be sent."""
+    """The request with its options, if they exist and if it is not too large for every router."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise TypeError(f"unknown options {', '.join(unknown)}; known: {', '.join(Options.__annotations__)}")
@@ -177,6 +180,9 @@ def _checked(request: omni_pb2.GenerateRequest, options: Options) -> omni_pb2.Ge
     _fill(request.talker, given, TALKER)
     _fill(request.code2wav, given, CODE2WAV)
     _fill(request.diffusion, given, DIFFUSION)
+    characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
+    if characters > MAX_TEXT_CHARACTERS:
+        raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
     size = request.ByteSize()
     if size > MAX_MESSAGE_BYTES:
         raise BadRequestError.of("request", f"is {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed. Send smaller media.")
