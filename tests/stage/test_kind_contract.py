@@ -23,12 +23,7 @@ SMOL_MARKS = [pytest.mark.slow, pytest.mark.skipif(not HAS_SMOL, reason="the mod
 
 FAMILY_KINDS = [
     *[pytest.param(("toy", kind), id=f"toy-{kind}") for kind in KINDS],
-    *[
-        pytest.param(
-            ("smol", kind), id=f"smol-{kind}", marks=[pytest.mark.slow, pytest.mark.skipif(not HAS_SMOL, reason="no models extra")]
-        )
-        for kind in CHAIN
-    ],
+    *[pytest.param(("smol", kind), id=f"smol-{kind}", marks=SMOL_MARKS) for kind in CHAIN],
 ]
 SPOKEN = "Hello there, and good morning."
 PAYLOAD_OF_PORT = {
