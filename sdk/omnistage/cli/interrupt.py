@@ -22,6 +22,12 @@ def exit_code(number: int) -> int:
     return 128 + number
 
 
+def heeded() -> tuple[signal.Signals, ...]:
+    """The signals that end this command. One that is ignored from the start stays ignored: that is how nohup, and a shell that starts a job
+    in the background, say that the job goes on."""
+    return tuple(number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN)
+
+
 def exit_at_once() -> None:
     """From here an interrupt ends the process, without a word and without a clean-up."""
     _handle(lambda number: os._exit(exit_code(number)))
@@ -29,9 +35,8 @@ def exit_at_once() -> None:
 
 def raise_interrupts() -> None:
     """From here Ctrl-C raises KeyboardInterrupt, for what runs without an event loop or has handlers of its own."""
-    for number in NUMBERS:
-        if _is_ours(number):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for number in heeded():
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def call_once(interrupted: Callable[[int], None]) -> None:
@@ -59,11 +64,5 @@ def _handle(handle: Callable[[int], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)
 
-    for number in NUMBERS:
-        if _is_ours(number):
-            signal.signal(number, handler)
-
-
-def _is_ours(number: int) -> bool:
-    """Whoever started this command may have had it ignore a signal, as nohup does; then it stays ignored."""
-    return signal.getsignal(number) is not signal.SIG_IGN
+    for number in heeded():
+        signal.signal(number, handler)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import typer
 
+from omnistage.cli import interrupt
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
@@ -83,10 +83,9 @@ def _announce(stack: Stack, notices: Notices) -> None:
 
 
 def _call_once_at_end(lifeline_fd: int, end: Callable[[str], object]) -> Callable[[], bool]:
-    """Call `end` with the reason at the first SIGTERM, SIGINT, SIGHUP or end of the lifeline; later ones do not disturb the clean-up.
+    """Call `end` with the reason at the first interrupt or end of the lifeline; later ones do not disturb the clean-up.
 
-    A signal that is ignored from the start stays ignored: that is how nohup, and a shell that starts a job in the background, say that the
-    job goes on. Returns a function that says whether the end came.
+    Returns a function that says whether the end came.
     """
     loop = asyncio.get_running_loop()
     came = asyncio.Event()
@@ -101,9 +100,8 @@ def _call_once_at_end(lifeline_fd: int, end: Callable[[str], object]) -> Callabl
             loop.remove_reader(lifeline_fd)
             once("the end of its owner")
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, once, number.name)
+    for number in interrupt.heeded():
+        loop.add_signal_handler(number, once, number.name)
     if lifeline_fd >= 0:
         loop.add_reader(lifeline_fd, lifeline_readable)
     return came.is_set
