@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from omnistage.cli.layout import Layout
 from omnistage.cli.report import errors_reported
+
+if TYPE_CHECKING:
+    from omnistage.cli.speak import Wish
+    from omnistage.client.request import Options
 
 app = typer.Typer(
     help="Ask models that answer in text and sound, and serve them.",
@@ -51,7 +55,18 @@ def ask(
     verbose: Verbose = False,
 ) -> None:
     """Ask a question and get the answer, spoken."""
-    _speak(False, text, address, out, text_only, timeline, json, seed, model, max_tokens, temperature, timeout, verbose)
+    if text_only and out is not None:
+        raise typer.BadParameter("--out needs sound; leave --text-only out")
+    from omnistage.cli.speak import Wish
+
+    options = _options(address, model, seed, timeout)
+    if text_only:
+        options["outputs"] = ["text"]
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if temperature is not None:
+        options["temperature"] = temperature
+    _speak(Wish(text, False, out, timeline, json, options), address, model, verbose)
 
 
 @app.command()
@@ -67,50 +82,34 @@ def say(
     verbose: Verbose = False,
 ) -> None:
     """Speak exactly this text."""
-    _speak(True, text, address, out, False, timeline, json, seed, model, None, None, timeout, verbose)
+    from omnistage.cli.speak import Wish
+
+    _speak(Wish(text, True, out, timeline, json, _options(address, model, seed, timeout)), address, model, verbose)
 
 
-def _speak(
-    verbatim: bool,
-    text: str,
-    address: str | None,
-    out: Path | None,
-    text_only: bool,
-    timeline: Path | None,
-    as_json: bool,
-    seed: int | None,
-    model: str,
-    max_tokens: int | None,
-    temperature: float | None,
-    timeout: float,
-    verbose: bool,
-) -> None:
-    if text_only and out is not None:
-        raise typer.BadParameter("--out needs sound; leave --text-only out")
-    from omnistage.cli.interruptible import Interruptible
-    from omnistage.cli.speak import Wish, check, speak
-    from omnistage.cli.words import words
+def _options(address: str | None, model: str, seed: int | None, timeout: float) -> Options:
+    """What both commands ask of a router. model: the router that is started for a call has no other."""
     from omnistage.client.request import Options
+
+    options = Options(timeout_s=timeout)
+    if seed is not None:
+        options["seed"] = seed
+    if address is not None and model:
+        options["model"] = model
+    return options
+
+
+def _speak(wish: Wish, address: str | None, model: str, verbose: bool) -> None:
+    from omnistage.cli.interruptible import Interruptible
+    from omnistage.cli.speak import speak
 
     if address is None:
         import omnistage.cli.pipelines  # noqa: F401  now, while an interrupt still just ends the process
 
-    options = Options(timeout_s=timeout)
-    if text_only:
-        options["outputs"] = ["text"]
-    if seed is not None:
-        options["seed"] = seed
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
-    if temperature is not None:
-        options["temperature"] = temperature
-    if address is not None and model:
-        options["model"] = model
     with errors_reported(verbose):
-        check(out, timeline, options)
-        wish = Wish(words(text), verbatim, out, timeline, as_json, options)
+        complete = wish.checked()
         target = _target(address, model)
-        Interruptible().run(lambda work: speak(work, wish, target, verbose))
+        Interruptible().run(lambda work: speak(work, complete, target, verbose))
 
 
 def _target(address: str | None, model: str) -> str | Layout:

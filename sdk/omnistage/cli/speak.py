@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import sentence
 from omnistage.cli.screen import Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
+from omnistage.cli.words import words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.errors import NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
@@ -28,7 +29,7 @@ from omnistage.client.wav import write_wav
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What was typed. verbatim: speak the text instead of answering it. out, timeline: files to write."""
+    """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline: files to write."""
 
     text: str
     verbatim: bool
@@ -37,15 +38,18 @@ class Wish:
     as_json: bool
     options: Options
 
+    def checked(self) -> Wish:
+        """The wish with its words, standard input read. Refuses what cannot be done, before anything is fetched, started or asked.
 
-def check(out: Path | None, timeline: Path | None, options: Options) -> None:
-    """Refuse what cannot be done, before anything is fetched, started or asked. Raises RequestError."""
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            option = "timeout" if name == "timeout_s" else name
-            raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
-    with ExitStack() as tried:
-        _open_files(out, timeline, tried)
+        Raises RequestError.
+        """
+        for name, value in self.options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                option = "timeout" if name == "timeout_s" else name
+                raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
+        with ExitStack() as tried:
+            _open_files(self.out, self.timeline, tried)
+        return replace(self, text=words(self.text))
 
 
 async def speak(work: Interruptible, wish: Wish, target: str | Layout, verbose: bool) -> None:
