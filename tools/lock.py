@@ -33,9 +33,9 @@ from pip._internal.models.target_python import TargetPython
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.setup import ROOT, TORCH, TORCH_HASHES, TORCH_INDEX_URL, CommandError, SetupError, run
+from tools.setup import NEWEST, OLDEST, ROOT, TORCH, TORCH_HASHES, TORCH_INDEX_URL, CommandError, SetupError, run
 
-PYTHONS = tuple(f"3.{minor}" for minor in range(11, 14))
+PYTHONS = tuple(f"3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1))
 PLATFORMS = (
     "linux_x86_64",
     *(f"manylinux{name}_x86_64" for name in ("1", "2010", "2014")),
