@@ -205,7 +205,7 @@ async def test_what_has_opened_is_not_left_for_a_hesitation() -> None:
         opening: list[str] = []
         opened: list[str] = []
         attendance = pulse.attend(opening.append, lambda: True)
-        attendance.opened(opened.append)
+        attendance.now_tells(opened.append)
         ticked(pulse, SILENCE - 1)
         assert not opened
         ticked(pulse, 1)

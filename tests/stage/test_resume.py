@@ -214,7 +214,7 @@ async def test_equal_attempts_and_other_ids_do_no_harm():
         await asyncio.gather(*[_say_all(caller) for caller in (*callers, again)])
 
 
-async def test_a_full_house_takes_sessions_that_go_on_from_elsewhere_up_to_twice_its_places():
+async def test_a_full_stage_takes_sessions_that_go_on_from_elsewhere_up_to_twice_its_places():
     async with stage_of("talker", max_sessions=1) as stage:
         running = await stage.opened(session_id="one")
         again = await stage.opened(session_id="two", resume=stage_pb2.Resume())

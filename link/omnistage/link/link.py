@@ -232,7 +232,7 @@ class Link:
         del request.credits[:]
         for port, total in self._granted.items():
             if not account.has_ended(port):
-                request.credits.append(_rest(account, port, total))
+                request.credits.append(_remaining_credit(account, port, total))
         return request
 
     @property
@@ -273,7 +273,7 @@ class Link:
         if account is not None:
             account.expect(port)
         if stream is not None and account is not None:  # Else it goes with the next Open.
-            await stream.write(stage_pb2.RunRequest(credit=_rest(account, port, total)))
+            await stream.write(stage_pb2.RunRequest(credit=_remaining_credit(account, port, total)))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
         """Tell the stage to stop producing, and every replica that may follow."""
@@ -416,7 +416,7 @@ class Link:
         assert stream is not None and account is not None
         for port, total in tuple(self._granted.items()):  # Others grant while this writes.
             if total != granted.get(port):
-                await stream.write(stage_pb2.RunRequest(credit=_rest(account, port, total)))
+                await stream.write(stage_pb2.RunRequest(credit=_remaining_credit(account, port, total)))
         if self._interrupt is not None:
             await stream.write(stage_pb2.RunRequest(interrupt=self._interrupt))
         await self._pump()
@@ -438,6 +438,6 @@ class Link:
             inputs.close()
 
 
-def _rest(account: OutputAccount, port: str, total: int) -> stage_pb2.Credit:
+def _remaining_credit(account: OutputAccount, port: str, total: int) -> stage_pb2.Credit:
     """Credit as the present stream counts it. Never below 0: a checkpoint, which needs no credit, may be further than a caller granted."""
     return stage_pb2.Credit(port=port, total=max(total - account.earlier(port), 0))

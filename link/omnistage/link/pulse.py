@@ -85,19 +85,20 @@ class Rhythm:
 
 
 class Attendance:
-    """One stream's ear at a pulse. `told` hears, once, that the stream is to be given up; then, or at `leave`, this is over."""
+    """One stream that listens to a pulse. Whoever it tells hears, once, that the stream is to be given up; then, or at `leave`, this is
+    over."""
 
     def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None) -> None:
         """Use `Pulse.attend`."""
         self._pulse = pulse
         self._begun = pulse.ticks
         self._may_hedge = may_hedge
-        self.told = told
+        self._told = told
 
-    def opened(self, told: Told) -> None:
-        """From now on only silence ends the stream."""
+    def now_tells(self, told: Told) -> None:
+        """The stream has come a step further: it tells another one from now on, and of silence only, not of hesitation."""
         self._may_hedge = None
-        self.told = told
+        self._told = told
 
     def leave(self) -> None:
         self._pulse.leave(self)
@@ -114,7 +115,7 @@ class Attendance:
 
     def _give_up(self, quiet: int) -> None:
         self.leave()
-        self.told(f"no sign of life for {TICK_S * quiet:.1f} s")
+        self._told(f"no sign of life for {TICK_S * quiet:.1f} s")
 
 
 class Pulse:
@@ -145,7 +146,7 @@ class Pulse:
             self._end = None
         attendance = Attendance(self, told, may_hedge)
         self._attending.add(attendance)
-        self._pulses.wake(self)
+        self._pulses.start_ticks(self)
         return attendance
 
     def leave(self, attendance: Attendance) -> None:
@@ -153,10 +154,11 @@ class Pulse:
         if attendance in self._attending:
             self._attending.remove(attendance)
             if not self._attending:
-                self._rest()
+                self._end_later()
 
-    def _rest(self) -> None:
-        self._pulses.let_rest(self)
+    def _end_later(self) -> None:
+        """Nobody attends: time stands still here, and after a while the Watch ends."""
+        self._pulses.stop_ticks(self)
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(MEMORY_S if self.is_quiet else LINGER_S, self._pulses.drop, self._address, self)
@@ -172,7 +174,7 @@ class Pulse:
         was_quiet = self.is_quiet
         self._rhythm.beat(report.period.ToTimedelta().total_seconds() if report.HasField("period") else 1.0)
         if was_quiet and not self._attending:
-            self._rest()
+            self._end_later()
 
     async def _listen(self) -> None:
         """Watch until dropped. A peer that has no Watch, or one that fails, answers all the same: it is not silent, only mute."""
@@ -202,7 +204,7 @@ class Pulses:
         self._metadata = metadata
         self._sleep = sleep
         self._pulses: dict[str, Pulse] = {}
-        self._awake: set[Pulse] = set()
+        self._ticked: set[Pulse] = set()
         self._ticking: asyncio.Task[None] | None = None
 
     def of(self, address: str) -> Pulse:
@@ -215,15 +217,15 @@ class Pulses:
         pulse = self._pulses.get(address)
         return pulse is not None and pulse.is_quiet
 
-    def wake(self, pulse: Pulse) -> None:
-        """Somebody attends to it."""
-        self._awake.add(pulse)
+    def start_ticks(self, pulse: Pulse) -> None:
+        """Somebody attends to it: its silence counts."""
+        self._ticked.add(pulse)
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.create_task(self._tick())
 
-    def let_rest(self, pulse: Pulse) -> None:
+    def stop_ticks(self, pulse: Pulse) -> None:
         """Nobody does any more."""
-        self._awake.discard(pulse)
+        self._ticked.discard(pulse)
 
     def drop(self, address: str, pulse: Pulse) -> None:
         pulse.listening.cancel()
@@ -235,7 +237,7 @@ class Pulses:
         if self._ticking is not None:
             tasks.append(self._ticking)
         self._pulses.clear()
-        self._awake.clear()
+        self._ticked.clear()
         for task in tasks:
             task.cancel()
         if tasks:
@@ -244,10 +246,10 @@ class Pulses:
     async def _tick(self) -> None:
         """Look at all that are attended to, until there is none."""
         loop = asyncio.get_running_loop()
-        while self._awake:
+        while self._ticked:
             due = loop.time() + TICK_S
             await self._sleep(TICK_S)
             if loop.time() > due + LATE_S:
                 await self._sleep(LATE_S)
-            for pulse in tuple(self._awake):
+            for pulse in tuple(self._ticked):
                 pulse.tick()

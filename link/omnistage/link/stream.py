@@ -80,7 +80,7 @@ class Stream:
         self.sender = sender
         self.opened = opened
         self.allowance = Allowance()
-        attendance.opened(self._fall_silent)
+        attendance.now_tells(self._fall_silent)
         sender.accept(opened.answer, opened.offers)
         for credit in opened.credits:
             self.allowance.grant(credit.port, credit.total)
@@ -210,7 +210,7 @@ async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attend
     """Half-close and the status. A peer that falls silent now is not waited for: it has said all."""
     limit = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
     if attendance is not None:
-        attendance.told = lambda why: _expire(limit)
+        attendance.now_tells(lambda why: _expire(limit))
     try:
         async with limit:
             await writer.then(call.done_writing)
