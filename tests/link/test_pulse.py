@@ -51,6 +51,13 @@ def test_a_slow_peer_shows_it_before_it_can_be_taken_for_dead() -> None:
     assert rhythm.silence == SILENCE, "what was long ago counts no more"
 
 
+@pytest.mark.parametrize("period_s", [-1.0, 0.0, 1e9, float(2**63 - 1)])
+def test_a_peer_that_states_an_impossible_period_is_given_up_like_an_old_one_at_the_latest(period_s: float) -> None:
+    rhythm = Rhythm()
+    gap(rhythm, 1, period_s)
+    assert SILENCE <= rhythm.silence <= PERIODS * SILENCE
+
+
 def test_the_patience_with_a_slow_peer_has_an_end() -> None:
     rhythm = Rhythm()
     for ticks in (8, 20, 29, 29):

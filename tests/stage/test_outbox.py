@@ -136,6 +136,28 @@ async def test_a_fast_producer_waits_while_the_outbox_is_full():
     assert [chunk.seq for message in wire.written for chunk in message.chunks.chunks or [message.chunk]] == list(range(MAX_WAITING + 2))
 
 
+async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_put_meanwhile():
+    wire = Wire(is_open=True)
+
+    async def write(message: stage_pb2.RunResponse) -> None:
+        await asyncio.sleep(0)
+        await wire.write(message)
+
+    outbox = Outbox(write)
+
+    async def relay() -> None:
+        while True:
+            await outbox.put(KEEP)
+
+    relaying = asyncio.create_task(relay())
+    for seq in range(5):
+        await outbox.put(chunk(seq))
+        async with asyncio.timeout(30):
+            await outbox.flush()
+        assert seq in wire.shapes()
+    relaying.cancel()
+
+
 async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes():
     wire = Wire(error=ConnectionError("gone"))
     outbox = outbox_on(wire)

@@ -67,10 +67,11 @@ class Rhythm:
         self.quiet += 1
 
     def beat(self, period_s: float) -> None:
-        """period_s: longest time to the next beat, as the peer says. What it slept through as a silent one is no gap of its rhythm."""
+        """period_s: longest time to the next beat, as the peer says; more than a second is in no contract and buys no patience. What it
+        slept through as a silent one is no gap of its rhythm."""
         if self.quiet < self.silence:
             self._longest = max(float(self.quiet), DECAY * self._longest)
-        self._period = max(1, round(period_s / TICK_S))
+        self._period = min(max(1, round(period_s / TICK_S)), SILENCE)
         self.quiet = 0
 
     @property
@@ -172,7 +173,7 @@ class Pulse:
 
     def _beat(self, report: stage_pb2.WatchResponse) -> None:
         was_quiet = self.is_quiet
-        self._rhythm.beat(report.period.ToTimedelta().total_seconds() if report.HasField("period") else 1.0)
+        self._rhythm.beat(report.period.seconds + report.period.nanos / 1e9 if report.HasField("period") else 1.0)
         if was_quiet and not self._attending:
             self._end_later()
 

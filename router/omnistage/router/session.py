@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +29,11 @@ log = structlog.get_logger(__name__)
 
 WINDOW = 32
 """Chunks of one port that may be on their way to a client; the router grants more when half of them were written."""
+
+MAX_TRACESTATE = 512
+"""Characters of all `tracestate` of a request."""
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 Write = Callable[[omni_pb2.GenerateResponse], Awaitable[None]]
 
@@ -200,6 +206,11 @@ class Answer:
 
 
 def trace_metadata(given: Metadata) -> Metadata:
-    """The client's W3C trace context, or a new one (W3C Trace Context, section 3.2: version-traceid-parentid-flags)."""
-    trace = [(key, value) for key, value in given if key in ("traceparent", "tracestate")]
-    return trace or [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
+    """The client's W3C trace context, or a new one where it has none that is well-formed (W3C Trace Context, section 3.2:
+    version-traceid-parentid-flags; section 3.3.1.5: at least 512 characters of state are passed on). What is too long for a hop would
+    look like the loss of a stage."""
+    parents = [(key, value) for key, value in given if key == "traceparent" and _TRACEPARENT.fullmatch(value)]
+    if len(parents) != 1:
+        return [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
+    states = [(key, value) for key, value in given if key == "tracestate"]
+    return parents + (states if sum(len(value) for _, value in states) <= MAX_TRACESTATE else [])

@@ -26,6 +26,9 @@ class Outbox:
     def __init__(self, write: Write) -> None:
         self._write = write
         self._waiting: deque[stage_pb2.RunResponse] = deque()
+        self._accepted = 0
+        self._written = 0
+        """Messages that were put, and of those the ones that are out; the writing of one may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
@@ -41,8 +44,9 @@ class Outbox:
             await self._put(message)
 
     async def flush(self) -> None:
-        """Return when all that was put has been written. Raises what a write raised."""
-        while self._task is not None:
+        """Return when all that was put before has been written; what others put meanwhile is not waited for. Raises what a write raised."""
+        last = self._accepted
+        while self._written < last and self._task is not None:
             await self._move()
         self._raise_error()
 
@@ -57,6 +61,7 @@ class Outbox:
             await self._move()
         self._raise_error()
         self._waiting.append(message)
+        self._accepted += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
@@ -71,9 +76,13 @@ class Outbox:
     async def _run(self) -> None:
         try:
             while self._waiting:
+                before = len(self._waiting)
                 message = self._next()
+                taken = before - len(self._waiting)
                 self._moved.set()
                 await self._write(message)
+                self._written += taken
+                self._moved.set()
         except Exception as error:  # Of the stream, whatever it is: it belongs to whoever puts or flushes next.
             self._error = error
             self._waiting.clear()
