@@ -57,8 +57,9 @@ async def test_every_question_of_one_moment_is_answered(tmp_path: Path, rounds: 
 
 @pytest.mark.slow
 async def test_who_finds_all_places_taken_is_refused_at_once(tmp_path: Path) -> None:
-    """More questions than places: those that have none hear when to ask again, the others are answered."""
-    with stack(tmp_path, stage_args=ROOM, router_args=["--max-sessions", "50"]) as running:
+    """One client, which may take all places, asks more questions than there are: those that have none hear when to ask again, the others
+    are answered."""
+    with stack(tmp_path, stage_args=ROOM, router_args=["--max-sessions", "50", "--client-share", "1"]) as running:
         async with omni_stub(running.address) as stub:
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(question(stub, number)) for number in range(300)]
