@@ -18,10 +18,18 @@ from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
 from omnistage.client import AsyncOmni, BadRequestError
 from omnistage.client.answer import Answer
+from omnistage.link.token import VARIABLE, Token
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
 MAX_TOKENS = 40
+TOKEN = Token("a-token-of-this-test-0123456789")
+
+
+@pytest.fixture(autouse=True)
+def known_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stacks take it instead of one that only they know, so that a test can look at their stages."""
+    monkeypatch.setenv(VARIABLE, TOKEN.secret)
 
 
 @asynccontextmanager
@@ -43,7 +51,7 @@ async def watch(stack: Stack, name: str) -> stage_pb2.WatchResponse:
     """The present load report of one stage."""
     (child,) = [child for child in stack.children if child.name == name]
     async with grpc.aio.insecure_channel(child.address) as channel:
-        call = stage_pb2_grpc.StageServiceStub(channel).Watch(stage_pb2.WatchRequest())
+        call = stage_pb2_grpc.StageServiceStub(channel).Watch(stage_pb2.WatchRequest(), metadata=TOKEN.metadata)
         report = await call.read()
         call.cancel()
     assert isinstance(report, stage_pb2.WatchResponse)
@@ -125,7 +133,8 @@ async def settled(stack: Stack, name: str, before: stage_pb2.WatchResponse) -> N
     async with grpc.aio.insecure_channel(child.address) as channel:
         try:
             async with asyncio.timeout(10):
-                async for report in stage_pb2_grpc.StageServiceStub(channel).Watch(stage_pb2.WatchRequest()):
+                stub = stage_pb2_grpc.StageServiceStub(channel)
+                async for report in stub.Watch(stage_pb2.WatchRequest(), metadata=TOKEN.metadata):
                     held = f"{name}: before {before} now {report}"
                     if report.sessions == 0 and report.leases <= before.leases and report.kv_pages_used <= before.kv_pages_used:
                         return
