@@ -17,8 +17,9 @@ from helpers.processes import MARK, Family
 # Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts something in the background has it ignore Ctrl-C, which everything that a test starts would inherit.
+# A shell that starts something in the background has it ignore Ctrl-C, and nohup the hang-up: all that a test starts would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
 settings.register_profile("omnistage", deadline=None, print_blob=True)

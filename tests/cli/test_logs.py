@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import Family
+from helpers.processes import Family, Started
 from omnistage.cli.logs import LOCK, PREFIX, LogFolder, sweep
 
 pytestmark = pytest.mark.serial
@@ -26,7 +26,7 @@ def folders() -> list[Path]:
 @contextmanager
 def answering() -> Iterator[subprocess.Popen[bytes]]:
     """A call with a stack of its own, stopped at its first word."""
-    with subprocess.Popen(ASK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as call:
+    with Started[bytes](ASK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as call:
         assert call.stdout is not None
         assert call.stdout.read(1)
         call.send_signal(signal.SIGSTOP)

@@ -8,27 +8,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from helpers.processes import Family, wait_end
+from helpers.processes import Family, Started, wait_end
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
 
 
-@contextmanager
-def serve(*words: str, through: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-    """A test that fails ends it. through: a command that runs the command that follows it."""
+def serve(*words: str, through: Sequence[str] = ()) -> Started[str]:
+    """through: a command that runs the command that follows it."""
     command = [*through, sys.executable, "-m", "omnistage.cli", "serve", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            yield server
-        except BaseException:
-            server.terminate()
-            raise
+    return Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def read_address(server: subprocess.Popen[str]) -> str:
@@ -237,7 +231,7 @@ def test_the_ready_line_and_the_lifeline(family: Family) -> None:
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
     words = ["serve", "toy", "--address", "127.0.0.1:0", "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
-    with subprocess.Popen([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
+    with Started([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
         os.close(ready_write)
         os.close(lifeline_read)
         with os.fdopen(ready_read) as ready:

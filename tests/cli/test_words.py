@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from helpers.processes import Started
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
 pytestmark = pytest.mark.serial
@@ -53,9 +54,7 @@ def test_standard_output_that_is_closed(toy_address: str, tmp_path) -> None:
 
 def test_a_reader_that_has_seen_enough(toy_address: str) -> None:
     text = " ".join(["words"] * 250)
-    with subprocess.Popen(
-        [*COMMAND, "say", text, "--address", toy_address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as call:
+    with Started([*COMMAND, "say", text, "--address", toy_address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as call:
         assert call.stdout is not None
         assert call.stderr is not None
         call.stdout.read(1)

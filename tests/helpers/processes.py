@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import subprocess
 import time
 from pathlib import Path
+from types import TracebackType
+from typing import AnyStr
 
 MARK = "OMNISTAGE_TEST_MARK"
 
@@ -37,6 +40,15 @@ class Family:
                 if not wait_end(pid, deadline - time.monotonic()):
                     return self.pids()
         return []
+
+
+class Started(subprocess.Popen[AnyStr]):
+    """A process that ends with a test that fails; by itself `with` would wait for its end, for ever."""
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, trace)
 
 
 def wait_end(pid: int, timeout_s: float) -> bool:

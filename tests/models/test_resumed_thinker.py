@@ -160,7 +160,7 @@ async def test_verbatim_text_goes_on_after_every_token(thinker: SmolThinker, tex
 
 
 async def test_an_answer_that_has_ended_is_not_made_again(thinker: SmolThinker) -> None:
-    request = ask("What is rain?", history=(1, 2, 3), max_tokens=3, finished=FinishReason.LENGTH)
+    request = ask("What is rain?", history=(1001, 1002, 1003), max_tokens=3, finished=FinishReason.LENGTH)
     assert await answer(thinker, request) == Answer("", (), (), (FinishReason.LENGTH,))
 
 

@@ -111,7 +111,7 @@ async def test_a_thinker_whose_rows_have_ended_gives_only_text():
 @pytest.mark.parametrize("family", ["toy", pytest.param("smol", marks=SMOL)])
 async def test_a_thinker_that_has_said_all_gives_nothing(family: str):
     async with loaded(family, "thinker") as logic:
-        start = start_at({"hidden": 2}, history_of_text([1, 2], STOP), ended=["text", "hidden"])
+        start = start_at({"hidden": 2}, history_of_text([1001, 1002], STOP), ended=["text", "hidden"])
         assert (await run_logic(logic, params("thinker", PROMPT), start=start)).outputs == []
 
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from helpers.ask import ask, request
-from helpers.processes import Family
+from helpers.processes import Family, Started
 from helpers.servers import CLIENT_OPTIONS, NotReady, ServerProcess, omni_stub, stack, stage_stub
 from omnistage.client import Omni
 from omnistage.link.token import KEY, Token
@@ -102,7 +102,7 @@ def test_serve_makes_a_token_that_no_command_line_and_no_log_shows(family: Famil
     logs = tmp_path / "logs"
     logs.mkdir()
     command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0", "--log-dir", str(logs)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
+    with Started(command, stderr=subprocess.PIPE, text=True) as launcher:
         assert launcher.stderr is not None
         try:
             line = launcher.stderr.readline()

@@ -24,7 +24,7 @@ from omnistage.link.limits import HOP_ROOM_BYTES
 from omnistage.link.token import Token
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.environment import SessionEnvironment
-from omnistage.stage.guard import Guard, check_open
+from omnistage.stage.guard import Guard, check_open, say_open
 from omnistage.stage.logic import StageLogic
 from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.servicer import StageServicer
@@ -80,6 +80,8 @@ class StageServer:
         """In reports a replica that listens everywhere goes by the name of its host, which in a container tells it from the others."""
         host, _, port = address.rpartition(":")
         self._environment.address = f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
+        if not self.interceptors:
+            say_open(address)
 
     async def start(self) -> None:
         await self._logic.warm_up()
