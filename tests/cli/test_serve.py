@@ -58,11 +58,11 @@ def replicas_once_serving(address: str, without: int = 0) -> list[Replica]:
 
 
 def take_over(replica: Replica, taken: ExitStack) -> None:
-    """Kill it and listen at its address before it is back."""
+    """Kill it and listen at its address before it is back, as only a process of the same user can."""
     os.kill(replica.pid, signal.SIGKILL)
     assert wait_end(replica.pid, 30)
     host, _, port = replica.address.rpartition(":")
-    taken.enter_context(socket.create_server((host, int(port))))
+    taken.enter_context(socket.create_server((host, int(port)), reuse_port=True))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

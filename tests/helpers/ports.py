@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import itertools
-
-from omnistage.cli.ports import Ports
+import socket
 
 _COUNT = 64
 
-_HELD = Ports()
-"""For the life of this process."""
+_HELD: list[socket.socket] = []
+"""For the life of this process: a socket is bound to each, and never listens. SO_REUSEADDR lets any server listen there nevertheless."""
 
-NEIGHBOURS = tuple(_HELD.take() for _ in range(_COUNT))
+
+def _hold() -> str:
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    _HELD.append(held)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    host, port = held.getsockname()
+    return f"{host}:{port}"
+
+
+NEIGHBOURS = tuple(_hold() for _ in range(_COUNT))
 """Where servers of tests listen: all that a stage of a test may dial unless it says otherwise."""
 
 _NEXT = itertools.cycle(NEIGHBOURS)

@@ -102,6 +102,22 @@ def test_a_port_whose_connections_have_just_ended_is_free() -> None:
     check_can_listen(f"127.0.0.1:{port}", "--address")
 
 
+def test_a_port_that_is_kept_can_be_listened_on_once() -> None:
+    """With SO_REUSEPORT the system would let two servers of one user share the calls; who listens at another address is not in the way."""
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keeper.bind(("127.0.0.1", 0))
+        port: int = keeper.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        with socket.create_server(("127.0.0.2", port)):
+            check_can_listen(address, "--address", kept=True)
+            with pytest.raises(StartError, match="the port is taken by "):
+                check_can_listen(address, "--address")
+        with socket.create_server(("127.0.0.1", port), reuse_port=True), pytest.raises(StartError, match=rf"\(pid {os.getpid()}\)"):
+            check_can_listen(address, "--address", kept=True)
+        check_can_listen(address, "--address", kept=True)
+
+
 @pytest.mark.parametrize(
     ("address", "told"),
     [

@@ -14,6 +14,9 @@ _HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>
 _EXAMPLE = "such as 127.0.0.1:50050"
 MAX_PORT = 65535
 
+CONNECT_LIMIT_S = 1.0
+"""For a connection within this machine, which takes none unless the listener's queue is full."""
+
 
 def check_address(text: str) -> str:
     """The text, if it is HOST:PORT; an IPv6 address stands in brackets. Raises ValueError that says what is missing or too much."""
@@ -62,9 +65,11 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
-def check_can_listen(address: str, option: str) -> None:
+def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
     """Bind to a checked address for a moment. Raises StartError that says who or what is in the way, and names the option to change.
 
+    kept: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. A second listener of that user is
+    looked for by a connection then, because the system lets both listen.
     A port can be taken by somebody else between this and the real thing; this finds mistakes before minutes of loading.
     """
     host, port = host_and_port(address)
@@ -72,23 +77,38 @@ def check_can_listen(address: str, option: str) -> None:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror:
         raise StartError(f"cannot listen on {address}: no host {host!r} is known here; choose another {option}") from None
-    refusals = [_refusal(family, name) for family, _, _, _, name in candidates]
+    refusals = [_refusal(family, name, kept) for family, _, _, _, name in candidates]
     # A name may stand for addresses of which this machine has only some, such as ::1 without IPv6: one is enough to listen.
     number = errno.EADDRINUSE if errno.EADDRINUSE in refusals else min(refusals)
     if number:
         raise StartError(f"cannot listen on {address}: {_reason(number, host, port)}; choose another {option}")
 
 
-def _refusal(family: socket.AddressFamily, name: tuple[object, ...]) -> int:
-    """The error number of binding there, 0 for none."""
+def _refusal(family: socket.AddressFamily, name: tuple[object, ...], kept: bool) -> int:
+    """The error number of listening there, 0 for none. kept: as `check_can_listen` has it."""
     with socket.socket(family, socket.SOCK_STREAM) as tried:
         # As servers do: connections that ended a minute ago do not count, somebody who listens does.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if kept:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             tried.bind(name)
         except OSError as error:
             return error.errno or errno.EINVAL
-    return 0
+    return errno.EADDRINUSE if kept and _is_listened_to(family, name) else 0
+
+
+def _is_listened_to(family: socket.AddressFamily, name: tuple[object, ...]) -> bool:
+    """Whether somebody listens there, on this machine; one whose queue of connections is full counts too."""
+    with socket.socket(family, socket.SOCK_STREAM) as caller:
+        caller.settimeout(CONNECT_LIMIT_S)
+        try:
+            caller.connect(name)
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _reason(number: int, host: str, port: int) -> str:

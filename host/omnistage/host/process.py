@@ -92,14 +92,14 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
     server = grpc.aio.server(
         interceptors=service.interceptors,
-        options=server_options(settings.max_message_bytes, service.max_request_bytes),
+        options=server_options(settings.max_message_bytes, service.max_request_bytes, kept_port=settings.kept_port),
         maximum_concurrent_rpcs=service.max_calls,
     )
     service.register(server)
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((service.name, HEALTH_NAME, reflection.SERVICE_NAME), server)
-    address = _bind(server, settings.address)
+    address = _bind(server, settings.address, kept=settings.kept_port)
     service.bound(address)
     metrics_address = _metrics(settings.metrics_address, registry)
     stopped = _stop_event(settings.lifeline_fd)
@@ -258,14 +258,16 @@ async def _unless_it_breaks(main: Callable[[], Awaitable[None]]) -> None:
         os._exit(BROKEN)
 
 
-def _bind(server: grpc.aio.Server, address: str) -> str:
+def _bind(server: grpc.aio.Server, address: str, *, kept: bool = False) -> str:
     host, _, wanted = address.rpartition(":")
+    if kept:
+        check_can_listen(address, "--address", kept=True)  # With SO_REUSEPORT a second listener is no error.
     try:
         port = server.add_insecure_port(address)
     except RuntimeError:
         port = 0
     if port == 0:
-        check_can_listen(address, "--address")
+        check_can_listen(address, "--address", kept=kept)
         raise StartError(f"cannot listen on {address}: the port is taken or the address is not of this host; choose another --address")
     if wanted not in ("0", str(port)):
         raise StartError(f"asked for {address}, got port {port}")

@@ -37,6 +37,11 @@ class ServerSettings(BaseSettings):
         description="channelz, on the loopback address only, for whoever debugs a stuck chain; empty: none",
         json_schema_extra={"metavar": "HOST:PORT"},
     )
+    kept_port: bool = Field(
+        False,
+        description="the port of --address is kept for this server by another process of the same user, bound with SO_REUSEPORT",
+        json_schema_extra={"metavar": "BOOL"},
+    )
     grace: float = Field(30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM")
     max_message_bytes: int = Field(
         MAX_MESSAGE_BYTES,

@@ -54,16 +54,17 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes: int = 0) -> Options:
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes: int = 0, *, kept_port: bool = False) -> Options:
     """Options of a stage's or a router's server. max_request_bytes: where requests are not as long as answers may be.
 
-    Without so_reuseport=0 a second server on a port would silently take half its calls."""
+    kept_port: another process of the same user keeps the port bound with SO_REUSEPORT, which the server needs then to listen there.
+    Elsewhere it is off: a second server on a port would silently take half its calls."""
     return [
         *_KEEPALIVE,
         *_message_limits(max_message_bytes, max_request_bytes),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(kept_port)),
         # Calls that the event loop has not taken yet. By default gRPC cancels some of them without a reason: by chance from 1,000 on, and
         # each after 30 s.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),

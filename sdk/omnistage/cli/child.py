@@ -21,7 +21,7 @@ class Child:
 
     name: for humans, such as talker-1. address: where it is to listen; port 0 becomes, with the first start, a port that it keeps.
     metrics_address: the same, without that. log: the file that gets its output; None: this process's stderr. environment: all variables
-    that it gets; None: those of this process.
+    that it gets; None: those of this process. fds: file descriptors that it inherits besides those of its own start.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class Child:
         metrics_address: str,
         log: Path | None,
         environment: Mapping[str, str] | None = None,
+        fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.address = address
         self._command = [sys.executable, "-m", module, *arguments, "--metrics-address", metrics_address]
         self._log = log
         self._environment = environment
+        self._fds = tuple(fds)
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -83,7 +85,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 env=self._environment,
-                pass_fds=(ready_fd, lifeline_fd),
+                pass_fds=(ready_fd, lifeline_fd, *self._fds),
                 start_new_session=True,  # a Ctrl-C in the terminal reaches the launcher only, which then drains in order
             )
         finally:

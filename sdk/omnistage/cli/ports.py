@@ -6,8 +6,12 @@ import socket
 
 
 class Ports:
-    """Addresses that the system gives to nobody else until `close`: a socket is bound to each, and never listens. A server that sets
-    SO_REUSEADDR, as gRPC does, can listen there nevertheless, again and again."""
+    """Addresses that are kept from other users of the host, whether somebody listens there or not: a socket is bound to each, and never
+    listens. They are kept until `close`, and until the end of every process that inherits `fds`.
+
+    The socket has SO_REUSEPORT and nothing else: the system lets a second one share the port only if that has the option too and is of the
+    same user. With SO_REUSEADDR any user could listen there between two servers of ours. A server is told that its port is kept.
+    """
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
@@ -16,10 +20,15 @@ class Ports:
         """One more, as HOST:PORT. Raises OSError where there is no free port."""
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._held.append(held)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         host, port = held.getsockname()
         return f"{host}:{port}"
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """File descriptors of all that were taken, for processes that are to keep them too."""
+        return tuple(held.fileno() for held in self._held)
 
     def close(self) -> None:
         """Give them back. Idempotent."""

@@ -24,6 +24,9 @@ from omnistage.client.errors import StackError
 
 ROUTER = "router"
 
+KEPT_PORT = ("--kept-port", "true")
+"""Of a server whose port `Ports` keeps."""
+
 FAILURES = frozenset({"lost", "failed", "given up"})
 """What makes the logs worth keeping."""
 
@@ -121,15 +124,17 @@ class Stack:
     # Starting ------------------------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        servers = self._layout.servers
         try:
             addresses = {stage.kind: [self._ports.take() for _ in range(stage.replicas)] for stage in self._layout.stages}
+            router_address = self._ports.take() if servers.address == ANY_PORT else servers.address
         except OSError as error:
-            raise StackError(f"there is no free port for the stages: {error.strerror}") from error
+            raise StackError(f"there is no free port on the loopback address: {error.strerror}") from error
         for stage in self._layout.stages:
             neighbours = [address for kind, others in addresses.items() if kind != stage.kind for address in others]
-            arguments = self._layout.stage_arguments(stage, neighbours)
+            arguments = [*self._layout.stage_arguments(stage, neighbours), *KEPT_PORT]
             self._children[stage.kind] = [
-                Child(name, f"omnistage.{stage.kind}", arguments, address, ANY_PORT, self._log(name), self._environment)
+                Child(name, f"omnistage.{stage.kind}", arguments, address, ANY_PORT, self._log(name), self._environment, self._ports.fds)
                 for index, address in enumerate(addresses[stage.kind])
                 for name in [_name(stage, index)]
             ]
@@ -144,10 +149,10 @@ class Stack:
                 raise
             raise failures.exceptions[0] from None
         arguments = self._layout.router_arguments([(kind, child.address) for kind, child in stages])
-        servers = self._layout.servers
-        router = Child(
-            ROUTER, "omnistage.router", arguments, servers.address, servers.metrics_address, self._log(ROUTER), self._environment
-        )
+        if router_address != servers.address:
+            arguments += KEPT_PORT
+        log, metrics_address = self._log(ROUTER), servers.metrics_address
+        router = Child(ROUTER, "omnistage.router", arguments, router_address, metrics_address, log, self._environment, self._ports.fds)
         self._children[ROUTER] = [router]
         await self._unless_broken(self._start_child(ROUTER, router))
 

@@ -129,7 +129,7 @@ async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refus
     if token is None:
         check_open(settings.address)
     # Before the model: loading takes long, and a port that is taken is seen at once.
-    check_can_listen(settings.address, "--address")
+    check_can_listen(settings.address, "--address", kept=settings.kept_port)
     check_can_listen(settings.metrics_address, "--metrics-address")
     try:
         logic = await asyncio.to_thread(load, settings)
