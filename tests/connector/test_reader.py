@@ -126,8 +126,10 @@ def test_memory_that_was_not_reserved_is_never_read(make_arena: Callable[..., Ar
         pair.receiver.unpack(message)
 
 
-def test_views_count_against_the_limit_until_they_are_released(make_pair) -> None:
-    pair = make_pair(byte_limit=250_000)
+@pytest.mark.parametrize("copy", [False, True])
+def test_views_count_against_the_limit_until_they_are_released(make_pair, copy: bool) -> None:
+    """Of the sender's memory, and of copies of it, whose blocks the sender has back."""
+    pair = make_pair(byte_limit=250_000, copy=copy)
     array = np.zeros(100_000, np.uint8)
     views = [pair.transfer(array), pair.transfer(array)]
     for _ in range(5):

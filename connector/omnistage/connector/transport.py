@@ -33,7 +33,7 @@ _Key = tuple[int, int, int]  # segment, offset, generation: names one block of o
 
 
 class _Lease(weakref.ref[Raw]):
-    """A block of the sender that is in use here, for as long as any alias of its bytes is alive."""
+    """A block of the sender, or a copy of one, that is in use here, for as long as any alias of its bytes is alive."""
 
     __slots__ = ("key", "size")
     key: _Key
@@ -290,7 +290,7 @@ class Receiver:
     def __init__(
         self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True, copy: bool = False, owners: Collection[int] = ()
     ) -> None:
-        """byte_limit: most bytes of tensors that may be held here at once, views of the sender's memory and unfinished ones together.
+        """byte_limit: most bytes of tensors that may be held here at once: views of the sender's memory, copies of it and unfinished ones.
         copy: read the sender's memory as a file and give it back at once, whoever has it. That costs a copy, but a sender that cuts its
             files short, which kills those who have mapped them, is a typed error then.
         owners: user ids besides our own whose memory is taken, by copies; that of all others is refused.
@@ -302,6 +302,7 @@ class Receiver:
         self._arena: bytes | None = None
         self._assemblies: dict[str, inline.Assembly] = {}
         self._held: dict[_Key, _Lease] = {}
+        self._copies: dict[int, _Lease] = {}  # by id: a hostile sender may refer to one block again and again
         self._held_bytes = 0
         self._dropped: deque[weakref.ref[Raw]] = deque()  # filled in whatever thread the last alias dies; append is atomic
         self._to_release: list[_Key] = []
@@ -420,17 +421,23 @@ class Receiver:
         if self._copy:
             copied = copy_block(arena, slot.segment, slot.offset, slot.length, slot.generation, self._owners)
             self._to_release.append(key)
-            return np.frombuffer(copied, np.uint8)
+            copy: Raw = np.frombuffer(copied, np.uint8)
+            lease = self._lease(copy, key)
+            self._copies[id(lease)] = lease
+            return copy
         segment = READERS.get(arena, slot.segment)
         segment.check(slot.offset, slot.length, slot.generation)
         # Unlike np.ndarray(buffer=...), frombuffer holds an export of the mapping, so that it cannot be unmapped under the array.
         raw: Raw = np.frombuffer(segment.map, np.uint8, layout.size, slot.offset + BLOCK_HEADER)
+        self._held[key] = self._lease(raw, key)
+        return raw
+
+    def _lease(self, raw: Raw, key: _Key) -> _Lease:
         # Every alias of the array (slices, torch tensors) keeps `raw` alive, so this runs when the last of them is gone.
         lease = _Lease(raw, self._dropped.append)
-        lease.key, lease.size = key, layout.size
-        self._held[key] = lease
-        self._held_bytes += layout.size
-        return raw
+        lease.key, lease.size = key, raw.nbytes
+        self._held_bytes += lease.size
+        return lease
 
     def _check_limit(self, size: int) -> None:
         unfinished = sum([assembly.size for assembly in self._assemblies.values()]) if self._assemblies else 0
@@ -441,9 +448,10 @@ class Receiver:
         while self._dropped:
             lease = self._dropped.popleft()
             assert isinstance(lease, _Lease)
-            del self._held[lease.key]
             self._held_bytes -= lease.size
-            self._to_release.append(lease.key)
+            if self._copies.pop(id(lease), None) is None:
+                del self._held[lease.key]
+                self._to_release.append(lease.key)
 
     def take_release(self) -> tensor_pb2.Release | None:
         """What to send back: the blocks whose views are gone since the last call; None when there are none."""
