@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
 import grpc.aio
 import pytest
 import structlog
 from grpc_channelz.v1 import channelz, channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
 
 from helpers.ask import ask, refusal, request
 from helpers.run import Caller, open_of
@@ -20,7 +22,7 @@ from omnistage.host.errors import StartError
 from omnistage.link.channel import Channels
 from omnistage.link.token import KEY, Token
 from omnistage.router.placement import Placement
-from omnistage.stage.guard import Guard, check_open
+from omnistage.stage.guard import MAX_TOKENLESS, Guard, check_open
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -104,6 +106,49 @@ async def test_channelz_is_behind_the_token_too():
             assert (await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10, metadata=TOKEN.metadata)).server
     finally:
         await server.stop(0)
+
+
+@asynccontextmanager
+async def guarded_health() -> AsyncIterator[tuple[grpc.aio.Channel, health_pb2_grpc.HealthAsyncStub]]:
+    server = grpc.aio.server(interceptors=[Guard(TOKEN)])
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
+            yield channel, health_pb2_grpc.HealthStub(channel)
+    finally:
+        await server.stop(0)
+
+
+async def test_calls_without_the_token_are_counted_and_take_nothing_from_others():
+    """Watchers of the health up to the limit. One more is told when to come again; who checks it and who shows the token is served, and so
+    is the next one when a watcher has gone."""
+    asked = health_pb2.HealthCheckRequest()
+    async with guarded_health() as (_, stub), asyncio.timeout(SETTLE_S):
+        watches = [stub.Watch(asked) for _ in range(MAX_TOKENLESS)]
+        for watch in watches:
+            assert isinstance(await watch.read(), health_pb2.HealthCheckResponse)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Watch(asked).read()
+        told = refusal(failed.value)
+        assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED") and told.retry_delay_s
+        assert (await stub.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
+        assert isinstance(await stub.Watch(asked, metadata=TOKEN.metadata).read(), health_pb2.HealthCheckResponse)
+        watches[0].cancel()
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                assert isinstance(await stub.Watch(asked).read(), health_pb2.HealthCheckResponse)
+                break
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_a_call_without_the_token_that_never_asks_is_ended(method: str):
+    async with guarded_health() as (channel, stub):
+        mute: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/grpc.health.v1.Health/{method}")(timeout=SETTLE_S)
+        assert await mute.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "did not come" in str(await mute.details())
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
 
 # The servers of a stack ------------------------------------------------------------------------------------------------------------------

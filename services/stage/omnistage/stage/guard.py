@@ -1,4 +1,4 @@
-"""Who may call a stage: those who show the token of the stack. Health and reflection are for everybody who reaches the port.
+"""Who may call a stage: those who show the token of the stack. Health and reflection are for all who reach the port, up to a number.
 
 A stage without a token is open, and then it listens on loopback addresses only.
 """
@@ -6,7 +6,9 @@ A stage without a token is open, and then it listens on loopback addresses only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -30,6 +32,16 @@ RUN = f"/{stage_pb2.DESCRIPTOR.services_by_name['StageService'].full_name}/Run"
 REFUSAL_LIMIT_S = 2.0
 """Time for the half-close of a caller that is refused; it holds nothing but its stream meanwhile."""
 
+MAX_TOKENLESS = 256
+"""Calls at once of callers without the token, of each method: watchers of the health take nothing from those who check it. Sessions and
+whoever shows the token are not counted."""
+
+REQUEST_LIMIT_S = 2.0
+"""Time for the request of such a call, where it has only one."""
+
+RETRY_S = 1.0
+"""When one that was too many may come again."""
+
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[bytes, bytes]
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -46,34 +58,83 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: Token) -> None:
         self._token = token
+        self._tokenless: Counter[str] = Counter()
+        """Calls without the token that are open, by method."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        if details.method.removeprefix("/").partition("/")[0] in OPEN_TO_ALL:
-            return await continuation(details)
         shown = [value for key, value in details.invocation_metadata or () if key == KEY]
         if len(shown) == 1 and self._token.matches(shown[0]):
             return await continuation(details)
-        return _refusing(details.method, refusal(bool(shown)))
+        if details.method.removeprefix("/").partition("/")[0] in OPEN_TO_ALL:
+            handler = await continuation(details)
+            return None if handler is None else self._counted(details.method, handler)
+        return self._refusing(details.method, refusal(bool(shown)))
+
+    def _counted(self, method: str, handler: Handler) -> Handler:
+        """The handler for as many calls as there may be. As a stream, whatever it is: gRPC would wait for the one request of another call
+        for as long as the caller likes, and nobody would have counted that."""
+
+        async def serve(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            if self._tokenless[method] >= MAX_TOKENLESS:
+                message = f"{MAX_TOKENLESS} calls of {method} without a token are open at this stage"
+                await abort(context, StageError("OVERLOADED", message, retry_delay_s=RETRY_S))
+            with self._one_more(method):
+                await _answer(handler, requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
+
+    def _refusing(self, method: str, error: StageError) -> Handler:
+        """Ends the call without a look at what it brings: as a stream, whatever it is, because that waits for no message. The status is
+        that of other calls; a link, for which a stream without Ended is a loss, gets Ended too."""
+
+        async def refuse(requests: object, context: Context) -> None:
+            if method == RUN:
+                await context.write(stage_pb2.RunResponse(ended=error.ended()).SerializeToString())
+                if self._tokenless[RUN] < MAX_TOKENLESS:
+                    with self._one_more(RUN):
+                        await _half_close(context)
+            await abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    @contextmanager
+    def _one_more(self, method: str) -> Iterator[None]:
+        self._tokenless[method] += 1
+        try:
+            yield
+        finally:
+            self._tokenless[method] -= 1
 
 
-def _refusing(method: str, error: StageError) -> Handler:
-    """Ends the call without a look at what it brings: as a stream, whatever it is, because that waits for no message. The status is that of
-    other calls; a link, for which a stream without Ended is a loss, gets Ended too."""
+async def _answer(handler: Any, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Serve a call that came as a stream as what it is. Aborts one whose only request does not come."""
+    if handler.request_streaming:
+        async for response in handler.stream_stream(requests, context):
+            await context.write(response)
+        return
+    try:
+        async with asyncio.timeout(REQUEST_LIMIT_S):
+            request = await context.read()
+    except TimeoutError:
+        request = grpc.aio.EOF
+    if request is grpc.aio.EOF:
+        await abort(context, StageError("BAD_REQUEST", f"the request of this call did not come within {REQUEST_LIMIT_S:g} s"))
+    if handler.response_streaming:
+        await handler.unary_stream(request, context)
+    else:
+        await context.write(await handler.unary_unary(request, context))
 
-    async def refuse(requests: object, context: Context) -> None:
-        if method == RUN:
-            await context.write(stage_pb2.RunResponse(ended=error.ended()).SerializeToString())
-            try:
-                async with asyncio.timeout(REFUSAL_LIMIT_S):
-                    while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
-                        pass
-            except TimeoutError:
-                log.debug("guard.no_half_close")
-        await abort(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(refuse)
+async def _half_close(context: Context) -> None:
+    """Wait for a while until the caller has no more to say."""
+    try:
+        async with asyncio.timeout(REFUSAL_LIMIT_S):
+            while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
+                pass
+    except TimeoutError:
+        log.debug("guard.no_half_close")
 
 
 def check_open(address: str) -> None:
