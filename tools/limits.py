@@ -40,7 +40,7 @@ have, are refused.
 | a request to a router for text only | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` where that is less |
 | a request to a router with a pipeline that takes media | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default |
 | a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB above `--max-message-bytes`, for the route and what rebuilds a lost stage |
-| fields of a request, at every depth, known or not | {limits.MAX_FIELDS:,} |
+| fields of a request, known or not, outside of messages that hold nothing which repeats and no bytes | {limits.MAX_FIELDS:,} |
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
 | the same, at a model | it may take less: the default Thinker 65,536, by the 8,192 tokens of its context |
 | calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
@@ -53,8 +53,8 @@ A router runs as many answers at once as the scarcest stage takes with all of it
 A replica that several pipelines share counts once.
 `router/places.py` says who gets a place:
 
-- Clients are told apart by the metadata key `x-api-key`, else by their host. The router checks no keys: where strangers reach it, a gateway
-  that does stands before it. All clients behind one gateway that passes no keys on are one client.
+- Clients are told apart by the metadata key `x-api-key`, else by their host, of IPv6 by the network of 64 bits. The router checks no keys:
+  where strangers reach it, a gateway that does stands before it. All clients behind one gateway that passes no keys on are one client.
 - One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second one as much of the rest, and
   so on. A client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
 - Where all places are taken, a client that holds less than an equal share waits: {MAX_WAITING_EACH} requests at most, {MAX_WAITING} of

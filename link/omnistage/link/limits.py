@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MAX_FIELDS = 1 << 19
-"""Fields of one request on the wire, at every depth, known or not: the bound on the time that it takes to look at it."""
+"""Fields of one request on the wire, known or not, that are looked at: the bound on the time which that takes. A message that can hold
+nothing which repeats and no bytes is passed over whole: protobuf makes one object of it, whatever is in it."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
 """Of all messages of a request together."""

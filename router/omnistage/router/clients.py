@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable
+from ipaddress import IPv4Address, ip_address
 from typing import Protocol
+from urllib.parse import unquote
 
 from grpc.aio import Metadata
 
@@ -24,7 +26,7 @@ class Caller(Protocol):
 
 
 def client_of(call: Caller) -> Hashable:
-    """Whose places are counted together: calls with one API key, else calls from one host."""
+    """Whose places are counted together: calls with one API key, else calls from one host, or one IPv6 network."""
     key = _api_key(call)
     return ("key", key) if key else ("host", _host(call.peer()))
 
@@ -51,5 +53,12 @@ def _api_key(call: Caller) -> str:
 
 
 def _host(peer: str) -> str:
-    """`ipv4:HOST:PORT` and `ipv6:[HOST]:PORT` without the port; all who come through a socket of the file system are one."""
-    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else "local"
+    """`ipv4:HOST:PORT` without the port, `ipv6:[HOST]:PORT` as its network of 64 bits: a host has all addresses of that. All who come
+    through a socket of the file system are one."""
+    if not peer.startswith(("ipv4:", "ipv6:")):
+        return "local"
+    host = unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")
+    address = ip_address(host)
+    if isinstance(address, IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or int(address) >> 64)
