@@ -6,6 +6,7 @@ import pytest
 
 from helpers.run import messages
 from omnistage.link.errors import StageError
+from omnistage.link.limits import MAX_STOPS
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.request import validate
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
@@ -58,6 +59,12 @@ def test_a_client_that_says_how_to_draw_says_it_whole():
     assert greedy.top_p == pytest.approx(0.9) and greedy.repetition_penalty == pytest.approx(1.1)
     warm = thinker(sampling=stage_pb2.Sampling(temperature=1.5, top_p=1.0, repetition_penalty=1.0)).sampling
     assert (warm.temperature, warm.top_k, warm.top_p, warm.repetition_penalty) == (1.5, 0, 1.0, 1.0)
+
+
+def test_a_list_of_the_client_takes_the_place_of_the_pipelines():
+    """As many stops as a request may have are not too many because the pipeline has one, too."""
+    stops = [f"stop {n}" for n in range(MAX_STOPS)]
+    assert list(thinker(stop=stops).stop) == stops
 
 
 def test_defaults_are_not_changed_by_requests():

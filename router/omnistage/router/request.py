@@ -101,6 +101,8 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
         given = getattr(request, kind)
         if kind == "thinker" and given.HasField("sampling"):
             _keep_absent_penalty(values.thinker.sampling, given.sampling)
+        if kind == "thinker" and given.stop:
+            values.thinker.ClearField("stop")  # A merge would append, and make more of them than a request may have.
         getattr(values, kind).MergeFrom(given)
     return params
 
