@@ -13,6 +13,7 @@ from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
 from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
 from omnistage.router.settings import RouterSettings
+from omnistage.router.turns import LARGE_SHARE, MAX_LARGE, TURN_LIMIT_S
 
 
 def _default(setting: str) -> Any:
@@ -30,8 +31,9 @@ settings and constants of the router; a test compares it with them.
 A request is looked at before it is parsed (`link/decoding.py`): a walk over the tags on the wire counts every field that repeats and stops
 at the first element that is too much, because millions of empty elements fit into a few MiB and would become a GB of objects. What the
 walk refuses is `BAD_REQUEST` with the name of the field, in a running session `PROTOCOL`. Up to {FIELDS_AT_ONCE:,} fields are walked
-over at once, in about a millisecond; a message with more goes to a thread, one message at a time. Groups, which proto3 does not
-have, are refused.
+over at once, in about a millisecond; a message with more goes to a thread, one message at a time. At a router the clients take turns at
+that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of them from one client, and {TURN_LIMIT_S:g} s at most; others are told
+`OVERLOADED`. Groups, which proto3 does not have, are refused.
 
 ## Sizes
 

@@ -8,8 +8,9 @@ much for each field as parsing does, and nothing for the content of a field, how
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -65,13 +66,16 @@ class _Field:
     inside: dict[int, _Field] | None
 
 
-async def decoded(data: bytes, kind: type[M]) -> M:
-    """The message in these bytes. Raises TooLarge before anything is built, DecodeError for bytes that are no such message."""
+async def decoded(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> M:
+    """The message in these bytes. turn: held while a large one is decoded, for which all of the process wait in one line.
+
+    Raises TooLarge before anything is built, DecodeError for bytes that are no such message, and what `turn` raises."""
     shape = _shape(cast(Descriptor, kind.DESCRIPTOR))
     try:
         _walk(data, shape, FIELDS_AT_ONCE)
     except _MoreFields:
-        return await asyncio.get_running_loop().run_in_executor(_LARGE, _decode_large, data, kind, shape)
+        async with turn():
+            return await asyncio.get_running_loop().run_in_executor(_LARGE, _decode_large, data, kind, shape)
     return kind.FromString(data)
 
 

@@ -76,7 +76,7 @@ class Admission:
         try:
             ticket = self._places.ask(client)
         except Refused as refusal:
-            raise _full(str(refusal)) from None
+            raise overloaded(str(refusal)) from None
         place = self._open[ticket] = Place(ticket)
         try:
             if not ticket.given:
@@ -100,7 +100,7 @@ class Admission:
         while not place.ticket.given:
             left = begun + WAIT_S - time.monotonic()
             if left <= 0:
-                raise _full(f"all {self._places.limit} places are taken, and none became free within {WAIT_S:g} s")
+                raise overloaded(f"all {self._places.limit} places are taken, and none became free within {WAIT_S:g} s")
             try:
                 async with asyncio.timeout(min(left, self._take_back())):
                     await place.given.wait()
@@ -128,7 +128,8 @@ class Admission:
             self._open[ticket].given.set()
 
 
-def _full(why: str) -> StageError:
+def overloaded(why: str) -> StageError:
+    """The error of what there is no room for now."""
     return StageError("OVERLOADED", f"{why}; try again", retry_delay_s=RETRY_DELAY_S)
 
 

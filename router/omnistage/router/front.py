@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -20,6 +21,7 @@ from omnistage.router.pipeline import KINDS, Pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, parse, validate
 from omnistage.router.session import Answer, Limits, trace_metadata
+from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 
 log = structlog.get_logger(__name__)
@@ -51,6 +53,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         self._metrics = metrics
         self._stall_limit_s = stall_limit_s
         self._session_limit_s = session_limit_s
+        self._turns = Turns()
         self._by_request: dict[Hashable, asyncio.Future[None]] = {}
         self.served: dict[str, Served] = {}
         metrics.inflight.set_function(lambda: admission.running)
@@ -76,9 +79,10 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         try:
             if not self.served:
                 raise StageError("DRAINING", "this router still waits for its stages; try again", retry_delay_s=NOT_READY_RETRY_S)
-            valid = validate(await parse(data), self._pipelines())
+            client = client_of(context)
+            valid = validate(await parse(data, partial(self._turns.turn, client)), self._pipelines())
             model = valid.pipeline.name
-            async with self._admission.place(client_of(context)) as place:
+            async with self._admission.place(client) as place:
                 await self._answer(valid, place, context)
             reason = "OK"
         except StageError as error:

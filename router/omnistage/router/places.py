@@ -54,19 +54,26 @@ class Places:
 
     def ask(self, client: Hashable) -> Ticket:
         """A ticket, with a place or one that waits. Raises Refused."""
+        if self.taken < self.limit and not self._waiting:
+            return self.take(client)
         ticket = Ticket(client)
-        free = self.limit - self.taken
-        if free > 0 and not self._waiting:
-            if not self._may_take(client, free):
-                raise Refused(f"this client holds {self._held[client]} of {self.limit} places; the rest is for others")
-            self._give(ticket)
-            return ticket
         clients = self._held.keys() | {waiting.client for waiting in self._waiting} | {client}
         if self._held[client] * len(clients) >= self.limit:
             raise Refused(f"all {self.limit} places are taken")
         if self.waiting >= MAX_WAITING or sum(waiting.client == client for waiting in self._waiting) >= MAX_WAITING_EACH:
             raise Refused(f"all {self.limit} places are taken, and enough are waiting for one")
         self._waiting.append(ticket)
+        return ticket
+
+    def take(self, client: Hashable) -> Ticket:
+        """A ticket with a place, whoever waits for one. Raises Refused."""
+        free = self.limit - self.taken
+        if free <= 0:
+            raise Refused(f"all {self.limit} places are taken")
+        if not self._may_take(client, free):
+            raise Refused(f"this client holds {self._held[client]} of {self.limit} places; the rest is for others")
+        ticket = Ticket(client)
+        self._give(ticket)
         return ticket
 
     def leave(self, ticket: Ticket) -> list[Ticket]:

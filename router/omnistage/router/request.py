@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import get_args
 
@@ -35,10 +36,12 @@ class ValidRequest:
     batches: bool
 
 
-async def parse(data: bytes) -> omni_pb2.GenerateRequest:
-    """The request in these bytes. Raises BAD_REQUEST for bytes that are none, or that hold more of something than limits.py allows."""
+async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
+    """The request in these bytes. turn: to read a large one.
+
+    Raises BAD_REQUEST for bytes that are none, or that hold more of something than limits.py allows, and what `turn` raises."""
     try:
-        return await decoded(data, omni_pb2.GenerateRequest)
+        return await decoded(data, omni_pb2.GenerateRequest, turn)
     except TooLarge as error:
         raise bad_request(error.field, error.description) from None
     except DecodeError:

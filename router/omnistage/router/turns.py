@@ -1,0 +1,49 @@
+"""Turns at what one thread does for all clients: of each client one request stands in line, and the others of that client behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable
+from contextlib import AsyncExitStack, asynccontextmanager
+from weakref import WeakValueDictionary
+
+from omnistage.router.admission import overloaded
+from omnistage.router.places import Places, Refused
+
+MAX_LARGE = 64
+"""Large requests that are held until they are read, of all clients together."""
+
+LARGE_SHARE = 0.75
+"""Greatest part of them that one client may have; see Places."""
+
+TURN_LIMIT_S = 30.0
+"""Longest wait for a turn."""
+
+
+class Turns:
+    """One turn at a time. What more a client asks for waits behind its own."""
+
+    def __init__(self, limit_s: float = TURN_LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._places = Places(MAX_LARGE, LARGE_SHARE)
+        self._turn = asyncio.Lock()  # First come, first served, as are those of the clients.
+        self._of_client: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, client: Hashable) -> AsyncIterator[None]:
+        """Wait for a turn, and have it. Raises OVERLOADED with a delay."""
+        try:
+            ticket = self._places.take(client)
+        except Refused:
+            raise overloaded("too many large requests wait to be read") from None
+        try:
+            async with AsyncExitStack() as held:
+                try:
+                    async with asyncio.timeout(self._limit_s):
+                        await held.enter_async_context(self._of_client.setdefault(client, asyncio.Lock()))
+                        await held.enter_async_context(self._turn)
+                except TimeoutError:
+                    raise overloaded(f"this large request could not be read within {self._limit_s:g} s") from None
+                yield
+        finally:
+            self._places.leave(ticket)
