@@ -11,6 +11,7 @@ from omnistage.link import limits
 from omnistage.link.decoding import FIELDS_AT_ONCE
 from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
+from omnistage.router.gate import CALLS_SHARE, MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
 from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
 from omnistage.router.settings import RouterSettings
 from omnistage.router.turns import LARGE_SHARE, MAX_LARGE, TURN_LIMIT_S
@@ -46,6 +47,9 @@ that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of them from one clie
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
 | the same, at a model | it may take less: the default Thinker 65,536, by the 8,192 tokens of its context |
 | calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
+| of these, all but health checks | {MAX_OPEN:,}, {CALLS_SHARE:g} of them from one client; one more is `OVERLOADED` |
+| health checks, and as many watches over the health | {MAX_HEALTH:,}, {CALLS_SHARE:g} of them from one client |
+| time for a request to arrive at a router | {REQUEST_LIMIT_S:g} s; then the call is `BAD_REQUEST` |
 
 A request above its size is refused by gRPC with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
 

@@ -260,7 +260,7 @@ async def local_router(
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
     service = RouterServer(chosen, {answering.name: answering}, metrics, token)
-    async with _serving(service, metrics.registry, chosen) as local:
+    async with _serving(service, metrics.registry, chosen, service.interceptors) as local:
         yield local
 
 

@@ -20,6 +20,7 @@ from omnistage.link.token import Token
 from omnistage.router.admission import Admission
 from omnistage.router.capacity import capacity
 from omnistage.router.front import SERVICE, Front, Served
+from omnistage.router.gate import Gate
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
 from omnistage.router.placement import Placement
@@ -33,7 +34,6 @@ class RouterServer:
 
     name = SERVICE
     max_calls: int | None = MAX_CALLS
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 
     def __init__(
         self, settings: RouterSettings, pipelines: Mapping[str, Pipeline], metrics: RouterMetrics, token: Token | None = None
@@ -49,6 +49,7 @@ class RouterServer:
         self._front = Front(
             self._channels, self._admission, metrics, stall_limit_s=settings.stall_limit, session_limit_s=settings.session_limit
         )
+        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Gate(),)
         self.lasting = LastingTasks()
 
     def register(self, server: grpc.aio.Server) -> None:
