@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import hashlib
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from helpers.busy import busy_cores
 from omnistage.engine.activity import Activity
+from omnistage.host import tasks
 from omnistage.host.watchdog import PERIOD_S, STILL_S, Watchdog
 
 LIMIT_S = 60.0
@@ -86,6 +88,45 @@ def compute_for_long() -> None:
     compute(lambda: time.monotonic() > end_s)
 
 
+def take_and_give_the_lock_for_long() -> None:
+    """Python's lock is given back and wanted again a thousand times a second, as a step of many small products does it."""
+    end_s = time.monotonic() + LONG_S
+    while time.monotonic() < end_s:
+        Path("/").stat()
+
+
+@contextmanager
+def spinning(pause_s: float = 0.0) -> Iterator[None]:
+    """A thread of Python that does all that it can, as an event loop in a flood, or rests in between."""
+    stopped = threading.Event()
+
+    def spin() -> None:
+        while not stopped.is_set():
+            if pause_s:
+                stopped.wait(pause_s)
+            sum(range(20_000))
+
+    spinner = threading.Thread(target=spin)
+    spinner.start()
+    yield
+    stopped.set()
+    spinner.join()
+
+
+@contextmanager
+def native(compute: Callable[[], None]) -> Iterator[Callable[[], object]]:
+    """A thread that `threading` does not know of, as those of a library written in C; waits for its end."""
+    done = threading.Event()
+
+    def run() -> None:
+        compute()
+        done.set()
+
+    _thread.start_new_thread(run, ())
+    yield done.wait
+    assert done.wait(LIMIT_S)
+
+
 def looks(count: int) -> float:
     """Seconds in which the watchdog looks so often."""
     return count * PERIOD_S
@@ -149,11 +190,54 @@ def test_on_a_full_machine_a_long_step_does_not_hang():
         assert not verdict.done()
 
 
-def test_a_thread_whose_helper_computes_does_not_hang():
+@pytest.mark.parametrize("pause_s", [0.0, 0.002])
+def test_a_thread_that_hangs_beside_a_busy_event_loop_hangs(pause_s: float):
+    worker, go = Worker(), threading.Event()
+    with watched(worker) as verdict, spinning(pause_s):
+        worker.do(go.wait)
+        assert "used no CPU" in verdict.result(LIMIT_S)
+        go.set()
+
+
+def test_a_step_that_only_ever_wakes_and_sleeps_hangs():
+    """It uses a CPU in every look, and hardly so."""
+    worker, go = Worker(step_limit_s=1.0), threading.Event()
+
+    def wait_in_pieces() -> None:
+        while not go.wait(PERIOD_S / 10):
+            pass
+
+    with watched(worker) as verdict, spinning():
+        worker.do(wait_in_pieces)
+        assert "may take 1 s" in verdict.result(LIMIT_S)
+        go.set()
+
+
+def test_a_thread_that_shares_pythons_lock_with_a_busy_one_does_not_hang():
+    """It waits for the lock nearly all of the time, and uses hundredths of a CPU."""
+    worker = Worker()
+    with watched(worker) as verdict, spinning():
+        worker.do(take_and_give_the_lock_for_long)
+        worker.finished()
+        assert not verdict.done()
+
+
+def test_a_thread_whose_native_helper_computes_does_not_hang():
     """As a thread of torch that waits for the others of its pool."""
     worker = Worker()
+    with watched(worker) as verdict, native(compute_for_long) as join:
+        worker.do(join)
+        worker.finished()
+        assert not verdict.done()
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_on_a_full_machine_a_thread_whose_helper_waits_for_a_cpu_does_not_hang():
+    """Any thread of the process may be what it waits for: here one of Python, which is no excuse where it has a CPU."""
+    worker = Worker()
     helper = threading.Thread(target=compute_for_long)
-    with watched(worker) as verdict:
+    with busy_cores(), watched(worker) as verdict:
         helper.start()
         worker.do(helper.join)
         worker.finished()
@@ -193,3 +277,19 @@ def _runs(task: str) -> int:
     """How often a thread of this process has slept."""
     status = Path(f"/proc/self/task/{task}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
+
+
+def test_where_the_kernel_counts_no_waits_a_hang_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tasks, "DELAYS_ARE_TOLD", False)
+    test_a_thread_that_sleeps_in_its_step_hangs(1)
+
+
+def test_where_the_kernel_counts_no_waits_whoever_runs_may_wait_for_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tasks, "DELAYS_ARE_TOLD", False)
+    worker = Worker()
+    helper = threading.Thread(target=compute_for_long)
+    with watched(worker) as verdict:
+        helper.start()
+        worker.do(helper.join)
+        worker.finished()
+        assert not verdict.done()

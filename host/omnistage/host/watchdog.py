@@ -1,30 +1,29 @@
 """Finds a computing thread that hangs: it has work, and does nothing.
 
-A thread hangs when it has work and, within one step, neither used a CPU nor waited for one for STILL_S, or when one step took more of its
-own time than its family says. A busy machine makes nobody hang: a look that came late itself is not counted, because then this process was
-held up as a whole (by a full machine, SIGSTOP, or a call that keeps Python's lock). Neither is a look in which any other thread of the
-process is runnable: the kernel does not tell one that waits for a CPU from one that has it, so a busy event loop delays the verdict. While
-no thread has work, this one sleeps.
+A thread hangs when it has work and, within one step, used no CPU for STILL_S, or when one step took longer than its family says. A busy
+machine makes nobody hang. A look that came late itself is not counted, because then this process was held up as a whole (by a full machine,
+SIGSTOP, or a call that keeps Python's lock). Of the others, the time is left out in which a thread of the process waited for a CPU, as the
+kernel counts it (run delay): the watched thread, or one that the watched thread may wait for. A thread that waits for Python's lock wakes
+every few milliseconds and so uses CPU, however little. What a native thread computes, such as those of torch's pool, may be what the
+watched one sleeps for; what a thread of Python computes, such as the event loop, is not. While no thread has work, this one sleeps.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
+
+from omnistage.host import tasks
+from omnistage.host.tasks import Task
 
 PERIOD_S = 0.25
 LATE_S = 0.1
 """A look that comes later than this after its time is not judged."""
 STILL_S = 1.5
-
-_TASKS = Path("/proc/self/task")
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Watched(Protocol):
@@ -76,15 +75,17 @@ class Watchdog:
             self._awake.set()
 
     def _watch(self) -> None:
+        seen: Mapping[int, Task] = {}
         while True:
             self._awake.wait()
             begun = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
             self._awake.clear()  # Before the look: work that comes from here on is seen by it, or wakes this thread again.
-            elapsed_s = time.monotonic() - begun
+            before, seen = seen, tasks.seen()
+            look = _look(before, seen, time.monotonic() - begun)
             for judge in self._judges:
-                if reason := judge.look(elapsed_s):
+                if reason := judge.judge(look):
                     self._wedged(judge.thread, reason)
                     return
             if any(judge.active for judge in self._judges):
@@ -98,26 +99,25 @@ class _Judge:
         self.thread = thread
         self.active = False
         self._steps = 0
-        self._cpu_s: float | None = None
+        self._judged = False
         self._still_s = 0.0
         self._step_s = 0.0
 
-    def look(self, elapsed_s: float) -> str:
-        """Judge what happened in the last `elapsed_s`; why the thread hangs, empty if it does not."""
+    def judge(self, look: _Look) -> str:
+        """Judge what happened since the last look; why the thread hangs, empty if it does not."""
         steps_before, self._steps = self._steps, self.thread.steps
         busy = self.thread.busy
         self.active = busy or self._steps != steps_before
-        task = None if self.thread.thread_id is None or not busy else _task(self.thread.thread_id)
-        cpu_before_s, self._cpu_s = self._cpu_s, None if task is None else task.cpu_s
-        if task is None or cpu_before_s is None or self._steps != steps_before:
+        use = None if self.thread.thread_id is None or not busy else look.uses.get(self.thread.thread_id)
+        judged_before, self._judged = self._judged, use is not None
+        if use is None or not judged_before or self._steps != steps_before:
             self._still_s = self._step_s = 0.0
-        elif task.cpu_s > cpu_before_s:
+            return ""
+        if use.cpu_s:
             self._still_s = 0.0
-            self._step_s += task.cpu_s - cpu_before_s
-        elif elapsed_s <= PERIOD_S + LATE_S and not _another_thread_is_runnable():
-            self._step_s += elapsed_s
-            # In state D it waits for a disk, which says nothing of the thread.
-            self._still_s += elapsed_s if task.state == "S" else 0.0
+        elif use.state == "S":  # In state D it waits for a disk, which says nothing of the thread.
+            self._still_s += look.still_s
+        self._step_s += max(use.cpu_s, look.counted_s)
         return self._verdict()
 
     def _verdict(self) -> str:
@@ -129,26 +129,41 @@ class _Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """A thread as the kernel sees it. state: R runs or waits for a CPU, S sleeps, D waits for a disk."""
+class _Use:
+    """What one thread did in a look. state: at its end."""
 
     state: str
     cpu_s: float
+    delay_s: float
 
 
-def _task(thread_id: int) -> _Task | None:
-    """A thread of this process, proc(5) stat; None if it has ended."""
-    try:
-        stat = (_TASKS / str(thread_id) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name may hold anything; after it come state (field 3) and, as fields 14 and 15, the ticks in user and kernel mode.
-    fields = stat.rpartition(")")[2].split()
-    return _Task(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S)
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the threads of the process did in a time.
+
+    uses: by the kernel's number. counted_s: how much of the time none of them waited for a CPU. still_s: how much of it no native thread
+    computed either.
+    """
+
+    uses: Mapping[int, _Use]
+    counted_s: float
+    still_s: float
 
 
-def _another_thread_is_runnable() -> bool:
-    """Whether a thread of this process, but for the watchdog's own, has a CPU or waits for one: the watched one may wait for it."""
+def _look(before: Mapping[int, Task], after: Mapping[int, Task], elapsed_s: float) -> _Look:
+    """elapsed_s: between the two; the watchdog's own wait took it."""
+    uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
+    if elapsed_s > PERIOD_S + LATE_S:
+        return _Look(uses, 0.0, 0.0)
     own = threading.get_native_id()
-    tasks = (_task(int(folder.name)) for folder in _TASKS.iterdir() if int(folder.name) != own)
-    return any(task is not None and task.state == "R" for task in tasks)
+    pythons = {thread.native_id for thread in threading.enumerate()}
+    delay_s = max((use.delay_s for number, use in uses.items() if number != own), default=0.0)
+    native_s = max((use.cpu_s + use.delay_s for number, use in uses.items() if number not in pythons), default=0.0)
+    return _Look(uses, max(elapsed_s - delay_s, 0.0), max(elapsed_s - max(delay_s, native_s), 0.0))
+
+
+def _use(before: Task, after: Task, elapsed_s: float) -> _Use:
+    cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
+    # The kernel counts a wait for a CPU when it is over. One that is under way shows in a thread that could run and did not.
+    waits = after.state == "R" and not delay_s and (not cpu_s or not tasks.DELAYS_ARE_TOLD)
+    return _Use(after.state, cpu_s, elapsed_s if waits else delay_s)
