@@ -14,6 +14,7 @@ from helpers.mounts import need_namespace
 from helpers.peer import STARTED, TEXT, USAGE, Peer, event, listening
 from omnistage.cli.output import OutputFile
 from omnistage.client.errors import RequestError
+from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2
 
 pytestmark = pytest.mark.serial
@@ -111,6 +112,69 @@ def test_a_full_disk_is_told_with_the_path_and_leaves_no_cut_file(toy_address: s
     assert "Traceback" not in done.stderr
 
 
+def whole(path: Path, text: str) -> bool:
+    """Whether this is all the sound of a text that the toy stack has spoken."""
+    with wave.open(str(path)) as file:
+        frames: int = file.getnframes()
+    return frames == len(formulas.audio(1, text, len(text.split()))) > 0
+
+
+WORDS = "one two three four five six"
+ASKED = ("say", WORDS, "--seed", "1")
+
+
+@pytest.mark.parametrize("redirect", ["2>/dev/full", "2> >(exec true)", "2>&-"])
+def test_an_answer_stays_though_nobody_reads_what_is_told_of_it(toy_address: str, tmp_path: Path, redirect: str) -> None:
+    out, picture = tmp_path / "x.wav", tmp_path / "x.png"
+    words = (*COMMAND, *ASKED, "--address", toy_address, "--out", str(out), "--timeline", str(picture))
+    done = subprocess.run(["bash", "-c", f'"$@" {redirect}', "bash", *words], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert names(tmp_path) == ["x.png", "x.wav"]
+    assert whole(out, WORDS)
+    assert (done.returncode, done.stdout.split()) == (0, WORDS.split())
+
+
+def test_an_answer_stays_though_the_reader_of_its_text_has_gone(toy_address: str, tmp_path: Path) -> None:
+    out = tmp_path / "x.wav"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*COMMAND, *ASKED, "--address", toy_address, "--out", str(out)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert whole(out, WORDS)
+    assert done.returncode == 141
+    assert f"wrote {out}" in done.stderr
+
+
+def test_a_file_that_is_mounted_by_itself_gets_the_answer(toy_address: str, tmp_path: Path) -> None:
+    """As `docker run --volume FILE:FILE` has it: it cannot be replaced, nor can anything be made beside it in the second case."""
+    need_namespace("-m")
+    source, out = tmp_path / "source", tmp_path / "folder" / "x.wav"
+    out.parent.mkdir()
+    for options in ("rw", "ro"):
+        out.touch()
+        source.write_bytes(b"old" * 100_000)
+        mounts = (
+            'mount -t tmpfs tmpfs "$1" && touch "$2" && mount --bind "$0" "$2" && mount -o "remount,$3" tmpfs "$1" && shift 3 && exec "$@"'
+        )
+        words = [*COMMAND, *ASKED, "--address", toy_address, "--out", str(out)]
+        command = ["unshare", "-m", "sh", "-c", mounts, str(source), str(out.parent), str(out), options, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert whole(source, WORDS)
+
+
+def test_a_mounted_file_keeps_what_it_has_where_there_is_no_room(toy_address: str, tmp_path: Path) -> None:
+    need_namespace("-m")
+    (tmp_path / "small").mkdir()
+    (tmp_path / "x.wav").touch()
+    mounts = 'mount -t tmpfs -o size=8k tmpfs "$0" && printf old > "$0/x" && mount --bind "$0/x" "$1" && shift && "$@"; cat "$0/x"'
+    words = [*COMMAND, "say", " ".join(["words"] * 200), "--address", toy_address, "--out", str(tmp_path / "x.wav")]
+    command = ["unshare", "-m", "sh", "-c", mounts, str(tmp_path / "small"), str(tmp_path / "x.wav"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("\nold")
+    assert "x.wav cannot be written: No space left on device" in done.stderr
+
+
 def silent_answer() -> list[omni_pb2.GenerateResponse]:
     text = chunk_pb2.Chunk(port="text", count=1, last=True)
     text.text.text = TEXT
@@ -134,6 +198,26 @@ async def test_an_answer_without_sound_is_one_where_no_file_was_wanted() -> None
         done = await asyncio.to_thread(omnistage, "ask", "Hi", "--address", wire.address)
     assert (done.returncode, done.stdout) == (0, f"{TEXT}\n")
     assert "no audio" in done.stderr
+
+
+async def test_the_draft_of_a_killed_call_goes_with_the_next_one(tmp_path: Path) -> None:
+    """And not that of one that lives."""
+    async with listening(Peer(6)) as wire:
+        command = [*COMMAND, "say", "Hi", "--address", wire.address, "--out", str(tmp_path / "x.wav")]
+        calls = [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(2)]
+        for call in calls:
+            assert call.stdout is not None
+            assert await asyncio.wait_for(call.stdout.read(1), 60)
+        assert len(names(tmp_path)) == 2
+        calls[0].kill()
+        await calls[0].wait()
+        assert len(names(tmp_path)) == 2
+        with OutputFile(tmp_path / "y.wav", "--out", ".wav"):
+            assert len(names(tmp_path)) == 2
+        assert len(names(tmp_path)) == 1
+        calls[1].terminate()
+        await asyncio.wait_for(calls[1].communicate(), 60)
+    assert names(tmp_path) == []
 
 
 def test_nothing_is_left_of_a_draft_that_was_not_written(tmp_path: Path) -> None:

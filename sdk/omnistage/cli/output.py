@@ -1,16 +1,25 @@
-"""A file that is there when it is whole, and not before: tried before anything is asked, written beside its place, and renamed."""
+"""A file that is there when it is whole, and not before: tried before anything is asked, written beside its place, and renamed.
+
+A file that is mounted by itself, or stands in a folder that may not be changed, cannot be replaced: what was written is copied into it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from omnistage.cli.draft import Draft
 from omnistage.client.errors import RequestError
+
+_KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
 
 
 class OutputFile:
@@ -24,17 +33,11 @@ class OutputFile:
         self.path = path
         try:
             _check(path, option, suffix)
+            # Through links: whoever has one wants the file behind it replaced.
+            self._place = Path(os.path.realpath(path))
+            self._draft = _draft_for(self._place)
         except OSError as error:
             raise _not_written(path, error) from error
-        # Through links: whoever has one wants the file behind it replaced.
-        self._place = Path(os.path.realpath(path))
-        self._draft = self._place.with_name(f".omnistage-{secrets.token_hex(6)}.part")
-        try:
-            os.close(os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        except OSError as error:
-            raise _not_written(path, error) from error
-        if self._place.exists():
-            self._draft.chmod(stat.S_IMODE(self._place.stat().st_mode))
 
     def __enter__(self) -> Self:
         return self
@@ -45,15 +48,54 @@ class OutputFile:
     def write(self, fill: Callable[[Path], None]) -> None:
         """Have `fill` write a file at the path that it is called with, and put that in its place. Raises RequestError if it cannot."""
         try:
-            fill(self._draft)
-            with self._draft.open("rb") as written:
+            fill(self._draft.path)
+            with self._draft.path.open("rb") as written:
                 os.fsync(written.fileno())  # a disk that is full may say so only now
-            self._draft.replace(self._place)
+            _put(self._draft.path, self._place)
         except OSError as error:
             raise _not_written(self.path, error) from error
 
     def _discard(self) -> None:
-        self._draft.unlink(missing_ok=True)
+        self._draft.discard()
+
+
+def _draft_for(place: Path) -> Draft:
+    """Beside its place, or where that cannot be and the file itself may be changed, among the temporary files."""
+    try:
+        if not place.exists():
+            return Draft(place.parent, 0o666)
+        draft = Draft(place.parent, 0o600)
+        draft.path.chmod(stat.S_IMODE(place.stat().st_mode))
+        return draft
+    except OSError as error:
+        if error.errno not in _KEPT_BY_FOLDER or not place.exists():
+            raise
+        return Draft(Path(tempfile.gettempdir()), 0o600)
+
+
+def _put(draft: Path, place: Path) -> None:
+    """Have the draft at its place, or its contents where the file there cannot be replaced."""
+    try:
+        draft.replace(place)
+    except OSError as error:
+        if error.errno not in _NOT_REPLACED or not place.exists():
+            raise
+        _overwrite(place, draft)
+
+
+def _overwrite(place: Path, draft: Path) -> None:
+    """A disk without room for the draft says so while the old contents are there."""
+    with draft.open("rb") as new, place.open("r+b") as file:
+        before, size = os.fstat(file.fileno()).st_size, os.fstat(new.fileno()).st_size
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError:
+            file.truncate(before)
+            raise
+        shutil.copyfileobj(new, file)
+        file.truncate(size)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _check(path: Path, option: str, suffix: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -118,6 +119,34 @@ class Lively(Quiet):
         self._below.erase()
         _write(sys.stdout, self._wrap.add(new_text, self._below.columns))
         self._below.draw(self._wrap.unfinished, speaking_line(spoken))
+
+
+class Keeping:
+    """A screen for an answer that is kept whoever reads along: the answer goes on when what is shown has lost its reader.
+
+    lost: why nothing is shown any more.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self.lost: OSError | None = None
+
+    def __enter__(self) -> Self:
+        self._try(self._screen.__enter__)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._try(lambda: self._screen.__exit__(kind, error, trace))
+
+    def show(self, spoken: Spoken, new_text: str) -> None:
+        self._try(lambda: self._screen.show(spoken, new_text))
+
+    def _try(self, step: Callable[[], object]) -> None:
+        if self.lost is None:
+            try:
+                step()
+            except OSError as error:
+                self.lost = error
 
 
 class Below:

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
+from rich.markup import escape
 
 from omnistage.cli.connect import connected
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
+from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import sentence
-from omnistage.cli.screen import Screen, Spoken, screen_for
+from omnistage.cli.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
 from omnistage.cli.words import words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
@@ -53,7 +54,7 @@ class Wish:
 
 
 async def speak(work: Interruptible, wish: Wish, target: str | Layout, verbose: bool) -> None:
-    """Ask, show the answer while it comes, print the figures, write the files; a private stack ends after that.
+    """Ask, show the answer while it comes, write the files, print the figures; a private stack ends after that.
 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """
@@ -66,15 +67,22 @@ async def speak(work: Interruptible, wish: Wish, target: str | Layout, verbose: 
         out, picture = _open_files(wish.out, wish.timeline, files)
         async with connected(target, wish.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
             events = omni.stream_say(wish.text, **wish.options) if wish.verbatim else omni.stream(wish.text, **wish.options)
-            spoken, done = await follow(events, screen_for(wish.as_json), keep_sound=out is not None)
+            screen = screen_for(wish.as_json)
+            keeping = Keeping(screen) if out is not None or picture is not None else None
+            spoken, done = await follow(events, keeping or screen, keep_sound=out is not None)
             work.complete()
-            if not wish.as_json:
-                _tell(*(sentence(failover, done.timing) for failover in done.failovers), figures(done))
-            written = _write(wish, out, picture, spoken, done)
+            try:
+                # Before another word, which may have lost its reader.
+                written = _write(wish, out, picture, spoken, done)
+            finally:
+                if not wish.as_json:
+                    _tell(*(sentence(failover, done.timing) for failover in done.failovers), figures(done))
             if wish.as_json:
                 print(as_json(spoken, done), flush=True)
             elif written:
                 _tell(f"wrote {', '.join(written)}")
+            if keeping is not None and keeping.lost is not None:
+                raise keeping.lost
 
 
 def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tuple[OutputFile | None, OutputFile | None]:
@@ -99,9 +107,9 @@ def _write(wish: Wish, out: OutputFile | None, picture: OutputFile | None, spoke
 
 def _tell(*lines: str) -> None:
     """For people, at once: the end of a private stack takes a while."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    notices = Notices()
     for line in lines:
-        console.print(line, style="dim", markup=False)
+        notices.say(f"[dim]{escape(line)}[/]")
 
 
 async def follow(events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool) -> tuple[Spoken, Done]:
