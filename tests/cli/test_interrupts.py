@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.peer import Peer, listening
 from helpers.processes import Family
 from helpers.terminal import CTRL_C, Terminal
@@ -81,13 +82,13 @@ def wait_for_first_line(pid: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(5))
-def test_thirty_moments_in_the_life_of_a_call(family: Family, tmp_path: Path, first: int) -> None:
+@pytest.mark.timeout(900)
+@lengths.rounds(6, MOMENTS)
+def test_moments_in_the_life_of_a_call(family: Family, tmp_path: Path, rounds: int) -> None:
     """Shares of the time that a whole call took just before: the start of the stack, the answer, the files, the end of the stack."""
     outcomes = []
     whole_s = 0.0
-    for moment in (-1, *range(first, MOMENTS, 5)):
+    for moment in range(-1, rounds):
         folder = tmp_path / str(moment)
         folder.mkdir()
         out = folder / "x.wav"
@@ -96,7 +97,7 @@ def test_thirty_moments_in_the_life_of_a_call(family: Family, tmp_path: Path, fi
             wait_for_first_line(call.pid)
             begin_s = time.monotonic()
             if whole_s:
-                time.sleep(moment / MOMENTS * whole_s)
+                time.sleep(moment / rounds * whole_s)
                 call.send_signal(signal.SIGINT)
             _, said = call.communicate(timeout=60)
             whole_s = whole_s or time.monotonic() - begin_s
