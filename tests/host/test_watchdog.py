@@ -88,6 +88,12 @@ def compute_for_long() -> None:
     compute(lambda: time.monotonic() > end_s)
 
 
+def compute_much() -> None:
+    """As long as it takes to get so much of a CPU."""
+    end_s = time.thread_time() + LONG_S
+    compute(lambda: time.thread_time() > end_s)
+
+
 def take_and_give_the_lock_for_long() -> None:
     """Python's lock is given back and wanted again a thousand times a second, as a step of many small products does it."""
     end_s = time.monotonic() + LONG_S
@@ -225,7 +231,7 @@ def test_a_thread_that_shares_pythons_lock_with_a_busy_one_does_not_hang():
 def test_a_thread_whose_native_helper_computes_does_not_hang():
     """As a thread of torch that waits for the others of its pool."""
     worker = Worker()
-    with watched(worker) as verdict, native(compute_for_long) as join:
+    with watched(worker) as verdict, native(compute_much) as join:
         worker.do(join)
         worker.finished()
         assert not verdict.done()
@@ -245,11 +251,19 @@ def test_on_a_full_machine_a_thread_whose_helper_waits_for_a_cpu_does_not_hang()
 
 
 def test_a_call_that_keeps_pythons_lock_makes_nobody_hang():
-    """All threads of the process are held up then, the watchdog too."""
-    worker, go = Worker(), threading.Event()
+    """All threads of the process are held up then, the watchdog too: its look comes late, and finds a thread that did nothing."""
+    worker, begun, go = Worker(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait()
+
     with watched(worker) as verdict:
-        worker.do(go.wait)
+        worker.do(wait)
+        assert begun.wait(LIMIT_S)
+        time.sleep(looks(2))
         ctypes.PyDLL(None).usleep(int(LONG_S * 1e6))
+        time.sleep(looks(1))
         go.set()
         worker.finished()
         assert not verdict.done()

@@ -78,18 +78,22 @@ class Watchdog:
         seen: Mapping[int, Task] = {}
         while True:
             self._awake.wait()
+            seen = seen or tasks.seen()
             begun = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
             self._awake.clear()  # Before the look: work that comes from here on is seen by it, or wakes this thread again.
+            elapsed_s = time.monotonic() - begun  # Without what follows, which takes long where others want Python's lock.
             before, seen = seen, tasks.seen()
-            look = _look(before, seen, time.monotonic() - begun)
+            look = _look(before, seen, elapsed_s)
             for judge in self._judges:
                 if reason := judge.judge(look):
                     self._wedged(judge.thread, reason)
                     return
             if any(judge.active for judge in self._judges):
                 self._awake.set()
+            elif not self._awake.is_set():
+                seen = {}  # By the next look that would be long ago.
 
 
 class _Judge:
@@ -151,7 +155,7 @@ class _Look:
 
 
 def _look(before: Mapping[int, Task], after: Mapping[int, Task], elapsed_s: float) -> _Look:
-    """elapsed_s: between the two; the watchdog's own wait took it."""
+    """elapsed_s: what the watchdog waited between the two."""
     uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
     if elapsed_s > PERIOD_S + LATE_S:
         return _Look(uses, 0.0, 0.0)
