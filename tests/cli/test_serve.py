@@ -107,27 +107,38 @@ def test_a_stack_outlives_whoever_read_its_output(family: Family) -> None:
     assert family.pids() == []
 
 
-def test_a_second_server_on_the_same_port_says_so(family: Family, free_port: int) -> None:
+def test_a_second_server_on_the_same_port_says_who_has_it(family: Family, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
+    logs = tmp_path / "not" / "yet"
     with serve("toy", "--address", address) as first:
         assert read_address(first) == address
-        with serve("toy", "--address", address) as second:
-            assert second.stderr is not None
-            told = second.stderr.read()
-            assert second.wait(30) == 1
-        assert told.startswith(f"error: router cannot start: cannot listen on {address}: the port is taken by ")
+        router = pid_of("omnistage.router", family)
+        for option, others in (("--address", []), ("--metrics-address", ["--address", "127.0.0.1:0"])):
+            with serve("toy", option, address, *others, "--log-dir", str(logs)) as second:
+                assert second.stderr is not None
+                said = second.stderr.read()
+                assert second.wait(30) == 1
+            taken = f"the port is taken by python -m omnistage.router (pid {router})"
+            assert said == f"error: cannot listen on {address}: {taken}; choose another {option}\n"
+        assert list(logs.iterdir()) == [], "no process was started that would write there"
         first.terminate()
         assert first.wait(30) == 0
     assert family.pids() == []
 
 
 def test_replicas_and_logs(family: Family, tmp_path: Path) -> None:
-    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2", "--log-dir", str(tmp_path)) as server:
+    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2", "--log-dir", str(tmp_path / "logs")) as server:
         with Omni(address=read_address(server)) as omni:
             assert [replica.stage for replica in omni.replicas()] == ["thinker", "talker", "talker", "code2wav"]
         server.terminate()
         assert server.wait(30) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["code2wav.log", "router.log", "talker-0.log", "talker-1.log", "thinker.log"]
+    names = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert names == ["code2wav.log",
+        "router.log",
+        "talker-0.log",
+        "talker-1.log",
+        "thinker.log",
+    ]
 
 
 def test_what_dies_is_started_again_at_its_address(family: Family) -> None:

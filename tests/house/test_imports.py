@@ -17,7 +17,7 @@ SERVICE = {"host", "stage", "engine", "models", "v1"}
 ALLOWED: dict[str, set[str]] = {
     "v1": set(),
     "client": {"v1"},
-    "cli": {"client", "router", "stage", "models"},
+    "cli": {"client", "host", "router", "stage", "models"},
     "host": {"link"},
     "router": {"host", "link", "v1"},
     "link": {"connector", "v1"},

@@ -13,12 +13,14 @@ STAGE_KINDS = ("thinker", "talker", "code2wav", "diffusion")
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """One stage: its model family, the folder of the checkpoint (empty: none), device, number of processes, and options of the family."""
+    """One stage: its model family, the folder of the checkpoint (empty: none), where and in what it computes, number of processes, and
+    options of the family."""
 
     kind: str
     model: str
     model_path: str = ""
     device: str = "cpu"
+    dtype: str = "auto"
     replicas: int = 1
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -29,7 +31,6 @@ class ServerOptions:
 
     address: str = ANY_PORT
     metrics_address: str = ANY_PORT
-    dtype: str = "auto"
     threads: int = 1
     max_sessions: int = 0
     inline_limit: int | None = None
@@ -50,7 +51,7 @@ class Layout:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of all that it may dial."""
         servers = self.servers
         words = ["--model", stage.model, "--allow", ",".join(neighbours)]
-        words += ["--device", stage.device, "--dtype", servers.dtype, "--threads", str(servers.threads), "--grace", str(servers.grace_s)]
+        words += ["--device", stage.device, "--dtype", stage.dtype, "--threads", str(servers.threads), "--grace", str(servers.grace_s)]
         if stage.model_path:
             words += ["--model-path", stage.model_path]
         if stage.options:

@@ -156,7 +156,6 @@ def serve(
     servers = ServerOptions(
         address=address,
         metrics_address=metrics_address,
-        dtype=dtype,
         threads=threads,
         max_sessions=max_sessions,
         inline_limit=inline_limit,
@@ -164,7 +163,7 @@ def serve(
         client_share=client_share,
         grace_s=grace,
     )
-    choice = Choice(pipeline, checkpoint, devices, processes, servers)
+    choice = Choice(pipeline, checkpoint, devices, processes, dtype, servers)
     with errors_reported(verbose):
         serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
 

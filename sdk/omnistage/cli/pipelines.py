@@ -8,10 +8,12 @@ from pathlib import Path
 
 import grpc
 
+from omnistage.cli.checks import check
 from omnistage.cli.fetch import fetch
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout
-from omnistage.client.errors import BadRequestError, UnknownModelError
-from omnistage.router.pipeline import Pipeline, PipelineError, load_pipeline
+from omnistage.client.errors import BadRequestError, StackError, UnknownModelError
+from omnistage.models.registry import UnknownModel, dtypes
+from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline
 
 DEFAULT_PIPELINE = "smol"
 DEFAULT_MODEL = "smol"
@@ -20,12 +22,14 @@ DEFAULT_MODEL = "smol"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was asked for. pipeline: name or file, empty for the default. devices, replicas: by stage; device "" is for all."""
+    """What was asked for. pipeline: name or file, empty for the default. devices, replicas: by stage; device "" is for all. dtype: for the
+    stages that have a choice."""
 
     pipeline: str = ""
     checkpoint: Path | None = None
     devices: Mapping[str, str] = field(default_factory=dict)
     replicas: Mapping[str, int] = field(default_factory=dict)
+    dtype: str = "auto"
     servers: ServerOptions = field(default_factory=ServerOptions)
 
 
@@ -39,26 +43,38 @@ def layout_of(choice: Choice) -> Layout:
     _check_stages(pipeline, choice)
     if choice.checkpoint is not None and not choice.checkpoint.is_dir():
         raise BadRequestError.of("--checkpoint", f"{choice.checkpoint} is not a folder")
-    if choice.checkpoint is None and any(stage.model == DEFAULT_MODEL for stage in pipeline.stages):
-        # Once, here, with a bar; the stages then find it in the cache.
-        fetch()
     stages = [
         StageLayout(
             kind=stage.kind,
             model=stage.model,
             model_path="" if choice.checkpoint is None else str(choice.checkpoint.absolute()),
             device=choice.devices.get(stage.kind) or choice.devices.get("", "cpu"),
+            dtype=choice.dtype if choice.dtype in _dtypes(stage) else "auto",
             replicas=choice.replicas.get(stage.kind, 1),
             options=stage.options,
         )
         for stage in pipeline.stages
     ]
-    return Layout(name, stages, choice.servers)
+    if choice.dtype != "auto" and all(stage.dtype == "auto" for stage in stages):
+        raise StackError(f"--dtype: no stage of {pipeline.name} computes in {choice.dtype}")
+    layout = Layout(name, stages, choice.servers)
+    check(layout)
+    if choice.checkpoint is None and any(stage.model == DEFAULT_MODEL for stage in pipeline.stages):
+        # Once, here, with a bar; the stages then find it in the cache.
+        fetch()
+    return layout
 
 
 def layout_for(model: str) -> Layout:
     """The private stack of one call."""
     return layout_of(Choice(pipeline=model))
+
+
+def _dtypes(stage: StageSpec) -> tuple[str, ...]:
+    try:
+        return dtypes(stage.model, stage.kind)
+    except UnknownModel as error:
+        raise StackError(str(error)) from None
 
 
 def _check_stages(pipeline: Pipeline, choice: Choice) -> None:

@@ -25,6 +25,8 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
     ready_fd: gets one line of JSON, {"address"} or {"error", "hint", "log"}. Who gets an error there tells it; here typer.Exit is raised.
     """
     ready = ReadyLine(ready_fd)
+    if log_folder is not None:
+        log_folder.mkdir(parents=True, exist_ok=True)
     try:
         asyncio.run(_serve(layout_of(choice), log_folder, verbose, ready, lifeline_fd))
     except OmniError as error:

@@ -1,0 +1,52 @@
+"""What can be known to be wrong with a stack before any of its processes is started, and before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omnistage.cli.layout import Layout, StageLayout
+from omnistage.client.errors import StackError
+from omnistage.host.addresses import check_address, check_can_listen
+from omnistage.host.commandline import read
+from omnistage.host.errors import StartError
+from omnistage.models.errors import LoadError
+from omnistage.models.registry import LoadOptions
+from omnistage.models.registry import check as check_model
+from omnistage.router.settings import RouterSettings
+from omnistage.stage.settings import StageSettings
+
+PROGRAM = "omnistage serve"
+UNKNOWN = "127.0.0.1:1"
+"""Stands for the address of a stage, which nobody has chosen yet."""
+
+
+def check(layout: Layout) -> None:
+    """The servers' own checks of what they will be given. Raises StackError, in one line."""
+    servers = layout.servers
+    try:
+        for option, address in (("--address", servers.address), ("--metrics-address", servers.metrics_address)):
+            _check_typed(option, address)
+        for stage in layout.stages:
+            _check_stage(layout, stage)
+        words = layout.router_arguments([(stage.kind, UNKNOWN) for stage in layout.stages])
+        read(RouterSettings, [*words, "--address", servers.address, "--metrics-address", servers.metrics_address], PROGRAM)
+        if servers.address == servers.metrics_address and not servers.address.endswith(":0"):
+            raise StartError(f"--metrics-address: {servers.metrics_address} is the --address too; give each its own port")
+        check_can_listen(servers.address, "--address")
+        check_can_listen(servers.metrics_address, "--metrics-address")
+    except (StartError, LoadError) as error:
+        raise StackError(str(error)) from None
+
+
+def _check_typed(option: str, address: str) -> None:
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise StartError(f"{option}: {error}") from None
+
+
+def _check_stage(layout: Layout, stage: StageLayout) -> None:
+    read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
+    path = Path(stage.model_path) if stage.model_path else None
+    options = LoadOptions(path, stage.device, stage.dtype, layout.servers.threads, layout.servers.max_sessions, stage.options)
+    check_model(stage.model, stage.kind, options)

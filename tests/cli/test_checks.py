@@ -1,0 +1,85 @@
+"""Mistakes in what `omnistage serve` is told: one line, before any process is started and before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from helpers.processes import Family
+
+pytestmark = pytest.mark.serial
+
+WATCHED = """
+import json, sys
+started = []
+sys.addaudithook(lambda event, arguments: started.append(str(arguments[1])) if event == "subprocess.Popen" else None)
+from omnistage.cli.main import app
+try:
+    app(sys.argv[1:], prog_name="omnistage")
+finally:
+    print(json.dumps({"started": started, "torch": "torch" in sys.modules}))
+"""
+
+
+def refused(family: Family, *words: str | Path, environment: Mapping[str, str] | None = None) -> str:
+    """The one line that `serve` with these words ends with. The launcher has started nothing and not imported torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, "serve", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**family.environment, **(environment or {})},
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert json.loads(done.stdout) == {"started": [], "torch": False}
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--address", "50051"], "--address: '50051' has no host: give HOST:PORT such as 127.0.0.1:50051"),
+        (["--address", ":50051"], "--address: ':50051' has no host: give HOST:PORT such as 127.0.0.1:50051"),
+        (["--address", "0.0.0.0:99999"], "--address: '0.0.0.0:99999' has no possible port"),
+        (["--metrics-address", "http://127.0.0.1:9464"], "--metrics-address: 'http://127.0.0.1:9464' is a URL: leave http:// out"),
+        (["--address", "192.0.2.1:50050"], "cannot listen on 192.0.2.1:50050: 192.0.2.1 is not an address of this machine"),
+        (["--device", "cuda:0"], "device cuda:0: the thinker of smol computes on cpu only"),
+        (["--device", "gpu"], "--device: 'gpu' is no device: give cpu, cuda or cuda:N"),
+        (["--dtype", "float64"], "--dtype: no stage of smol computes in float64"),
+        (["toy", "--dtype", "bfloat16"], "--dtype: no stage of toy computes in bfloat16"),
+        (["--checkpoint", "/"], "/thinker/config.json is missing: give a folder with the converted stages"),
+        (["toy", "--checkpoint", "/"], "the toy models have no weights"),
+        (["toy", "--stall-limit", "-1"], "--stall-limit: must be greater than 0"),
+        (["toy", "--log-dir", "/dev/null/logs"], "Not a directory: /dev/null/logs"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(family: Family, words: list[str], told: str) -> None:
+    address = [] if "--address" in words else ["--address", "127.0.0.1:0"]
+    assert told in refused(family, *words, *address)
+
+
+def test_a_bad_variable_of_the_environment_is_named(family: Family) -> None:
+    told = refused(family, "--address", "127.0.0.1:0", environment={"OMNISTAGE_LOG_LEVEL": "loud"})
+    assert told == "OMNISTAGE_LOG_LEVEL: must be 'debug', 'info', 'warning' or 'error', not 'loud'"
+
+
+def test_two_servers_on_one_port(family: Family, free_port: int) -> None:
+    address = f"127.0.0.1:{free_port}"
+    assert refused(family, "--address", address, "--metrics-address", address).startswith(
+        f"--metrics-address: {address} is the --address too"
+    )
+
+
+def test_an_unknown_family_in_a_pipeline_file(family: Family, tmp_path: Path) -> None:
+    pipeline = tmp_path / "own.yaml"
+    pipeline.write_text("name: own\ndescription: x\ninputs: [text]\noutputs: [text]\nstages:\n  - {kind: thinker, model: smoll}\n")
+    assert refused(family, pipeline, "--address", "127.0.0.1:0") == "no thinker named 'smoll'; there are smol, toy"
+    pipeline.write_text(pipeline.read_text().replace("smoll", "toy, options: {speed: 3}"))
+    assert "unknown options ['speed'] of the toy models" in refused(family, pipeline, "--address", "127.0.0.1:0")
