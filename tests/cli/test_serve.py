@@ -133,7 +133,8 @@ def test_replicas_and_logs(family: Family, tmp_path: Path) -> None:
         server.terminate()
         assert server.wait(30) == 0
     names = sorted(path.name for path in (tmp_path / "logs").iterdir())
-    assert names == ["code2wav.log",
+    assert names == [
+        "code2wav.log",
         "router.log",
         "talker-0.log",
         "talker-1.log",

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from omnistage.cli.layout import Layout
 from omnistage.cli.starting import started
+from omnistage.cli.targets import check_target
 from omnistage.client.async_omni import CONNECT_TIMEOUT_S, AsyncOmni
 
 
@@ -17,4 +18,6 @@ async def connected(target: str | Layout, timeout_s: float, verbose: bool) -> As
         if isinstance(target, Layout):
             stack = await exits.enter_async_context(started(target, None, verbose))
             target = stack.address
+        else:
+            await check_target(target)
         yield await exits.enter_async_context(AsyncOmni(address=target, connect_timeout_s=min(timeout_s, CONNECT_TIMEOUT_S)))

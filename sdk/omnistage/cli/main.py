@@ -27,6 +27,9 @@ TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The words; - 
 Address = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; without it one is started.")
 ]
+Running = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; default: 127.0.0.1:50050.")
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.wav", help="Write the sound to this file.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
@@ -169,21 +172,21 @@ def serve(
 
 
 @app.command()
-def models(address: Address = None, model: ModelName = "", json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
-    """List what can be asked."""
+def models(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """List what can be asked, or served where nothing runs. Starts nothing."""
     from omnistage.cli.show import show_models
 
     with errors_reported(verbose):
-        asyncio.run(show_models(_target(address, model), json, timeout, verbose))
+        asyncio.run(show_models(address, json, timeout, verbose))
 
 
 @app.command()
-def status(address: Address = None, model: ModelName = "", json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
-    """Show the stage servers and how they are."""
+def status(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """Show the stage servers and how they are. Starts nothing."""
     from omnistage.cli.show import show_status
 
     with errors_reported(verbose):
-        asyncio.run(show_status(_target(address, model), json, timeout, verbose))
+        asyncio.run(show_status(address, json, timeout, verbose))
 
 
 @app.command("fetch-default")

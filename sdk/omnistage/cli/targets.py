@@ -1,0 +1,64 @@
+"""Which router a command means: the one it names, or the one that runs where `omnistage serve` puts it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from omnistage.client.errors import BadRequestError, UnavailableError
+from omnistage.host.addresses import check_address, host_and_port
+
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+"""Where `omnistage serve` listens unless it is told otherwise."""
+
+LOOK_S = 0.5
+LOOKUP_S = 2.0
+"""How long a name may take to be found, and after that it is left to the connection."""
+
+_SCHEMES = ("dns:///", "unix:")
+"""Of gRPC; what they name is not looked at here."""
+
+
+async def check_target(address: str) -> None:
+    """Raises BadRequestError for what is no address of a router, and for several none of whose hosts is known. address: as `--address`."""
+    parts = [part.strip() for part in address.split(",")]
+    plain = [part for part in parts if not part.startswith(_SCHEMES)]
+    for part in plain:
+        try:
+            check_address(part)
+        except ValueError as error:
+            raise BadRequestError.of("--address", str(error)) from None
+    if plain and len(plain) == len(parts) and not any([await _is_known(part) for part in plain]):
+        hosts = ", ".join(repr(host_and_port(part)[0]) for part in plain)
+        raise BadRequestError.of("--address", f"no host {hosts} is known here")
+
+
+async def running() -> str | None:
+    """The address where `omnistage serve` listens by default, if something does; told at once."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            _, writer = await asyncio.open_connection(*host_and_port(DEFAULT_ADDRESS))
+    except OSError:  # nobody listens; TimeoutError is one too
+        return None
+    writer.close()
+    return DEFAULT_ADDRESS
+
+
+async def must_run() -> str:
+    """The same. Raises UnavailableError."""
+    if (address := await running()) is None:
+        hint = "Start it with `omnistage serve`, or name a router: --address HOST:PORT."
+        raise UnavailableError(f"nothing serves at {DEFAULT_ADDRESS}", hint=hint)
+    return address
+
+
+async def _is_known(address: str) -> bool:
+    """False if the host of the address has none; a look-up that takes too long says nothing."""
+    try:
+        async with asyncio.timeout(LOOKUP_S):
+            await asyncio.get_running_loop().getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM)
+    except TimeoutError:
+        return True
+    except socket.gaierror:
+        return False
+    return True

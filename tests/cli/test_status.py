@@ -1,0 +1,125 @@
+"""`omnistage status` and `omnistage models`: they start nothing, find what runs, and fit the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from helpers.processes import Family
+from omnistage.client import Omni
+
+pytestmark = pytest.mark.serial
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+WATCHED = """
+import json, sys
+from omnistage.cli import targets
+targets.DEFAULT_ADDRESS = sys.argv[1]  # that of this machine may have anything behind it
+started = []
+sys.addaudithook(lambda event, arguments: started.append(str(arguments[1])) if event == "subprocess.Popen" else None)
+from omnistage.cli.main import app
+try:
+    app(sys.argv[2:], prog_name="omnistage")
+finally:
+    assert not started, started
+    assert "torch" not in sys.modules
+"""
+
+
+def omnistage(default_address: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command where `omnistage serve` listens at this address by default. It has started nothing."""
+    command = [sys.executable, "-c", WATCHED, default_address, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "AssertionError" not in done.stderr, done.stderr
+    return done
+
+
+def on_terminal(width: int, *words: str) -> list[str]:
+    """The lines that a terminal of this width shows of the command."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(width)}
+    with subprocess.Popen([sys.executable, "-m", "omnistage.cli", *words], stdout=slave, stderr=slave, env=environment) as run:
+        os.close(slave)
+        shown = b""
+        try:
+            while piece := os.read(master, 65536):
+                shown += piece
+        except OSError:  # Linux says EIO when the last writer is gone
+            pass
+        assert run.wait(30) == 0, shown
+    os.close(master)
+    return [line.rstrip() for line in CONTROL.sub("", shown.decode()).splitlines() if line.strip()]
+
+
+def objects(done: subprocess.CompletedProcess[str], key: str) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)[key]
+    return found
+
+
+def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
+    done = omnistage(f"127.0.0.1:{free_port}", "status")
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error == f"error: nothing serves at 127.0.0.1:{free_port}"
+    assert "omnistage serve" in hint and "--address" in hint
+
+
+def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, free_port: int) -> None:
+    done = omnistage(f"127.0.0.1:{free_port}", "models", "--json")
+    models = {model["name"]: model for model in objects(done, "models")}
+    assert list(models) == ["smol", "toy", "toy-picture"]
+    assert (models["toy"]["stages"], models["toy"]["outputs"]) == (["thinker", "talker", "code2wav"], ["text", "audio"])
+    assert f"nothing serves at 127.0.0.1:{free_port}" in done.stderr
+    assert list(models["toy"]) == ["name", "stages", "inputs", "outputs", "voices", "description"]
+
+
+def test_what_runs_at_the_default_address_is_found(toy_address: str) -> None:
+    replicas = objects(omnistage(toy_address, "status", "--json"), "replicas")
+    assert [replica["stage"] for replica in replicas] == ["thinker", "talker", "code2wav"]
+    assert [model["name"] for model in objects(omnistage(toy_address, "models", "--json"), "models")] == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("localhost", "'localhost' has no port: give HOST:PORT such as localhost:50050"),
+        ("http://127.0.0.1:50050", "'http://127.0.0.1:50050' is a URL: leave http:// out"),
+        ("no-such-host.invalid:50050", "no host 'no-such-host.invalid' is known here"),
+        ("127.0.0.1:99999", "has no possible port"),
+        ("127.0.0.1:1,50050", "'50050' has no host"),
+    ],
+)
+def test_a_wrong_address_is_told_in_its_own_words(address: str, told: str) -> None:
+    done = omnistage("127.0.0.1:1", "status", "--address", address)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --address: ")
+    assert told in done.stderr
+    assert "no server answers" not in done.stderr, "nobody was waited for"
+
+
+def test_one_known_host_of_several_is_enough(toy_address: str) -> None:
+    done = omnistage("127.0.0.1:1", "status", "--json", "--address", f"no-such-host.invalid:50050,{toy_address}")
+    assert len(objects(done, "replicas")) == 3
+
+
+@pytest.mark.parametrize(("width", "gone"), [(120, set()), (80, {"transport"}), (60, {"transport", "model", "pipeline"})])
+def test_status_fits_the_terminal(toy_address: str, width: int, gone: set[str]) -> None:
+    with Omni(address=toy_address) as omni:
+        omni.generate("Hi")  # so that there are transports to show
+        replicas = omni.replicas()
+    header, *rows = on_terminal(width, "status", "--address", toy_address)
+    assert not any("…" in line or len(line) > width for line in (header, *rows))
+    assert len(rows) == len(replicas)
+    assert gone.isdisjoint(header.split())
+    assert {"stage", "address", "state", "sessions"} <= set(header.split())
+    for row, replica in zip(rows, replicas, strict=True):
+        assert {replica.stage, replica.address, replica.state} <= set(row.split())
