@@ -122,4 +122,5 @@ def test_status_fits_the_terminal(toy_address: str, width: int, gone: set[str]) 
     assert gone.isdisjoint(header.split())
     assert {"stage", "address", "state", "sessions"} <= set(header.split())
     for row, replica in zip(rows, replicas, strict=True):
-        assert {replica.stage, replica.address, replica.state} <= set(row.split())
+        assert {replica.stage, replica.address} <= set(row.split())
+        assert {"serving", "draining", "lost"} & set(row.split())

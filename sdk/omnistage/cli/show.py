@@ -20,6 +20,9 @@ COLUMNS = ("pipeline", "stage", "model", "address", "pid", "state", "sessions", 
 DROPPED = ("transport", "model", "pipeline", "queue", "pid")
 """The columns that a narrow terminal does without, the first of them first."""
 
+WIDE = 200
+"""Wider than any row."""
+
 COLOURS = {"serving": "green", "draining": "yellow"}
 
 
@@ -68,7 +71,7 @@ def _model_of(pipeline_name: str) -> Model:
 def _console() -> Console:
     """As wide as the terminal; wide enough for every column where there is none."""
     console = Console()
-    return console if console.is_terminal else Console(width=200)
+    return console if console.is_terminal else Console(width=WIDE)
 
 
 def _models_table(models: Sequence[Model]) -> Table:
@@ -83,10 +86,11 @@ def _models_table(models: Sequence[Model]) -> Table:
 
 def _fitting(replicas: Sequence[Replica], console: Console) -> Table:
     """The table with as many columns as fit; what stays is whole."""
+    unbounded = console.options.update(width=WIDE)
     columns = list(COLUMNS)
     table = _status_table(replicas, columns)
     for dropped in DROPPED:
-        if console.measure(table).maximum <= console.width:
+        if console.measure(table, options=unbounded).maximum <= console.width:
             break
         columns.remove(dropped)
         table = _status_table(replicas, columns)
