@@ -202,7 +202,7 @@ async def test_an_answer_without_sound_is_one_where_no_file_was_wanted() -> None
 
 async def test_the_draft_of_a_killed_call_goes_with_the_next_one(tmp_path: Path) -> None:
     """And not that of one that lives."""
-    async with listening(Peer(6)) as wire:
+    async with listening(Peer(6, 6)) as wire:
         command = [*COMMAND, "say", "Hi", "--address", wire.address, "--out", str(tmp_path / "x.wav")]
         calls = [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(2)]
         for call in calls:
