@@ -62,16 +62,20 @@ class Answer:
     def samples(self) -> NDArray[np.int16]:
         return np.frombuffer(b"".join(chunk.audio.data for chunk in self.of("audio")), "<i2")
 
-    def check_toy(
-        self, seed: int, prompt: str, length: int = formulas.NATURAL_LENGTH, samples_per_frame: int = formulas.SAMPLES_PER_FRAME
-    ) -> None:
-        """Every port whole and without gap; text and sound as the formulas of the toy models have them."""
+    def check_whole(self) -> None:
+        """Every port whole and without gap."""
         assert self.started is not None and self.usage is not None
         for port, chunks in self.chunks.items():
             first = 0
             for seq, chunk in enumerate(chunks):
                 assert (chunk.seq, chunk.first, chunk.last) == (seq, first, seq == len(chunks) - 1), port
                 first += chunk.count
+
+    def check_toy(
+        self, seed: int, prompt: str, length: int = formulas.NATURAL_LENGTH, samples_per_frame: int = formulas.SAMPLES_PER_FRAME
+    ) -> None:
+        """Every port whole and without gap; text and sound as the formulas of the toy models have them."""
+        self.check_whole()
         assert self.text() == formulas.text(seed, prompt, length)
         if "audio" in self.chunks:
             expected = formulas.audio(seed, prompt, length, samples_per_frame)[:, 0] * 32768

@@ -162,15 +162,20 @@ async def nothing_left(fleet: Fleet) -> None:
 
 
 @asynccontextmanager
-async def drilled(fleet: Fleet) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
-    """The router's stub, for a drill with toys that may kill any stage. Afterwards everything is restored: nothing may be left over, and
-    the next answer must be right. A failure shows the logs."""
+async def drilled(fleet: Fleet, *, alike: bool = True) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
+    """The router's stub, once it has found every replica, for a drill with toys that may kill any stage. Afterwards everything is restored:
+    nothing may be left over, and the next answer must be right; of replicas that are not alike, whole. A failure shows the logs."""
     try:
         async with omni_stub(fleet.address("router")) as stub:
+            await found(fleet, stub)
             yield stub
             await restore(fleet, stub)
             await nothing_left(fleet)
-            (await ask(stub, request("after", 99))).check_toy(99, "after")
+            after = await ask(stub, request("after", 99))
+            if alike:
+                after.check_toy(99, "after")
+            else:
+                after.check_whole()
     except BaseException as error:
         error.add_note(fleet.logs())
         raise

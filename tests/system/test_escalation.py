@@ -50,7 +50,7 @@ async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Pat
     """Frames before it are of one Talker, those after it of the other, none is missing or there twice, and the sound is of these frames."""
     options_of = {"talker-1": {"differs": True}}
     with fleet(tmp_path, replicas={"talker": 2}, options=SLOW, options_of=options_of) as running:
-        async with drilled(running), stage_stub(running.address("thinker-0")) as stub:
+        async with drilled(running, alike=False), stage_stub(running.address("thinker-0")) as stub:
             caller = Caller(stub)
             await caller.send(open=opening(running, seed, TOKENS))
             await caller.until(lambda heard: len(heard.of("audio")) >= 40)
