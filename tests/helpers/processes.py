@@ -6,7 +6,9 @@ import os
 import secrets
 import select
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import AnyStr
@@ -40,6 +42,19 @@ class Family:
                 if not wait_end(pid, deadline - time.monotonic()):
                     return self.pids()
         return []
+
+    def refused(self, program: str, *words: str, environment: Mapping[str, str] | None = None) -> tuple[str, str]:
+        """The one line on standard error with which a Python program ends that cannot do what it is told, and what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**self.environment, **(environment or {})},
+        )
+        assert done.returncode == 1, done.stderr
+        (line,) = done.stderr.splitlines()
+        return line, done.stdout
 
 
 class Started(subprocess.Popen[AnyStr]):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,18 +25,10 @@ finally:
 
 def refused(family: Family, module: str, *words: str, environment: Mapping[str, str] | None = None) -> str:
     """The reason in the one line that a server of this module ends with. It has not imported torch."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_AND_LOOK, f"omnistage.{module}", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**family.environment, **(environment or {})},
-    )
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
+    line, printed = family.refused(RUN_AND_LOOK, f"omnistage.{module}", *words, environment=environment)
     entry = json.loads(line)
     assert (entry["event"], entry["level"]) == ("server.cannot_start", "error")
-    assert done.stdout == "False\n", "torch was imported to find that out"
+    assert printed == "False\n", "torch was imported to find that out"
     return str(entry["reason"])
 
 

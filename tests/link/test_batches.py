@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from helpers.ask import Answer, read_all, request
@@ -50,46 +52,42 @@ async def test_a_batch_is_checked_chunk_by_chunk(bad: stage_pb2.RunResponse):
     assert refused.value.reason == "PROTOCOL"
 
 
-@pytest.mark.parametrize("batches", [True, False])
-async def test_what_waited_for_credit_goes_down_together_to_a_stage_that_takes_it_so(batches: bool):
+async def sent_to_a_stage(texts: Sequence[str], *, batches: bool) -> list[stage_pb2.RunRequest]:
+    """The messages in which these pieces come down to a stage that grants credit when all of them wait. batches: whether it takes several
+    in one."""
     seen: list[stage_pb2.RunRequest] = []
 
     async def stage(opened: stage_pb2.Open, context: Context) -> None:
         assert opened.batches
         await say(context, stage_pb2.RunResponse(opened=stage_pb2.Opened(batches=batches)))
         await say(context, stage_pb2.RunResponse(credit=stage_pb2.Credit(port="text", total=100)))
-        while sum(len(message.chunks.chunks) or message.HasField("chunk") for message in seen) < 40:
+        while sum(map(len, map(pieces, seen))) < len(texts):
             seen.append(await heard(context))
         await say(context, chunk(0, last=True), ENDED)
         await listen(context)
 
     async with bare_peer(stage) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
         await link.open()
-        for n in range(40):
-            await link.send(Output("text", 1, chunk_pb2.TextChunk(text=str(n), token_ids=[n]), last=n == 39))
+        for n, text in enumerate(texts):
+            await link.send(Output("text", 1, chunk_pb2.TextChunk(text=text, token_ids=[n]), last=n == len(texts) - 1))
         await hear(link)
-    sent = [piece for message in seen for piece in (message.chunks.chunks or [message.chunk])]
-    assert [piece.seq for piece in sent] == list(range(40))
+    assert [piece.seq for message in seen for piece in pieces(message)] == list(range(len(texts)))
+    return seen
+
+
+def pieces(message: stage_pb2.RunRequest) -> Sequence[chunk_pb2.Chunk]:
+    return message.chunks.chunks or ([message.chunk] if message.HasField("chunk") else [])
+
+
+@pytest.mark.parametrize("batches", [True, False])
+async def test_what_waited_for_credit_goes_down_together_to_a_stage_that_takes_it_so(batches: bool):
+    seen = await sent_to_a_stage([str(n) for n in range(40)], batches=batches)
     assert [len(message.chunks.chunks) for message in seen if message.HasField("chunks")] == ([MAX_BATCH, 8] if batches else [])
 
 
 async def test_a_large_chunk_is_a_message_of_its_own_between_small_ones():
-    seen: list[stage_pb2.RunRequest] = []
-
-    async def stage(opened: stage_pb2.Open, context: Context) -> None:
-        await say(context, stage_pb2.RunResponse(opened=stage_pb2.Opened(batches=True)))
-        await say(context, stage_pb2.RunResponse(credit=stage_pb2.Credit(port="text", total=100)))
-        while sum(len(message.chunks.chunks) or message.HasField("chunk") for message in seen) < 5:
-            seen.append(await heard(context))
-        await say(context, chunk(0, last=True), ENDED)
-        await listen(context)
-
-    async with bare_peer(stage) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
-        await link.open()
-        for n, size in enumerate([10, 10, 900_000, 10, 10]):
-            await link.send(Output("text", 1, chunk_pb2.TextChunk(text="x" * size, token_ids=[n]), last=n == 4))
-        await hear(link)
-    assert [[piece.seq for piece in message.chunks.chunks or [message.chunk]] for message in seen] == [[0, 1], [2], [3, 4]]
+    seen = await sent_to_a_stage(["x" * size for size in (10, 10, 900_000, 10, 10)], batches=True)
+    assert [[piece.seq for piece in pieces(message)] for message in seen] == [[0, 1], [2], [3, 4]]
 
 
 def test_no_message_of_a_router_is_beyond_the_bounds():

@@ -9,7 +9,7 @@
     │   ├── NotAvailableError  understood, but not offered on this platform or by this server
     │   └── NotSpokenError     nothing of a text that was to be spoken could be
     ├── UnavailableError       retry_delay_s: nobody answers there now; asking again later may help
-    │   ├── OverloadedError    the house is full
+    │   ├── OverloadedError    all places are taken
     │   ├── StageLostError     stage: a server behind the router is gone and nobody took over
     │   └── RouterLostError    the connection to the router broke, and the answer could not go on elsewhere
     ├── DeadlineError          the time limit passed (also a TimeoutError)
@@ -116,7 +116,7 @@ class UnavailableError(OmniError):
 
 
 class OverloadedError(UnavailableError):
-    """The house is full; ask again after `retry_delay_s` seconds."""
+    """All places are taken; ask again after `retry_delay_s` seconds."""
 
     hint = "Ask again after the stated delay, or start more replicas (omnistage serve --replicas STAGE=N)."
 

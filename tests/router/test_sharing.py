@@ -1,0 +1,179 @@
+"""Who gets the places of a router: full ones are told at once, clients have shares, and nobody ends the request of another."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from helpers.ask import GenerateCall, ask, read, read_all, refused, request
+from helpers.ask import refusal as refusal_of
+from helpers.chain import Stack, addresses_of, good
+from helpers.servers import all_free, local_chain, local_router, local_stage, omni_stub, toy_logic
+from helpers.waiting import until
+
+LONG = {"max_tokens": 20_000, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stack", [{"max_sessions": 2, "client_share": 1}], indirect=True)
+async def test_a_router_whose_places_are_taken_says_so_at_once_and_when_to_come_again(stack: Stack):
+    long = request("long", 1, thinker={"max_tokens": 20_000, "ignore_eos": True})
+    running = [stack.stub.Generate(long, timeout=60) for _ in range(2)]
+    for call in running:
+        assert (await read(call)).HasField("started")
+    for _ in range(3):
+        refusal = await refused(stack.stub, good(), timeout_s=10)
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert refusal.retry_delay_s is not None and refusal.retry_delay_s > 0
+    for call in running:
+        call.cancel()
+    await all_free(stack.addresses)
+
+
+async def test_a_full_stage_is_told_like_a_full_router():
+    async with (
+        local_chain(max_sessions=1) as stages,
+        local_router(addresses_of(stages), max_sessions=4) as router,
+        omni_stub(router.address) as stub,
+    ):
+        running = stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
+        assert (await read(running)).HasField("started")
+        refusal = await refused(stub, good())
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert refusal.retry_delay_s
+        running.cancel()
+        await all_free(list(addresses_of(stages).values()))
+        (await ask(stub, good())).check_toy(5, "good")
+
+
+def by(key: str) -> list[tuple[str, str]]:
+    """Metadata of a client with this API key."""
+    return [("x-api-key", key)]
+
+
+async def started(stack: Stack, key: str = "", request_id: str = "") -> GenerateCall:
+    """A long answer that runs, of a client with this key."""
+    call = stack.stub.Generate(request("long", 1, thinker=LONG, request_id=request_id), timeout=60, metadata=by(key) if key else ())
+    assert (await read(call)).HasField("started")
+    return call
+
+
+@pytest.mark.parametrize("stack", [{"max_sessions": 4}], indirect=True)
+async def test_one_client_cannot_hold_all_places(stack: Stack):
+    running = [await started(stack, "greedy") for _ in range(3)]
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await started(stack, "greedy")
+    told = refusal_of(raised.value)
+    assert told.reason == "OVERLOADED" and told.retry_delay_s
+    (await ask(stack.stub, good(), metadata=by("other"))).check_toy(5, "good")
+    (await ask(stack.stub, good())).check_toy(5, "good")  # Without a key it is its host that counts.
+    for call in running:
+        call.cancel()
+    await all_free(stack.addresses)
+
+
+@pytest.mark.parametrize("stack", [{"max_sessions": 2, "client_share": 1}], indirect=True)
+async def test_another_client_gets_the_next_place_that_becomes_free(stack: Stack):
+    running = [await started(stack, "greedy") for _ in range(2)]
+    waiting = asyncio.create_task(ask(stack.stub, good(), metadata=by("other")))
+    await until(lambda: stack.router.registry.get_sample_value("omnistage_router_waiting") == 1)
+    running.pop().cancel()
+    answer = await waiting
+    answer.check_toy(5, "good")
+    assert answer.usage is not None and answer.usage.queued.ToTimedelta().total_seconds() > 0
+    running.pop().cancel()
+    await all_free(stack.addresses)
+
+
+async def test_a_client_that_does_not_read_loses_its_place_to_one_that_waits():
+    """Long before its stall limit, and only then."""
+    options = {"samples_per_frame": 24_000, "max_chunk": 1}
+    async with (
+        local_chain(options) as stages,
+        local_router(addresses_of(stages), max_sessions=1, stall_limit=600) as router,
+        omni_stub(router.address) as stub,
+        omni_stub(router.address) as other,
+    ):
+        call = stub.Generate(request("all of it", 1, thinker=LONG), timeout=100, metadata=by("deaf"))
+        assert (await read(call)).HasField("started")
+        answer = None
+        async with asyncio.timeout(60):
+            while answer is None:
+                try:
+                    answer = await ask(other, request("hm", 3), metadata=by("other"))
+                except grpc.aio.AioRpcError as error:
+                    assert refusal_of(error).reason == "OVERLOADED"
+        answer.check_toy(3, "hm", samples_per_frame=24_000)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in read_all(call):
+                pass
+        told = refusal_of(raised.value)
+        assert (told.code, told.reason) == (grpc.StatusCode.CANCELLED, "CLIENT_STALLED")
+        await all_free([stage.address for stage in stages.values()])
+
+
+async def test_two_clients_with_one_request_id_do_not_end_each_other(stack: Stack):
+    async with omni_stub(stack.router.address) as another_connection:
+        stranger = Stack(stack.stages, stack.router, another_connection)
+        running = [
+            await started(stack, "one", "1"),
+            await started(stack, "two", "1"),
+            await started(stack, "", "1"),
+            await started(stranger, "", "1"),
+        ]
+        for call in running:
+            for _ in range(5):
+                assert (await read(call)).HasField("chunk")
+        for call in running:
+            call.cancel()
+    await all_free(stack.addresses)
+
+
+@pytest.mark.parametrize(("key", "request_id"), [("mine", "1"), ("", "0123456789abcdef0123456789abcdef")], ids=["key", "long id"])
+async def test_a_client_that_comes_back_over_another_connection_takes_its_request_over(stack: Stack, key: str, request_id: str):
+    async with omni_stub(stack.router.address) as another_connection:
+        older = await started(stack, key, request_id)
+        newer = await started(Stack(stack.stages, stack.router, another_connection), key, request_id)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in read_all(older):
+                pass
+        assert refusal_of(raised.value).reason == "SUPERSEDED"
+        assert (await read(newer)).HasField("chunk")
+        newer.cancel()
+    await all_free(stack.addresses)
+
+
+async def test_the_places_are_those_of_the_scarcest_stage_with_all_its_replicas():
+    async with (
+        local_stage(toy_logic("thinker"), max_sessions=7) as thinker,
+        local_stage(toy_logic("talker"), max_sessions=2) as talker,
+        local_stage(toy_logic("talker"), max_sessions=3) as second,
+        local_stage(toy_logic("code2wav"), max_sessions=6) as code2wav,
+    ):
+        stages = [("thinker", thinker.address), ("talker", talker.address), ("talker", second.address), ("code2wav", code2wav.address)]
+        async with local_router(stages) as router, omni_stub(router.address) as stub:
+            # The second Talker may be seen a moment after the router is ready.
+            await until(lambda: router.registry.get_sample_value("omnistage_router_places") == 5)
+            (await ask(stub, good())).check_toy(5, "good")
+        async with local_router(stages, max_sessions=9) as router:
+            assert router.registry.get_sample_value("omnistage_router_places") == 9
+
+
+async def test_a_draining_router_finishes_and_refuses(stack: Stack):
+    running = stack.stub.Generate(request("run", 2, thinker={"max_tokens": 200, "ignore_eos": True}), timeout=60)
+    assert (await read(running)).HasField("started")
+    async with local_router(addresses_of(stack.stages)) as other, omni_stub(other.address) as stub:
+        call = stub.Generate(request("run", 2, thinker={"max_tokens": 200, "ignore_eos": True}), timeout=60)
+        assert (await read(call)).HasField("started")
+        draining = asyncio.create_task(other.service.drain(30))
+        await asyncio.sleep(0)
+        refusal = await refused(stub, good())
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert not draining.done()
+        events = [event async for event in read_all(call)]
+        assert events[-1].HasField("usage")
+        async with asyncio.timeout(10):
+            await draining
+    running.cancel()
