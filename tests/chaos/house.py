@@ -15,6 +15,7 @@ from pathlib import Path
 from chaos.answers import SAMPLES_PER_FRAME
 from chaos.plan import Action, Disturbance
 from helpers.fleet import Fleet
+from helpers.hanging import ENVIRONMENT, HANG, WAKE
 from helpers.servers import NotReady, stage_flags
 
 MOUNT = Path("/dev/shm")
@@ -90,6 +91,10 @@ class House:
                 self.fleet.signal(what.victim, signal.SIGSTOP)
                 await asyncio.sleep(what.lasts_s)
                 self.fleet.signal(what.victim, signal.SIGCONT)
+            case Action.HANG:
+                self.fleet.signal(what.victim, HANG)
+                await asyncio.sleep(what.lasts_s)
+                self.fleet.signal(what.victim, WAKE)
             case Action.KILL:
                 self.fleet.signal(what.victim, signal.SIGKILL)
                 is_back = await asyncio.to_thread(self._start_again, what.victim, -signal.SIGKILL)
@@ -152,11 +157,11 @@ def house(log_folder: Path) -> Iterator[House]:
                 # One of two sends every tensor through shared memory, the other one large ones only.
                 limit = ("--inline-limit", "0") if number % 2 == 0 else ()
                 flags = [*stage_flags(OPTIONS), "--arena-bytes", str(ARENA_BYTES), *limit]
-                fleet.add(f"{kind}-{number}", f"omnistage.{kind}", *flags)
+                fleet.add(f"{kind}-{number}", "helpers.hanging", f"omnistage.{kind}", *flags, environment=ENVIRONMENT)
         fleet.ready()
         stages = ",".join(f"{name.partition('-')[0]}={fleet.address(name)}" for name in fleet.stages)
         flags = ["--pipeline", "toy,toy-picture", "--stages", stages, "--grace", "3", "--stall-limit", str(STALL_LIMIT_S)]
-        fleet.add("router", "omnistage.router", *flags)
+        fleet.add("router", "helpers.hanging", "omnistage.router", *flags, environment=ENVIRONMENT)
         fleet.ready("router")
         yield House(fleet)
     finally:

@@ -12,9 +12,8 @@ PAIRS = 0.2
 """Share of the disturbances that follow the one before within 50 ms: into the middle of a resume."""
 
 SPARED_AFTER = 0.5
-"""After this share of the time the first replica of every kind, and the router, are only stopped and continued: to say whether memory
-grows, a process must live for long."""
-
+"""After this share of the time the first replica of every kind, and the router, are only stopped and continued, or hang: to say whether
+memory grows, a process must live for long."""
 
 FILL_S = 1.0
 FILLED_AT = 0.3
@@ -26,15 +25,17 @@ class Action(Enum):
     KILL = "SIGKILL"
     TERMINATE = "SIGTERM"
     STOP = "SIGSTOP, then SIGCONT"
+    HANG = "blocked event loop"
     FILL = "full shared memory"
 
 
-WEIGHTS = {Action.KILL: 5, Action.TERMINATE: 3, Action.STOP: 4, Action.FILL: 1}
+WEIGHTS = {Action.KILL: 5, Action.TERMINATE: 3, Action.STOP: 3, Action.HANG: 3, Action.FILL: 1}
+ENDS = (Action.KILL, Action.TERMINATE)
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """at_s: seconds after the begin. victim: name of a process; empty where there is none. lasts_s: of a stop or a full mount."""
+    """at_s: seconds after the begin. victim: name of a process; empty where there is none. lasts_s: of a stop, a hang or a full mount."""
 
     at_s: float
     action: Action
@@ -58,7 +59,7 @@ def _disturbances(rng: random.Random, seconds: float, victims: Sequence[str], ca
         lasts_s = rng.uniform(0.2, 4.0)
         if action is Action.FILL:
             victim, lasts_s = "", FILL_S
-        elif action is not Action.STOP and at_s > SPARED_AFTER * seconds and is_spared(victim):
+        elif action in ENDS and at_s > SPARED_AFTER * seconds and is_spared(victim):
             action = Action.STOP
         if action is not Action.FILL or can_fill:
             yield Disturbance(at_s, action, victim, lasts_s)

@@ -11,7 +11,7 @@ import pytest
 from chaos import checks
 from chaos.answers import Collected, Heard, Speech, WrongAnswer
 from chaos.memory import ALLOWED_BYTES, Memory, Sample
-from chaos.plan import Action, is_spared, plan
+from chaos.plan import ENDS, Action, is_spared, plan
 from omnistage.client import AudioChunk, TextDelta
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2
@@ -109,7 +109,7 @@ def test_a_seed_repeats_its_schedule_and_another_one_does_not(seed: int) -> None
 def test_a_schedule_has_every_action_and_spares_some_in_its_second_part(seed: int) -> None:
     disturbances = plan(seed, 6000, NAMES, can_fill=True)
     assert {disturbance.action for disturbance in disturbances} == set(Action)
-    ended = [disturbance for disturbance in disturbances if disturbance.action in (Action.KILL, Action.TERMINATE)]
+    ended = [disturbance for disturbance in disturbances if disturbance.action in ENDS]
     assert {disturbance.victim for disturbance in ended if disturbance.at_s < 3000} == set(NAMES)
     assert not any(is_spared(disturbance.victim) for disturbance in ended if disturbance.at_s > 3000)
     assert not any(disturbance.action is Action.FILL for disturbance in plan(seed, 6000, NAMES, can_fill=False))
