@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.hanging import ENVIRONMENT, HANG
 from helpers.processes import Family, wait_end
 from helpers.servers import ServerProcess, Stack, all_free, stack
 from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni, RouterLostError, TextDelta
+from omnistage.host.process import BROKEN
 from omnistage.models.toy import formulas
 
 pytestmark = pytest.mark.serial
@@ -42,7 +45,8 @@ class Routers:
 
     def start(self, address: str = "127.0.0.1:0", *, grace_s: float = 5.0) -> ServerProcess:
         flags = ["--pipeline", "toy", "--stages", self._stages, "--address", address, "--grace", str(grace_s)]
-        server = self._exits.enter_context(ServerProcess("omnistage.router", *flags, log_folder=self._folder))
+        started = ServerProcess("helpers.hanging", "omnistage.router", *flags, log_folder=self._folder, environment=ENVIRONMENT)
+        server = self._exits.enter_context(started)
         server.wait_ready()
         return server
 
@@ -55,7 +59,7 @@ def routers(stages: Stack, tmp_path: Path) -> Iterator[Routers]:
 
 def kill(server: ServerProcess, number: signal.Signals = signal.SIGKILL) -> None:
     os.kill(server.pid, number)
-    if number != signal.SIGSTOP:
+    if number not in (signal.SIGSTOP, HANG):
         assert wait_end(server.pid, 30.0)
 
 
@@ -135,9 +139,9 @@ async def test_sound_alone(routers: Routers) -> None:
     assert np.array_equal(samples, formulas.audio(5, "Hi", LENGTH)[:, 0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, HANG])
 async def test_the_other_router_goes_on(routers: Routers, number: signal.Signals) -> None:
-    """SIGTERM: the grace is over before the answer is."""
+    """SIGTERM: the grace is over before the answer is. HANG: gRPC's threads answer the client's pings, until the process ends itself."""
     one, two = routers.start(grace_s=0.05), routers.start()
     async with AsyncOmni(address=f"{one.address},{two.address}", resume_timeout_s=PATIENCE_S) as omni:
         events = omni.stream("Hi", seed=5, max_tokens=600, ignore_eos=True)
@@ -145,6 +149,10 @@ async def test_the_other_router_goes_on(routers: Routers, number: signal.Signals
         assert [(failover.lost, failover.replica) for failover in done.failovers] == [(one.address, two.address)]
     if number == signal.SIGSTOP:
         os.kill(one.pid, signal.SIGCONT)
+    if number == HANG:
+        assert one.wait() == BROKEN
+        (wedged,) = [line for line in map(json.loads, one.log().splitlines()) if line["event"] == "thread.wedged"]
+        assert wedged["thread"] == "event loop"
 
 
 async def test_many_answers_at_once(stages: Stack, routers: Routers) -> None:

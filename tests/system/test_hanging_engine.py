@@ -54,7 +54,7 @@ async def test_an_engine_that_hangs_ends_its_process_and_the_answer_goes_on_else
         assert (failover.lost, failover.replica) == (hanging.address, sound.address)
         assert hanging.wait() == BROKEN
         lines = [json.loads(line) for line in hanging.log().splitlines() if line.startswith("{")]
-        (wedged,) = [line for line in lines if line["event"] == "engine.wedged"]
+        (wedged,) = [line for line in lines if line["event"] == "thread.wedged"]
         assert wedged["thread"] == "omnistage-engine"
         assert wedged["step"] == 18  # The prompt and 17 tokens were computed before.
         assert "no CPU" in wedged["reason"]

@@ -1,8 +1,8 @@
 """The life of a server process: bind, get ready, serve, drain, stop.
 
-A thread that ends by an error that nobody foresaw, or that hangs, ends the process, and so does the end of a task that was to last: an
-engine without its thread answers nobody, a router without its watchers knows nothing, and others take over from a process that is gone, not
-from one that only looks well.
+A thread that ends by an error that nobody foresaw, or that hangs (that of the event loop too), ends the process, and so does the end of a
+task that was to last: an engine without its thread answers nobody, a router without its watchers knows nothing, and others take over from a
+process that is gone, not from one that only looks well.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from omnistage.host.addresses import check_can_listen, host_and_port
 from omnistage.host.errors import StartError
+from omnistage.host.event_loop import EventLoop
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings
@@ -143,7 +144,7 @@ async def _live(
     starting.result()
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
     log.info("server.ready", **line)
-    with Watchdog(service.threads, breakage.by_hanging):
+    with EventLoop() as loop, Watchdog((*service.threads, loop), breakage.by_hanging):
         _tell(settings.ready_fd, line)
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
@@ -182,7 +183,7 @@ class _Breakage:
     def by_hanging(self, thread: Watched, reason: str) -> None:
         """For a Watchdog."""
         self._last_resort()
-        log.critical("engine.wedged", thread=thread.name, step=thread.steps, reason=reason)
+        log.critical("thread.wedged", thread=thread.name, step=thread.steps, reason=reason)
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread.name} hangs: {reason}")
 
     def by_an_end(self, lasting: asyncio.Future[str]) -> None:

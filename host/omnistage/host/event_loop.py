@@ -1,0 +1,69 @@
+"""The event loop of a process as a thread that can be watched: it has work when it owes an answer.
+
+Others find a stage whose loop is blocked by its silence, and leave it. Somebody must end it too: a router has no other one that takes its
+place, and a replica that hangs is never started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+PERIOD_S = 1.0
+"""Between two questions."""
+
+PATIENCE_S = 3.0
+"""Time to answer one. Only then is the loop looked at more closely, so one that answers costs a wake-up in a second and no more."""
+
+STEP_LIMIT_S = 60.0
+"""What one callback may compute, beyond PATIENCE_S."""
+
+
+class EventLoop:
+    """The running event loop, to be given to a Watchdog; a context manager. A thread asks it for a sign once in PERIOD_S.
+
+    steps: answers that came late. busy: it owes one.
+    """
+
+    name = "event loop"
+    step_limit_s = STEP_LIMIT_S
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tell: Callable[[], None] = lambda: None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask_for_ever, name="omnistage-loop-watch", daemon=True)
+        self.thread_id: int | None = threading.get_native_id()
+        self.steps = 0
+        self.busy = False
+
+    def on_busy(self, tell: Callable[[], None]) -> None:
+        """Call `tell`, which does not wait, when an answer is late."""
+        self._tell = tell
+
+    def __enter__(self) -> EventLoop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stopped.set()
+
+    def _ask_for_ever(self) -> None:
+        while not self._stopped.wait(PERIOD_S):
+            answered = threading.Event()
+            try:
+                self._loop.call_soon_threadsafe(answered.set)
+            except RuntimeError:  # It was closed since.
+                return
+            if not answered.wait(PATIENCE_S):
+                self._wait(answered)
+
+    def _wait(self, answered: threading.Event) -> None:
+        self.busy = True
+        self._tell()
+        while not (answered.wait(PERIOD_S) or self._stopped.is_set()):
+            pass
+        self.steps += 1
+        self.busy = False

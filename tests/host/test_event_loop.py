@@ -1,0 +1,117 @@
+"""An event loop that is blocked hangs; one that computes does not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import pytest
+
+from omnistage.host import event_loop
+from omnistage.host.event_loop import EventLoop
+from omnistage.host.watchdog import STILL_S, Watchdog
+
+LIMIT_S = 60.0
+PATIENCE_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "PERIOD_S", 0.05)
+    monkeypatch.setattr(event_loop, "PATIENCE_S", PATIENCE_S)
+
+
+class Running:
+    """A loop on a thread, watched. verdict: done with the reason when it was said to hang."""
+
+    def __init__(self) -> None:
+        self.verdict: Future[str] = Future()
+        self.watched: EventLoop | None = None
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(),))
+        self._thread.start()
+        assert self._ready.wait(LIMIT_S)
+
+    def do(self, callback: Callable[[], object]) -> Future[None]:
+        """Have the loop call it; done afterwards."""
+        done: Future[None] = Future()
+
+        def call() -> None:
+            callback()
+            done.set_result(None)
+
+        self._loop.call_soon_threadsafe(call)
+        return done
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+        self._loop.close()
+
+    async def _live(self) -> None:
+        with (
+            EventLoop() as self.watched,
+            Watchdog([self.watched], lambda thread, reason: self.verdict.set_result(f"{thread.name}: {reason}")),
+        ):
+            self._ready.set()
+            await self._end.wait()
+
+
+@contextmanager
+def running() -> Iterator[Running]:
+    loop = Running()
+    yield loop
+    loop.close()
+
+
+def test_a_loop_that_is_blocked_hangs():
+    go = threading.Event()
+    with running() as loop:
+        done = loop.do(go.wait)
+        assert loop.verdict.result(LIMIT_S).startswith("event loop: it has work and used no CPU")
+        go.set()
+        done.result(LIMIT_S)
+
+
+def test_a_loop_that_computes_too_long_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(EventLoop, "step_limit_s", 0.5)
+
+    def compute() -> None:
+        while not loop.verdict.done():
+            hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
+
+    with running() as loop:
+        loop.do(compute).result(LIMIT_S)
+        assert "may take 0.5 s" in loop.verdict.result(LIMIT_S)
+
+
+def test_a_loop_that_computes_for_some_seconds_does_not_hang():
+    def compute() -> None:
+        end_s = time.monotonic() + PATIENCE_S + 2 * STILL_S
+        while time.monotonic() < end_s:
+            hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
+
+    with running() as loop:
+        loop.do(compute).result(LIMIT_S)
+        assert loop.watched is not None
+        while not loop.watched.steps:  # A late answer was counted: it was looked at.
+            assert loop.watched.busy
+            time.sleep(0.01)
+        assert not loop.verdict.done()
+
+
+def test_a_loop_that_answers_is_not_looked_at(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_loop, "PATIENCE_S", LIMIT_S)
+    with running() as loop:
+        time.sleep(20 * event_loop.PERIOD_S)
+        assert loop.watched is not None
+        assert (loop.watched.steps, loop.watched.busy) == (0, False)
+        assert not loop.verdict.done()
