@@ -30,7 +30,10 @@ def asked(tokens: int) -> omni_pb2.GenerateRequest:
     return request(QUESTION, SEED, thinker={"max_tokens": tokens, "ignore_eos": True})
 
 
-class House:
+TURNS = [CHAIN[turn:] + CHAIN[:turn] for turn in range(3)]
+
+
+class Replicas:
     """Two replicas of each stage, and the digests of undisturbed answers by their length."""
 
     def __init__(self, running: Fleet) -> None:
@@ -53,6 +56,10 @@ class House:
             error.add_note(self.fleet.logs())
             raise
 
+    async def kill_in_turn(self, kinds: Sequence[str]) -> None:
+        moments = (begun, text_chunks(20), audio_chunks(15))
+        await self.drill(*[Step(moment, self.kill(kind)) for moment, kind in zip(moments, kinds, strict=True)])
+
     def kill(self, kind: str) -> Callable[[], Awaitable[None]]:
         async def act() -> None:
             await killed_holder(self.fleet, kind)
@@ -69,8 +76,8 @@ def digest(answer: Answer) -> str:
     return sha256(repr((answer.text(), tokens)).encode() + answer.samples().tobytes()).hexdigest()
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def house(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[House]:
+@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.drill)])
+def replicas(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Replicas]:
     with fleet(
         tmp_path_factory.mktemp("logs"),
         model="smol",
@@ -79,38 +86,43 @@ def house(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         args_of={"thinker": ["--dtype", request.param]},
         router_args=["--stall-limit", str(STALL_S)],
     ) as running:
-        yield House(running)
+        yield Replicas(running)
 
 
-@pytest.mark.parametrize("kinds", [CHAIN[turn:] + CHAIN[:turn] for turn in range(3)], ids="-".join)
+@pytest.mark.parametrize("kinds", TURNS, ids="-".join)
 async def test_one_stage_is_killed_before_the_first_output_one_in_mid_text_and_one_in_mid_speech(
-    house: House, kinds: Sequence[str]
+    replicas: Replicas, kinds: Sequence[str]
 ) -> None:
-    moments = (begun, text_chunks(20), audio_chunks(15))
-    await house.drill(*[Step(moment, house.kill(kind)) for moment, kind in zip(moments, kinds, strict=True)])
+    await replicas.kill_in_turn(kinds)
 
 
-async def test_a_thinker_is_killed_and_then_the_one_that_replaced_it(house: House) -> None:
+async def test_a_thinker_is_killed_and_then_the_one_that_replaced_it(replicas: Replicas) -> None:
     """The second one when the first is back: there are only two."""
 
     async def kill_again() -> None:
-        async with omni_stub(house.fleet.address("router")) as stub:
-            await restore(house.fleet, stub)
-        await killed_holder(house.fleet, "thinker")
+        async with omni_stub(replicas.fleet.address("router")) as stub:
+            await restore(replicas.fleet, stub)
+        await killed_holder(replicas.fleet, "thinker")
 
-    await house.drill(Step(text_chunks(10), house.kill("thinker")), Step(text_chunks(25), kill_again), tokens=MORE_TOKENS)
+    await replicas.drill(Step(text_chunks(10), replicas.kill("thinker")), Step(text_chunks(25), kill_again), tokens=MORE_TOKENS)
 
 
-async def test_a_second_kill_hits_the_resume(house: House, seed: int) -> None:
+async def test_a_second_kill_hits_the_resume(replicas: Replicas, seed: int) -> None:
     """Another stage of the answer, a few milliseconds after the first."""
     chance = random.Random(seed)
     first, second = chance.choice(list(permutations(CHAIN, 2)))
 
     async def kill_both() -> None:
-        victims = [await holder(house.fleet, kind) for kind in (first, second)]
-        house.fleet.kill(victims[0])
+        victims = [await holder(replicas.fleet, kind) for kind in (first, second)]
+        replicas.fleet.kill(victims[0])
         await asyncio.sleep(chance.uniform(0.001, 0.005))
-        house.fleet.kill(victims[1])
+        replicas.fleet.kill(victims[1])
 
     print(first, second)
-    await house.drill(Step(text_chunks(20), kill_both))
+    await replicas.drill(Step(text_chunks(20), kill_both))
+
+
+@pytest.mark.parametrize("replicas", ["bfloat16"], indirect=True)
+async def test_the_same_holds_in_bfloat16(replicas: Replicas, seed: int) -> None:
+    """In any of the orders; all of the cases are drills."""
+    await replicas.kill_in_turn(random.Random(seed).choice(TURNS))
