@@ -91,11 +91,11 @@ def test_what_runs_at_the_default_address_is_found(toy_address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        ("localhost", "'localhost' has no port: give HOST:PORT such as localhost:50050"),
-        ("http://127.0.0.1:50050", "'http://127.0.0.1:50050' is a URL: leave http:// out"),
+        ("localhost", "localhost has no port; give HOST:PORT, such as localhost:50050"),
+        ("http://127.0.0.1:50050", "http://127.0.0.1:50050 is a URL; give HOST:PORT alone, without http://"),
         ("no-such-host.invalid:50050", "no host 'no-such-host.invalid' is known here"),
-        ("127.0.0.1:99999", "has no possible port"),
-        ("127.0.0.1:1,50050", "'50050' has no host"),
+        ("127.0.0.1:99999", "has port 99999; ports are 1 to 65535"),
+        ("127.0.0.1:1,50050", "50050 has no host; give HOST:PORT, such as 127.0.0.1:50050"),
     ],
 )
 def test_a_wrong_address_is_told_in_its_own_words(address: str, told: str) -> None:

@@ -28,6 +28,7 @@ def is_in_our_words(error: DeadlineError) -> bool:
         ("127.0.0.1:1,", "is empty"),
         ("localhost", "localhost has no port; give HOST:PORT, such as localhost:50050"),
         (":50051", ":50051 has no host"),
+        ("50051", "50051 has no host; give HOST:PORT, such as 127.0.0.1:50051"),
         ("http://127.0.0.1:50050", "is a URL; give HOST:PORT alone, without http://"),
         ("https://example.com/path", "is a URL"),
         ("127.0.0.1:99999", "has port 99999; ports are 1 to 65535"),

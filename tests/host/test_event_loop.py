@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import hashlib
 import threading
@@ -78,6 +79,22 @@ def test_a_loop_that_is_blocked_hangs():
         done = loop.do(go.wait)
         assert loop.verdict.result(LIMIT_S).startswith("event loop: it has work and used no CPU")
         go.set()
+        done.result(LIMIT_S)
+
+
+def test_a_loop_that_is_blocked_hangs_while_native_threads_compute():
+    """Those of a model's pool: no loop waits for them."""
+    ended = threading.Event()
+
+    def compute() -> None:
+        while not loop.verdict.done():
+            hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
+        ended.set()
+
+    with running() as loop:
+        _thread.start_new_thread(compute, ())
+        done = loop.do(ended.wait)
+        assert "used no CPU" in loop.verdict.result(LIMIT_S)
         done.result(LIMIT_S)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from helpers.link import opening
+from helpers.link import Context, bare_peer, listen, opening
 from helpers.run import Caller
-from helpers.servers import all_free, local_stage, stage_stub
+from helpers.servers import all_free, local_stage, stage_stub, watch_until
 from omnistage.models.interface import TextRequest
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 from omnistage.thinker.stage import ThinkerStage
+from omnistage.v1 import stage_pb2
 
 
 class Slow(ToyThinker):
@@ -48,4 +49,44 @@ async def test_a_session_that_is_never_prepared_ends_with_its_deadline():
         await caller.send(open=opening("thinker"))
         ended = (await caller.finish()).ended
         assert ended is not None and ended.reason == "DEADLINE"
+        await all_free([stage.address])
+
+
+async def test_a_session_that_is_prepared_and_opened_again_gives_its_place_to_the_newer_one():
+    model = Slow(ToyOptions())
+    async with local_stage(ThinkerStage(model)) as stage, stage_stub(stage.address) as stub:
+        older, newer = Caller(stub), Caller(stub)
+        await older.send(open=opening("thinker", session_id="same", attempts=[0]))
+        async with asyncio.timeout(60):
+            await model.asked.wait()
+        await newer.send(open=opening("thinker", session_id="same", attempts=[1]))
+        ended = (await older.finish()).ended
+        assert ended is not None and ended.reason == "SUPERSEDED"
+        await watch_until(stage.address, lambda report: report.sessions == 1)
+        model.go.set()
+        done = (await newer.finish()).ended
+        assert done is not None and not done.reason
+        await all_free([stage.address])
+
+
+async def test_a_session_whose_stage_behind_does_not_answer_and_that_is_opened_again_ends():
+    silent = asyncio.Event()
+
+    async def behind(opened: stage_pb2.Open, context: Context) -> None:
+        silent.set()
+        await listen(context)
+
+    model = Slow(ToyOptions())
+    model.go.set()
+    async with bare_peer(behind) as address, local_stage(ThinkerStage(model)) as stage, stage_stub(stage.address) as stub:
+        hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", addresses=[address], takes=["hidden"])
+        older, newer = Caller(stub), Caller(stub)
+        await older.send(open=opening("thinker", session_id="same", attempts=[0], route=[hop]))
+        async with asyncio.timeout(60):
+            await silent.wait()
+        await newer.send(open=opening("thinker", session_id="same", attempts=[1]))
+        ended = (await older.finish()).ended
+        assert ended is not None and ended.reason == "SUPERSEDED"
+        done = (await newer.finish()).ended
+        assert done is not None and not done.reason
         await all_free([stage.address])

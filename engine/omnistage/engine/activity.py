@@ -13,8 +13,11 @@ class Activity:
     """One thread that computes: whether it has work, and how many steps it has done.
 
     name: for the log. step_limit_s: a step that takes longer hangs, the time in which the thread waits for a CPU left out.
+    helped: other threads, of torch's pool, may compute what it waits for.
     `begin` and `rest` are called under the lock that guards the thread's queue; reading needs none.
     """
+
+    helped = True
 
     def __init__(self, name: str, step_limit_s: float = STEP_LIMIT_S) -> None:
         self.name = name

@@ -29,6 +29,7 @@ class EventLoop:
 
     name = "event loop"
     step_limit_s = STEP_LIMIT_S
+    helped = False
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -166,7 +166,7 @@ async def _last_tasks() -> None:
 
 
 class _Breakage:
-    """What can break the process beside its event loop, told by any thread. broken: done with the reason; the service was told then."""
+    """What can break the process, told by any thread. broken: done with the reason; the service was told then."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -184,6 +184,8 @@ class _Breakage:
         """For a Watchdog."""
         self._last_resort()
         log.critical("thread.wedged", thread=thread.name, step=thread.steps, reason=reason)
+        if isinstance(thread, EventLoop):
+            os._exit(BROKEN)  # It would be the loop that ends the rest.
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread.name} hangs: {reason}")
 
     def by_an_end(self, lasting: asyncio.Future[str]) -> None:

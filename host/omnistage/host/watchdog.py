@@ -4,8 +4,8 @@ A thread hangs when it has work and, within one step, used no CPU for STILL_S, o
 machine makes nobody hang. A look that came late itself is not counted, because then this process was held up as a whole (by a full machine,
 SIGSTOP, or a call that keeps Python's lock). Of the others, the time is left out in which a thread of the process waited for a CPU, as the
 kernel counts it (run delay): the watched thread, or one that the watched thread may wait for. A thread that waits for Python's lock wakes
-every few milliseconds and so uses CPU, however little. What a native thread computes, such as those of torch's pool, may be what the
-watched one sleeps for; what a thread of Python computes, such as the event loop, is not. While no thread has work, this one sleeps.
+every few milliseconds and so uses CPU, however little. What a native thread computes, such as those of torch's pool, may be what a thread
+of a model sleeps for; what a thread of Python computes, such as the event loop, is not. While no thread has work, this one sleeps.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ STILL_S = 1.5
 
 class Watched(Protocol):
     """A thread that computes. thread_id: the kernel's number of it, None until it runs. steps: how many it has done. busy: it has work.
-    step_limit_s: most seconds of a step, time in which it waits for a CPU left out."""
+    step_limit_s: most seconds of a step, time in which it waits for a CPU left out. helped: native threads may compute what it sleeps
+    for."""
 
     @property
     def name(self) -> str: ...
     @property
     def step_limit_s(self) -> float: ...
+    @property
+    def helped(self) -> bool: ...
     @property
     def thread_id(self) -> int | None: ...
     @property
@@ -120,7 +123,7 @@ class _Judge:
         if use.cpu_s:
             self._still_s = 0.0
         elif use.state == "S":  # In state D it waits for a disk, which says nothing of the thread.
-            self._still_s += look.still_s
+            self._still_s += look.still_s if self.thread.helped else look.counted_s
         self._step_s += max(use.cpu_s, look.counted_s)
         return self._verdict()
 

@@ -139,13 +139,13 @@ class Link:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _open_one(self, give_up: float) -> Stream:
-        """One round, in which only the first is asked after `give_up`. Raises what the last replica said, or at once what no other replica
-        would say otherwise."""
+    async def _open_one(self, search_until: float) -> Stream:
+        """One round, in which only the first is asked after `search_until`. Raises what the last replica said, or at once what no other
+        replica would say otherwise."""
         addresses, hops = self._route.place(self._binding)
         failure = StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage}, retry_delay_s=1.0)
         left = sorted(addresses, key=self._last_resort)
-        while left and (len(left) == len(addresses) or time.monotonic() < give_up):
+        while left and (len(left) == len(addresses) or time.monotonic() < search_until):
             address = left.pop(0)
             try:
                 return await self._open_at(address, hops, left)

@@ -14,6 +14,7 @@ import structlog
 from omnistage.host.names import Name, Resolver, SystemResolver, name_of
 from omnistage.link.channel import Channels
 from omnistage.link.errors import StageError
+from omnistage.link.limits import MAX_ADDRESSES
 from omnistage.link.token import VARIABLE
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 
@@ -27,8 +28,7 @@ SILENCE_S = 2.5
 SECOND_LOOK_S = 0.5
 """After it, for a router that was late itself: what has come meanwhile is read first."""
 LOOKUP_PERIOD_S = 1.0
-MAX_CANDIDATES = 8
-MAX_ADDRESSES = 256
+MAX_WATCHED = 256
 """Of one name that are watched."""
 
 Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
@@ -145,7 +145,7 @@ class Placement:
 
         serving.sort(key=rank)
         serving[0].placed += 1
-        return [replica.address for replica in serving[:MAX_CANDIDATES]]
+        return [replica.address for replica in serving[:MAX_ADDRESSES]]
 
     def suspect(self, addresses: Collection[str]) -> None:
         """A link lost these replicas, or they gave it no sign of life: they are asked last until they report again."""
@@ -213,7 +213,9 @@ class Placement:
                 pause = backoff
             except TimeoutError:
                 replica.silent = True
-                log.warning("replica.lost", stage=replica.kind, address=replica.address, why=f"no report within {SILENCE_S:g} s")
+                log.warning(
+                    "replica.lost", stage=replica.kind, address=replica.address, why=f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
+                )
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     pause = backoff
@@ -273,7 +275,7 @@ class Placement:
                 log.warning("name.not_found", stage=kind, name=str(name), why=why)
             failing = not found
             if found:
-                for replica in self._list(kind, name, sorted(set(found))[:MAX_ADDRESSES]):
+                for replica in self._list(kind, name, sorted(set(found))[:MAX_WATCHED]):
                     group.create_task(self._watch(replica))
             await asyncio.sleep(self._lookup_period_s)
 

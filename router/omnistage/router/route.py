@@ -10,7 +10,8 @@ from omnistage.router.placement import Placement
 from omnistage.v1 import stage_pb2
 
 PATIENCE_S = 1.4
-"""For a replica that comes back; with the detection of the loss an answer that has no replica left ends in less than two seconds."""
+"""For a replica that comes back; with the detection of the loss an answer that has no replica left ends in less than two seconds
+after a kill."""
 
 
 @dataclass(frozen=True, slots=True)

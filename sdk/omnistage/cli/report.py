@@ -1,6 +1,7 @@
 """How the command ends when something goes wrong: one line, a hint, an exit code; never a traceback unless asked for.
 
-Exit codes: 0 done; 1 an error; 2 a wrong command line; 130 interrupted.
+Exit codes: 0 done; 1 an error; 2 a wrong command line; 128 + N ended by signal N (129 hangup, 130 Ctrl-C, 141 the reader is gone, 143
+terminated).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.markup import escape
 
 from omnistage.cli import interrupt
 from omnistage.cli.interruptible import Interrupted
-from omnistage.client.errors import BadRequestError, OmniError, OverloadedError, StackError, UnavailableError
+from omnistage.client.errors import BadRequestError, OmniError, StackError, UnavailableError
 
 
 @contextmanager
@@ -57,8 +58,6 @@ def _print(error: OmniError, verbose: bool) -> None:
     hint = error.hint
     if isinstance(error, UnavailableError) and error.retry_delay_s is not None:
         message += f" (ask again in {error.retry_delay_s:.1f} s)"
-    if isinstance(error, OverloadedError):
-        hint = "Wait and ask again, or start more replicas: omnistage serve --replicas STAGE=N."
     _line(message, hint)
 
 

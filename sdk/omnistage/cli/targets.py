@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
+from omnistage.client.address import is_unknown, split
 from omnistage.client.errors import BadRequestError, UnavailableError
-from omnistage.host.addresses import check_address, host_and_port
+from omnistage.host.addresses import host_and_port
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens unless it is told otherwise."""
@@ -15,21 +15,15 @@ LOOK_S = 0.5
 LOOKUP_S = 2.0
 """How long a name may take to be found, and after that it is left to the connection."""
 
-_SCHEMES = ("dns:///", "unix:")
-"""Of gRPC; what they name is not looked at here."""
-
 
 async def check_target(address: str) -> None:
     """Raises BadRequestError for what is no address of a router, and for several none of whose hosts is known. address: as `--address`."""
-    parts = [part.strip() for part in address.split(",")]
-    plain = [part for part in parts if not part.startswith(_SCHEMES)]
-    for part in plain:
-        try:
-            check_address(part)
-        except ValueError as error:
-            raise BadRequestError.of("--address", str(error)) from None
-    if plain and len(plain) == len(parts) and not any([await _is_known(part) for part in plain]):
-        hosts = ", ".join(repr(host_and_port(part)[0]) for part in plain)
+    try:
+        addresses = split(address)
+    except BadRequestError as error:
+        raise BadRequestError.of("--address", error.fields[0].description) from None
+    if all([await _is_unknown(one) for one in addresses]):
+        hosts = ", ".join(repr(host_and_port(one)[0]) for one in addresses)
         raise BadRequestError.of("--address", f"no host {hosts} is known here")
 
 
@@ -52,13 +46,10 @@ async def must_run() -> str:
     return address
 
 
-async def _is_known(address: str) -> bool:
-    """False if the host of the address has none; a look-up that takes too long says nothing."""
+async def _is_unknown(address: str) -> bool:
+    """A look-up that takes too long says nothing."""
     try:
         async with asyncio.timeout(LOOKUP_S):
-            await asyncio.get_running_loop().getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM)
+            return await is_unknown(address)
     except TimeoutError:
-        return True
-    except socket.gaierror:
         return False
-    return True

@@ -45,6 +45,8 @@ def _checked(address: str) -> str:
     if re.search(r"[\s/]", address):
         raise _bad(f"{address!r} is not HOST:PORT")
     host, colon, port = address.rpartition(":")
+    if not colon and port.isdigit():
+        raise _bad(f"{address} has no host; give HOST:PORT, such as 127.0.0.1:{address}")
     if not colon:
         raise _bad(f"{address} has no port; give HOST:PORT, such as {address}:50050")
     if not host:

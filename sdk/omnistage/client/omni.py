@@ -20,7 +20,7 @@ from omnistage.client.listing import Model, Replica
 from omnistage.client.loop_thread import LoopThread
 from omnistage.client.media import MediaLike
 from omnistage.client.private_stack import StackSettings
-from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, Options, time_limit_s
+from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, Options, checked_seconds, time_limit_s
 from omnistage.client.steps import Steps
 
 T = TypeVar("T")
@@ -138,11 +138,11 @@ class Omni:
 
     def models(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Model]:
         """The pipelines that this router serves."""
-        return self._run(timeout_s, self._client.models(timeout_s=timeout_s))
+        return self._run(checked_seconds("timeout_s", timeout_s), self._client.models(timeout_s=timeout_s))
 
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers behind this router and how they are."""
-        return self._run(timeout_s, self._client.replicas(timeout_s=timeout_s))
+        return self._run(checked_seconds("timeout_s", timeout_s), self._client.replicas(timeout_s=timeout_s))
 
     def _run(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
         """limit_s: the time limit that the call has by itself."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
+from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
@@ -41,6 +42,8 @@ from omnistage.stage.resumption import Resumption
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 PASSED = "the deadline of the session has passed"
@@ -114,14 +117,14 @@ class Session:
         """Check the params of the kind, which may cost some time: only for a session that has a place."""
         try:
             async with asyncio.timeout(self._deadline - time.monotonic()):
-                return await self._environment.logic.prepare(self.request, self._resumption.start({}))
+                return await self._unless_superseded(self._environment.logic.prepare(self.request, self._resumption.start({})))
         except TimeoutError:
             raise StageError("DEADLINE", PASSED) from None
 
     async def run(self, work: Work) -> None:
         """Open the rest of the route, answer Opened, and work. When it returns or raises, no work is left and no view is held."""
         try:
-            await self._open(work)
+            await self._unless_superseded(self._open(work))
             await self._run(work)
         finally:
             self._inputs.close()
@@ -158,6 +161,17 @@ class Session:
         """The caller gave this session up and has opened it again: whoever still holds this end has no say any more."""
         if not self._superseded.done():
             self._superseded.set_result(None)
+
+    async def _unless_superseded(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; it is cancelled when this session is superseded. Raises SUPERSEDED."""
+        working = asyncio.create_task(work)
+        try:
+            await asyncio.wait({working, self._superseded}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise _superseded()
+            return working.result()
+        finally:
+            await _cancel(working)
 
     @property
     def attempts(self) -> tuple[int, ...]:
@@ -299,7 +313,7 @@ class Session:
                 if not done:
                     raise StageError("DEADLINE", PASSED)
                 if self._superseded in done:
-                    raise StageError("SUPERSEDED", "the session was opened again; this end of it was given up")
+                    raise _superseded()
                 for task in done:
                     task.result()
         finally:
@@ -484,13 +498,17 @@ class Session:
             await self._discard()
 
 
-def _look_at_error(task: asyncio.Task[None]) -> None:
+def _superseded() -> StageError:
+    return StageError("SUPERSEDED", "the session was opened again; this end of it was given up")
+
+
+def _look_at_error(task: asyncio.Task[Any]) -> None:
     """An error that does not matter any more; asyncio complains of one that nobody looked at."""
     if not task.cancelled():
         task.exception()
 
 
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait for their end; their errors were looked at already or do not matter any more."""
     for task in tasks:
         task.cancel()
