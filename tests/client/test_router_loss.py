@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.hanging import ENVIRONMENT, HANG
+from helpers.hanging import ENDING, HANG
 from helpers.processes import Family, wait_end
 from helpers.servers import ServerProcess, Stack, all_free, stack
 from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni, RouterLostError, TextDelta
@@ -45,7 +45,7 @@ class Routers:
 
     def start(self, address: str = "127.0.0.1:0", *, grace_s: float = 5.0) -> ServerProcess:
         flags = ["--pipeline", "toy", "--stages", self._stages, "--address", address, "--grace", str(grace_s)]
-        started = ServerProcess("helpers.hanging", "omnistage.router", *flags, log_folder=self._folder, environment=ENVIRONMENT)
+        started = ServerProcess("helpers.hanging", "omnistage.router", *flags, log_folder=self._folder, environment=ENDING)
         server = self._exits.enter_context(started)
         server.wait_ready()
         return server

@@ -1,7 +1,7 @@
 """`python -m helpers.hanging MODULE FLAGS`: a server whose event loop can be blocked from outside, as a call that never returns would.
 
 HANG blocks it, WAKE lets it go on, at the latest after LONGEST_S. Its other threads, gRPC's among them, go on meanwhile: they take
-connections and answer pings.
+connections and answer pings. Unless ENDING says so it does not end itself before, as servers do: others are to find it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from omnistage.host import event_loop
+
 HANG, WAKE = signal.SIGUSR1, signal.SIGUSR2
 LONGEST_S = 60.0
 
 ENVIRONMENT: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 """For a process of this module."""
+
+ENDING: Mapping[str, str] = {**ENVIRONMENT, "OMNISTAGE_TEST_HANG_ENDS": "1"}
+"""For one that ends itself when it hangs."""
 
 
 def hang(number: int, frame: object) -> None:
@@ -30,6 +35,8 @@ def main() -> None:
     # Before there are other threads: one that does not wait for it would end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
     signal.signal(HANG, hang)
+    if "OMNISTAGE_TEST_HANG_ENDS" not in os.environ:
+        event_loop.PATIENCE_S = 2 * LONGEST_S
     sys.argv = [module, *flags]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -190,7 +190,7 @@ def test_clients_that_vanish_at_any_moment(house: Ward, seed: int) -> None:
     async def vanish(moment: int) -> None:
         channel = grpc.aio.insecure_channel(house.router, options=CLIENT_OPTIONS)
         try:
-            call = omni_pb2_grpc.OmniServiceStub(channel).Generate(request(thinker=LONG), timeout=30)
+            call = omni_pb2_grpc.OmniServiceStub(channel).Generate(request(thinker=LONG), timeout=300)
             for _ in range(moment):
                 await read(call)
         finally:

@@ -72,6 +72,14 @@ async def test_sound_goes_on_at_any_sample_with_the_same_bits(
         assert [sound.needs for sound in rest] == [sound.needs for sound in sounds[len(sounds) - len(rest) :]]
 
 
+@pytest.mark.parametrize("profile", list(SCHEDULES))
+async def test_a_sound_that_is_broken_off_is_as_long_as_its_rows(code2wav: SmolCode2Wav, rows: Array, profile: str) -> None:
+    """Wherever that is: also where every row was needed, and used, before it was known that no more come."""
+    for count in range(1, 60):
+        sounds = await sounds_of(code2wav, rows[:count], request=WaveRequest(0, profile))
+        assert len(joined(sounds)) == count * SAMPLES_PER_ROW
+
+
 def given_first(net: SpectrumNet, rows: Array, schedule: tuple[int, ...], first: int) -> Array:
     """The first sound of a session that goes on at sample `first`."""
     session = WaveSession(net, 7, schedule, first)

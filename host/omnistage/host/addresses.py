@@ -23,6 +23,10 @@ def check_address(text: str) -> str:
     found = _HOST_PORT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:80]!r} {_fault(text)}")
+    try:
+        found["host"].encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{text[:80]!r} names no possible host: between its dots stand 1 to 63 characters") from None
     check_port(int(found["port"]), text)
     return text
 

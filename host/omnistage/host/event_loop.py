@@ -24,7 +24,7 @@ STEP_LIMIT_S = 60.0
 class EventLoop:
     """The running event loop, to be given to a Watchdog; a context manager. A thread asks it for a sign once in PERIOD_S.
 
-    steps: answers that came late. busy: it owes one.
+    answers: all of them. steps: those that came late. busy: it owes one.
     """
 
     name = "event loop"
@@ -37,6 +37,7 @@ class EventLoop:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._ask_for_ever, name="omnistage-loop-watch", daemon=True)
         self.thread_id: int | None = threading.get_native_id()
+        self.answers = 0
         self.steps = 0
         self.busy = False
 
@@ -60,6 +61,7 @@ class EventLoop:
                 return
             if not answered.wait(PATIENCE_S):
                 self._wait(answered)
+            self.answers += 1
 
     def _wait(self, answered: threading.Event) -> None:
         self.busy = True

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
+from functools import cache
 
 import structlog
+
+from omnistage.host.log_writer import LogWriter
 
 
 def configure_logs(level: str, style: str) -> None:
@@ -20,10 +24,22 @@ def configure_logs(level: str, style: str) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_writer()),  # type: ignore[arg-type]  # It writes and flushes, no more.
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_writer())
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=[*shared, structlog.processors.format_exc_info], processor=renderer)
     handler.setFormatter(formatter)
     logging.basicConfig(level=max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING), handlers=[handler], force=True)
+
+
+def drain_logs() -> None:
+    """Wait a moment for what was logged to be written; for a process that ends without the interpreter's own end."""
+    _writer().drain()
+
+
+@cache
+def _writer() -> LogWriter:
+    writer = LogWriter(sys.stderr)
+    atexit.register(writer.drain)
+    return writer

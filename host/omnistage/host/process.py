@@ -29,6 +29,7 @@ from omnistage.host.addresses import check_can_listen, host_and_port
 from omnistage.host.errors import StartError
 from omnistage.host.event_loop import EventLoop
 from omnistage.host.lasting import LastingTasks
+from omnistage.host.logs import drain_logs
 from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings
 from omnistage.host.watchdog import Watchdog, Watched
@@ -108,7 +109,7 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     # The library's servicer begins with SERVING for the whole server.
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
     async with _channelz(settings.channelz_address) as line["channelz_address"]:
-        with _breakage(service) as breakage:
+        with _breakage(service) as breakage, EventLoop() as loop, Watchdog((loop,), breakage.by_hanging):
             await server.start()
             try:
                 await _unless_broken(_live(settings, service, checks, stopped, line, breakage), breakage.broken)
@@ -144,7 +145,7 @@ async def _live(
     starting.result()
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
     log.info("server.ready", **line)
-    with EventLoop() as loop, Watchdog((*service.threads, loop), breakage.by_hanging):
+    with Watchdog(service.threads, breakage.by_hanging):
         _tell(settings.ready_fd, line)
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
@@ -184,8 +185,8 @@ class _Breakage:
         """For a Watchdog."""
         self._last_resort()
         log.critical("thread.wedged", thread=thread.name, step=thread.steps, reason=reason)
-        if isinstance(thread, EventLoop):
-            os._exit(BROKEN)  # It would be the loop that ends the rest.
+        if isinstance(thread, EventLoop):  # Nothing else can be told to it.
+            _exit()
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread.name} hangs: {reason}")
 
     def by_an_end(self, lasting: asyncio.Future[str]) -> None:
@@ -195,10 +196,13 @@ class _Breakage:
             self._fail(lasting.result())
 
     def _last_resort(self) -> None:
-        """First of all: even to write a log may hang."""
-        timer = threading.Timer(BROKEN_LIMIT_S, os._exit, (BROKEN,))
+        """First of all: what follows may hang."""
+        timer = threading.Timer(BROKEN_LIMIT_S, _exit)
         timer.daemon = True
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError:  # There may be no more threads.
+            _exit()
 
     def _fail(self, reason: str) -> None:
         if not self.broken.done():
@@ -258,7 +262,13 @@ async def _unless_it_breaks(main: Callable[[], Awaitable[None]]) -> None:
         await main()
     except Broken as error:
         log.critical("server.broken", reason=str(error))
-        os._exit(BROKEN)
+        _exit()
+
+
+def _exit() -> None:
+    """End at once, but for the last lines of the log."""
+    drain_logs()
+    os._exit(BROKEN)
 
 
 def _bind(server: grpc.aio.Server, address: str, *, kept: bool = False) -> str:

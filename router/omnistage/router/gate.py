@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 
 from omnistage.link.errors import StageError, abort, bad_request
@@ -74,6 +75,8 @@ class Gate(grpc.aio.ServerInterceptor):
         try:
             async with asyncio.timeout(self._request_limit_s):
                 request = await context.read()
+        except DecodeError:
+            raise bad_request("request", "these bytes are no such message") from None
         except TimeoutError:
             raise bad_request("request", f"it did not arrive within {self._request_limit_s:g} s") from None
         if request is grpc.aio.EOF:

@@ -65,7 +65,11 @@ def _draft_for(place: Path) -> Draft:
         if not place.exists():
             return Draft(place.parent, 0o666)
         draft = Draft(place.parent, 0o600)
-        draft.path.chmod(stat.S_IMODE(place.stat().st_mode))
+        try:
+            draft.path.chmod(stat.S_IMODE(place.stat().st_mode))
+        except OSError:
+            draft.discard()
+            raise
         return draft
     except OSError as error:
         if error.errno not in _KEPT_BY_FOLDER or not place.exists():

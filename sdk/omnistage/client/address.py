@@ -51,6 +51,10 @@ def _checked(address: str) -> str:
         raise _bad(f"{address} has no port; give HOST:PORT, such as {address}:50050")
     if not host:
         raise _bad(f"{address} has no host; give HOST:PORT, such as 127.0.0.1{address}")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise _bad(f"{address} names no possible host: between its dots stand 1 to 63 characters") from None
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise _bad(f"{address} is ambiguous; give an IPv6 address in brackets: [{host}]:{port}")
     if not (port.isascii() and port.isdigit()):

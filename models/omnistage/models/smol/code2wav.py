@@ -81,6 +81,7 @@ class _Phrase:
         self.given = 0
         self._waiting: deque[Samples] = deque()
         self._pushed = 0
+        self._whole = False
         self._seed = seed
         self._next_frame = first_row * FRAMES_PER_ROW
         self._device = net.head.weight.device
@@ -107,8 +108,11 @@ class _Phrase:
     def take(self, rows: int) -> Samples:
         """The next rows * SAMPLES_PER_ROW samples. What they need has been received."""
         needed = self.needs(rows)
-        if needed > self._pushed:
-            self._push(self._next_rows(needed - self._pushed), last=needed == self.rows)
+        last = needed == self.rows
+        # A phrase that is broken off may have its last row pushed before that is known.
+        if needed > self._pushed or (last and not self._whole):
+            self._push(self._next_rows(needed - self._pushed), last)
+            self._whole = last
         count = rows * SAMPLES_PER_ROW
         out, self._samples = self._samples[:count].clamp(-1, 1), self._samples[count:]
         if self.given == 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 
 from omnistage.host.addresses import host_and_port, is_loopback
@@ -117,6 +118,8 @@ async def _answer(handler: Any, requests: AsyncIterator[Any], context: grpc.aio.
     try:
         async with asyncio.timeout(REQUEST_LIMIT_S):
             request = await context.read()
+    except DecodeError:
+        await abort(context, StageError("BAD_REQUEST", "these bytes are no such message"))
     except TimeoutError:
         request = grpc.aio.EOF
     if request is grpc.aio.EOF:

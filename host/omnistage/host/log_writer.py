@@ -1,0 +1,64 @@
+"""Writes log lines from a thread of its own: a terminal that was stopped, or a pipe that nobody reads, must not stop the event loop."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+MAX_WAITING = 10_000
+"""Lines that wait to be written. What comes then is dropped and counted."""
+
+FLUSH_S = 1.0
+"""What a process that ends waits for its last lines, at most."""
+
+
+class LogWriter:
+    """A file for loggers that never waits. One process has one, for as long as it lives."""
+
+    def __init__(self, file: TextIO, max_waiting: int = MAX_WAITING) -> None:
+        self._file = file
+        self._lines: queue.Queue[str] = queue.Queue(max_waiting)
+        self._dropped = 0
+        threading.Thread(target=self._write_for_ever, name="omnistage-log", daemon=True).start()
+
+    def write(self, line: str) -> int:
+        """Have a line written, with its end; drop it where too many wait."""
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._dropped += 1
+        return len(line)
+
+    def flush(self) -> None:
+        """For loggers, which call it after every line."""
+
+    def drain(self, limit_s: float = FLUSH_S) -> None:
+        """Wait until all that was written before is out, at most `limit_s`."""
+        until = time.monotonic() + limit_s
+        with self._lines.all_tasks_done:
+            while self._lines.unfinished_tasks and (left := until - time.monotonic()) > 0:
+                self._lines.all_tasks_done.wait(left)
+
+    def _write_for_ever(self) -> None:
+        while True:
+            line = self._lines.get()
+            try:
+                self._write(line)
+            finally:
+                self._lines.task_done()
+
+    def _write(self, line: str) -> None:
+        dropped, self._dropped = self._dropped, 0
+        try:
+            if dropped:
+                self._file.write(f"{dropped} log lines were dropped here: nobody read them\n")
+            self._file.write(line)
+            self._file.flush()
+        except (BrokenPipeError, ValueError):  # The reader is gone, or the file was closed: a log is nothing to end for.
+            self._file = Path(os.devnull).open("w")  # noqa: SIM115
+        except OSError:  # A disk that is full may have room again.
+            return
