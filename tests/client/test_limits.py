@@ -36,6 +36,8 @@ def is_in_our_words(error: DeadlineError) -> bool:
         ("127.0.0.1:grpc", "the port of 127.0.0.1:grpc is not a number"),
         ("::1:50050", r"in brackets: \[::1\]:50050"),
         ("a host:50050", "is not HOST:PORT"),
+        ("a..b:50050", "names no possible host"),
+        (f"{'x' * 64}:1", "names no possible host"),
         ("127.0.0.1:50050, http://x:1", "http://x:1 is a URL"),
     ],
 )

@@ -37,6 +37,8 @@ def test_host_and_port(address: str) -> None:
         (":50051", "has no host: give HOST:PORT such as 127.0.0.1:50051"),
         ("localhost", "has no port: give HOST:PORT such as localhost:50050"),
         ("localhost:", "has no port: give HOST:PORT such as localhost:50050"),
+        ("a..b:50050", "names no possible host: between its dots stand 1 to 63 characters"),
+        (f"{'x' * 64}:1", "names no possible host"),
         ("http://127.0.0.1:50050", "is a URL: leave http:// out, give HOST:PORT such as 127.0.0.1:50050"),
         ("grpc://router", "is a URL: leave grpc:// out"),
         ("0.0.0.0:99999", "has no possible port: a port is 0 to 65535"),
@@ -49,7 +51,7 @@ def test_host_and_port(address: str) -> None:
 )
 def test_what_is_wrong_with_an_address_is_told_in_words(address: str, told: str) -> None:
     for check in (check_address, check_replica_address):
-        with pytest.raises(ValueError, match=r"HOST:PORT|a port is|brackets") as raised:
+        with pytest.raises(ValueError, match=r"HOST:PORT|a port is|brackets|characters") as raised:
             check(address)
         assert told in str(raised.value)
 

@@ -63,7 +63,7 @@ GOOD = [
 
 async def end_of(stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest) -> str:
     """The reason of the refusal; "OK" for an answer, or the beginning of one."""
-    call = stub.Generate(asked, timeout=30)
+    call = stub.Generate(asked, timeout=120)
     try:
         for _ in range(ENOUGH):
             if await call.read() is grpc.aio.EOF:
@@ -104,7 +104,7 @@ def test_an_answer_goes_on_from_any_place(house: Ward, resume: stage_pb2.Resume)
         rest = omni_pb2.GenerateRequest()
         rest.CopyFrom(request(resume=resume, revisions=["1", "1", "1"]))
         parts: dict[str, list[chunk_pb2.Chunk]] = {"text": [], "audio": []}
-        async for event in house.omni.Generate(rest, timeout=30):
+        async for event in house.omni.Generate(rest, timeout=120):
             if event.HasField("chunk"):
                 parts[event.chunk.port].append(event.chunk)
         places = {position.port: position for position in resume.positions}
@@ -209,7 +209,7 @@ def test_the_same_request_asked_many_times_is_answered_once(house: Ward) -> None
     async def insist() -> None:
         calls = []
         for _ in range(8):
-            calls.append(house.omni.Generate(request(thinker=LONG, request_id="again"), timeout=30))
+            calls.append(house.omni.Generate(request(thinker=LONG, request_id="again"), timeout=120))
             assert (await read(calls[-1])).HasField("started")
         for call in calls[:-1]:
             with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -20,8 +20,8 @@ CHECK = f"/{health.SERVICE_NAME}/Check"
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    """To a server with health and reflection behind a gate that waits a tenth of a second for a request."""
-    server = grpc.aio.server(interceptors=[Gate(request_limit_s=0.1)])
+    """To a server with health and reflection behind a gate that waits a second for a request."""
+    server = grpc.aio.server(interceptors=[Gate(request_limit_s=1.0)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     reflection.enable_server_reflection((health.SERVICE_NAME,), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -54,6 +54,14 @@ async def test_errors_pass_too(channel: grpc.aio.Channel):
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await unknown(b"", timeout=10)
     assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_bytes_that_are_no_request_are_refused_as_that(channel: grpc.aio.Channel):
+    check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await check(b"\xff\xff\xff\xff", timeout=30)
+    told = refusal(raised.value)
+    assert (told.code, told.reason, told.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST", ["request"])
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "half-closed"])

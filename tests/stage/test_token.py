@@ -151,6 +151,15 @@ async def test_a_call_without_the_token_that_never_asks_is_ended(method: str):
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_bytes_that_are_no_request_are_refused_as_that():
+    async with guarded_health() as (channel, _):
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await check(b"\xff\xff\xff\xff", timeout=SETTLE_S)
+        told = refusal(raised.value)
+        assert (told.code, told.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
+
+
 # The servers of a stack ------------------------------------------------------------------------------------------------------------------
 
 
