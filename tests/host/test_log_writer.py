@@ -1,11 +1,13 @@
-"""A log that nobody reads holds nobody up; one that is read has every line, in order."""
+"""A log that nobody reads holds nobody up, to the end of the process; one that is read has every line, in order."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TextIO
 
 from omnistage.host.log_writer import LogWriter
@@ -15,16 +17,17 @@ LINE = "x" * 999 + "\n"
 
 
 @contextmanager
-def pipe() -> Iterator[tuple[TextIO, TextIO]]:
+def pipe() -> Iterator[tuple[TextIO, int]]:
     """Its two ends, to be read and to be written."""
     reading, writing = os.pipe()
-    with suppress(BrokenPipeError), os.fdopen(reading) as reader, os.fdopen(writing, "w") as writer:
-        yield reader, writer
+    with os.fdopen(reading) as reader:
+        yield reader, writing
+    os.close(writing)
 
 
 def test_every_line_of_many_threads_is_written_once():
-    with pipe() as (reader, file):
-        writer = LogWriter(file)
+    with pipe() as (reader, end):
+        writer = LogWriter(end)
         threads = [threading.Thread(target=lambda of=of: [writer.write(f"{of} {n}\n") for n in range(500)]) for of in range(4)]
         for thread in threads:
             thread.start()
@@ -36,27 +39,25 @@ def test_every_line_of_many_threads_is_written_once():
 
 
 def test_where_nobody_reads_lines_are_dropped_and_counted():
-    with pipe() as (reader, file):
-        writer = LogWriter(file, max_waiting=10)
+    with pipe() as (reader, end):
+        writer = LogWriter(end, max_waiting=10)
         for _ in range(1000):  # Far more than the pipe and the queue have room for: none of them may wait.
             writer.write(LINE)
-        writer.drain(0.1)
-        heard = [reader.readline()]
-        while not heard[-1].endswith("nobody read them\n"):
-            heard.append(reader.readline())
-        dropped = int(heard[-1].split()[0])
-        kept = len(heard) - 1
-        assert heard[:-1] == [LINE] * kept
-        assert 0 < dropped < 1000
-        for _ in range(1000 - kept - dropped):
-            assert reader.readline() == LINE
+        lines: list[str] = []
+        reading = threading.Thread(target=lambda: lines.extend(iter(reader.readline, "last\n")))
+        reading.start()
+        writer.drain(LIMIT_S)
         writer.write("last\n")
-        assert reader.readline() == "last\n"
+        reading.join(LIMIT_S)
+    dropped = [line for line in lines if line != LINE]
+    assert dropped
+    assert all(line.endswith("log lines were dropped here: nobody read them\n") for line in dropped)
+    assert len(lines) - len(dropped) + sum(int(line.split()[0]) for line in dropped) == 1000
 
 
 def test_what_was_written_before_is_out_after_a_drain():
-    with pipe() as (reader, file):
-        writer = LogWriter(file)
+    with pipe() as (reader, end):
+        writer = LogWriter(end)
         for n in range(50):
             writer.write(f"{n}\n")
         writer.drain(LIMIT_S)
@@ -65,9 +66,26 @@ def test_what_was_written_before_is_out_after_a_drain():
 
 
 def test_a_reader_that_is_gone_ends_nothing():
-    with pipe() as (reader, file):
+    with pipe() as (reader, end):
         reader.close()
-        writer = LogWriter(file)
+        writer = LogWriter(end)
         for _ in range(100):
             writer.write(LINE)
         writer.drain(LIMIT_S)
+
+
+ENDING = """
+import structlog
+from omnistage.host.logs import configure_logs
+configure_logs("info", "json")
+for n in range(1000):
+    structlog.get_logger().info("line", n=n, filler="x" * 900)
+"""
+
+
+def test_a_process_whose_log_nobody_reads_ends_well():
+    reading, writing = os.pipe()
+    done = subprocess.run([sys.executable, "-c", ENDING], stderr=writing, timeout=LIMIT_S, check=False)
+    os.close(writing)
+    assert done.returncode == 0
+    os.close(reading)

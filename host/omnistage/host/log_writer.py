@@ -6,8 +6,6 @@ import os
 import queue
 import threading
 import time
-from pathlib import Path
-from typing import TextIO
 
 MAX_WAITING = 10_000
 """Lines that wait to be written. What comes then is dropped and counted."""
@@ -17,10 +15,13 @@ FLUSH_S = 1.0
 
 
 class LogWriter:
-    """A file for loggers that never waits. One process has one, for as long as it lives."""
+    """A file for loggers that never waits. One process has one, for as long as it lives.
 
-    def __init__(self, file: TextIO, max_waiting: int = MAX_WAITING) -> None:
-        self._file = file
+    It writes to a descriptor and not to a file of Python's: the interpreter cannot end while a thread waits in one of those.
+    """
+
+    def __init__(self, descriptor: int, max_waiting: int = MAX_WAITING) -> None:
+        self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(max_waiting)
         self._dropped = 0
         threading.Thread(target=self._write_for_ever, name="omnistage-log", daemon=True).start()
@@ -53,12 +54,11 @@ class LogWriter:
 
     def _write(self, line: str) -> None:
         dropped, self._dropped = self._dropped, 0
+        if dropped:
+            line = f"{dropped} log lines were dropped here: nobody read them\n{line}"
+        data = line.encode(errors="backslashreplace")
         try:
-            if dropped:
-                self._file.write(f"{dropped} log lines were dropped here: nobody read them\n")
-            self._file.write(line)
-            self._file.flush()
-        except (BrokenPipeError, ValueError):  # The reader is gone, or the file was closed: a log is nothing to end for.
-            self._file = Path(os.devnull).open("w")  # noqa: SIM115
-        except OSError:  # A disk that is full may have room again.
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:  # The reader is gone, the disk is full: a log is nothing to end for.
             return

@@ -11,6 +11,8 @@ import structlog
 
 from omnistage.host.log_writer import LogWriter
 
+STDERR = 2
+
 
 def configure_logs(level: str, style: str) -> None:
     """Send structlog and the standard library's loggers to stderr. style: auto, json or console."""
@@ -40,6 +42,6 @@ def drain_logs() -> None:
 
 @cache
 def _writer() -> LogWriter:
-    writer = LogWriter(sys.stderr)
+    writer = LogWriter(STDERR)
     atexit.register(writer.drain)
     return writer

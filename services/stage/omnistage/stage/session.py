@@ -165,8 +165,9 @@ class Session:
     async def _unless_superseded(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns; it is cancelled when this session is superseded. Raises SUPERSEDED."""
         working = asyncio.create_task(work)
+        either: set[asyncio.Future[Any]] = {working, self._superseded}
         try:
-            await asyncio.wait({working, self._superseded}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 raise _superseded()
             return working.result()
