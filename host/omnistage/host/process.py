@@ -146,6 +146,7 @@ async def _live(
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
     log.info("server.ready", **line)
     with Watchdog(service.threads, breakage.by_hanging):
+        await asyncio.to_thread(drain_logs)  # Who is told that it serves finds in the log what came before.
         _tell(settings.ready_fd, line)
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
