@@ -24,6 +24,7 @@ class LogWriter:
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(max_waiting)
         self._dropped = 0
+        self._counting = threading.Lock()
         threading.Thread(target=self._write_for_ever, name="omnistage-log", daemon=True).start()
 
     def write(self, line: str) -> int:
@@ -31,7 +32,8 @@ class LogWriter:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
-            self._dropped += 1
+            with self._counting:
+                self._dropped += 1
         return len(line)
 
     def flush(self) -> None:
@@ -53,7 +55,8 @@ class LogWriter:
                 self._lines.task_done()
 
     def _write(self, line: str) -> None:
-        dropped, self._dropped = self._dropped, 0
+        with self._counting:
+            dropped, self._dropped = self._dropped, 0
         if dropped:
             line = f"{dropped} log lines were dropped here: nobody read them\n{line}"
         data = line.encode(errors="backslashreplace")
