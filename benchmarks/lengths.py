@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import Figure, median, percentile
 from benchmarks.loss import Hearing, NothingLost, hear, strike
-from helpers.drill import holder, nothing_left, restore
+from helpers.disturbed import holder, nothing_left, restore
 from helpers.fleet import Fleet
 from omnistage.v1 import omni_pb2
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from helpers.drill import holder
+from helpers.disturbed import holder
 from helpers.fleet import Fleet
 from helpers.hanging import HANG, WAKE
 from omnistage.client.playback import AudioArrival, play

@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import cast
 
 from benchmarks.prompts import QUESTION
 from omnistage.client.playback import is_audible
 from omnistage.engine.types import Sampling
 from omnistage.models.interface import (
     Code2WavModel,
-    SpeechFrames,
+    Frames,
+    Piece,
+    Rows,
     SpeechRequest,
     TalkerModel,
     TextPiece,
@@ -28,8 +28,10 @@ from omnistage.models.interface import (
     ThinkerModel,
     Turn,
     WaveRequest,
+    no_inputs,
 )
-from omnistage.models.registry import LoadOptions, load_code2wav, load_talker, load_thinker
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
 
 REPETITION_PENALTY = 1.1
 """As deploy/pipelines/smol.yaml has it."""
@@ -39,9 +41,9 @@ class OneProcess:
     """Thinker, Talker and Code2Wav, joined by queues."""
 
     def __init__(self) -> None:
-        self._thinker: ThinkerModel = load_thinker("smol", LoadOptions())
-        self._talker: TalkerModel = load_talker("smol", LoadOptions())
-        self._code2wav: Code2WavModel = load_code2wav("smol", LoadOptions())
+        self._thinker = cast(ThinkerModel[object], load("smol", "thinker", LoadOptions()))
+        self._talker = cast(TalkerModel[object], load("smol", "talker", LoadOptions()))
+        self._code2wav = cast(Code2WavModel[object], load("smol", "code2wav", LoadOptions()))
 
     async def warm_up(self) -> None:
         for model in (self._thinker, self._talker, self._code2wav):
@@ -59,9 +61,11 @@ class OneProcess:
         first_sound = last_sound = 0.0
         samples = 0
         sampling = Sampling(repetition_penalty=REPETITION_PENALTY)
-        request = TextRequest((Turn("user", question),), seed, sampling, max_tokens=max_tokens, ignore_eos=True)
-        frames = self._frames(self._noted(self._thinker.generate(request)), seed)
-        async with aclosing(self._code2wav.decode(WaveRequest(seed), frames)) as sounds:
+        request = TextRequest((Turn("user", (question,)),), seed, sampling, max_tokens=max_tokens, ignore_eos=True)
+        prepared = await self._thinker.prepare(request)
+        frames = self._frames(self._noted(self._thinker.generate(prepared, no_inputs(), {"text": 0})), seed)
+        wave = await self._code2wav.prepare(WaveRequest(seed))
+        async with aclosing(self._code2wav.decode(wave, frames, {"audio": 0})) as sounds:
             async for sound in sounds:
                 last_sound = time.perf_counter() - self._begun
                 samples += len(sound.samples)
@@ -70,37 +74,41 @@ class OneProcess:
         audio_s = samples / self._code2wav.info.produces[0].rate_hz
         return {"ttft_s": self._ttft_s, "ttfa_s": first_sound, "audio_s": audio_s, "rtf": last_sound / audio_s}
 
-    async def _noted(self, pieces: AsyncIterator[TextPiece]) -> AsyncIterator[TextPiece]:
+    async def _noted(self, pieces: AsyncIterator[TextPiece | Rows]) -> AsyncIterator[Piece]:
         """The Thinker runs ahead of the Talker, as it does behind its own server."""
         queue: asyncio.Queue[TextPiece | None] = asyncio.Queue(256)
 
         async def fill() -> None:
             async for piece in pieces:
+                assert isinstance(piece, TextPiece)
                 if piece.text and not self._ttft_s:
                     self._ttft_s = time.perf_counter() - self._begun
                 await queue.put(piece)
             await queue.put(None)
 
+        first = 0
+
         async with asyncio.TaskGroup() as group:
             group.create_task(fill())
             while (piece := await queue.get()) is not None:
-                yield piece
+                yield Piece("text", first, piece.finish_reason is not None, piece)
+                first += len(piece.token_ids)
 
-    async def _frames(self, text: AsyncIterator[TextPiece], seed: int) -> AsyncIterator[SpeechFrames]:
-        queue: asyncio.Queue[NDArray[np.uint32] | NDArray[np.float32] | None] = asyncio.Queue(256)
+    async def _frames(self, text: AsyncIterator[Piece], seed: int) -> AsyncIterator[Piece]:
+        queue: asyncio.Queue[Frames | None] = asyncio.Queue(256)
 
         async def fill() -> None:
-            async for frames in self._talker.speak(SpeechRequest(seed), text):
-                await queue.put(frames.rows)
+            speech = await self._talker.prepare(SpeechRequest(seed))
+            async for frames in self._talker.speak(speech, text, {"features": 0}):
+                await queue.put(frames)
             await queue.put(None)
 
         first = 0
         async with asyncio.TaskGroup() as group:
             group.create_task(fill())
-            while (rows := await queue.get()) is not None:
-                if len(rows):
-                    yield SpeechFrames(first, rows)
-                    first += len(rows)
+            while (frames := await queue.get()) is not None:
+                yield Piece("features", first, frames.finish_reason is not None, frames.rows)
+                first += len(frames.rows)
 
 
 async def main() -> None:

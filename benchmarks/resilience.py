@@ -21,7 +21,7 @@ from benchmarks import lengths
 from benchmarks.figures import Figure, Report, arguments, median, percentile
 from benchmarks.loss import Case, Hearing, Loss, NothingLost, hear, lose
 from benchmarks.prompts import SPOKEN
-from helpers.drill import found, restore
+from helpers.disturbed import found, restore
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG
 from helpers.servers import CHAIN, omni_stub
@@ -101,7 +101,7 @@ async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequenc
 
 
 def _fleet(logs: Path, model: Model) -> AbstractContextManager[Fleet]:
-    return fleet(logs, pipeline=model.name, model=model.name, options=model.options, can_hang=True)
+    return fleet(logs, pipeline=model.name, family=model.name, options=model.options, can_hang=True)
 
 
 @asynccontextmanager

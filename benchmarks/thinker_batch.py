@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks.figures import Figure, Report, arguments, median
 from omnistage.engine.types import Sampling
-from omnistage.models.interface import TextRequest, Turn
+from omnistage.models.interface import TextPiece, TextRequest, Turn, no_inputs
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.thinker import SmolThinker
 
@@ -37,7 +37,7 @@ async def answer(model: SmolThinker, index: int) -> Answer:
     """Ask one question; each index asks another one."""
     question = f"Tell me fact number {index} about {SUBJECTS[index % len(SUBJECTS)]}."
     request = TextRequest(
-        turns=(Turn("user", question),),
+        turns=(Turn("user", (question,)),),
         seed=index,
         sampling=Sampling(repetition_penalty=1.1),
         max_tokens=ANSWER_TOKENS,
@@ -45,10 +45,10 @@ async def answer(model: SmolThinker, index: int) -> Answer:
     )
     started = time.perf_counter()
     first_s, tokens = 0.0, 0
-    async with aclosing(model.generate(request)) as pieces:
+    async with aclosing(model.generate(await model.prepare(request), no_inputs(), {"text": 0})) as pieces:
         async for piece in pieces:
             first_s = first_s or time.perf_counter() - started
-            tokens += len(piece.token_ids)
+            tokens += len(piece.token_ids) if isinstance(piece, TextPiece) else 0
     return Answer(first_s, time.perf_counter() - started, tokens)
 
 

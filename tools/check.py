@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-PACKAGES = ("sdk", "connector", "host", "link", "engine", "models", "services", "router")
+PACKAGES = ("sdk", "connector", "host", "wire", "link", "engine", "models", "services", "router")
 OURS = (*PACKAGES, "benchmarks", "examples", "tests", "tools")
 
 

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omnistage.link import limits
-from omnistage.link.decoding import FIELDS_AT_ONCE
 from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
 from omnistage.router.gate import CALLS_SHARE, MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
 from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
 from omnistage.router.settings import RouterSettings
 from omnistage.router.turns import LARGE_SHARE, MAX_LARGE, TURN_LIMIT_S
+from omnistage.wire import limits
+from omnistage.wire.decoding import FIELDS_AT_ONCE
 
 
 def _default(setting: str) -> Any:
@@ -26,10 +26,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
 HEAD = f"""# Limits
 
-What one request may hold. This page is made by `python tools/limits.py` from the table in `link/omnistage/link/limits.py` and from the
+What one request may hold. This page is made by `python tools/limits.py` from the table in `wire/omnistage/wire/limits.py` and from the
 settings and constants of the router; a test compares it with them.
 
-A request is looked at before it is parsed (`link/decoding.py`): a walk over the tags on the wire counts every field that repeats and stops
+A request is looked at before it is parsed (`wire/decoding.py`): a walk over the tags on the wire counts every field that repeats and stops
 at the first element that is too much, because millions of empty elements fit into a few MiB and would become a GB of objects. What the
 walk refuses is `BAD_REQUEST` with the name of the field, in a running session `PROTOCOL`. Up to {FIELDS_AT_ONCE:,} fields are walked
 over at once, in about a millisecond; a message with more goes to a thread, one message at a time. At a router the clients take turns at

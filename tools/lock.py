@@ -17,7 +17,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from pip._internal.models.target_python import TargetPython
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools.setup import NEWEST, OLDEST, ROOT, TORCH, TORCH_HASHES, TORCH_INDEX_URL, CommandError, SetupError, run
+from tools.setup import CUDA_LIST, NEWEST, OLDEST, ROOT, TORCH, TORCH_CUDA, TORCH_HASHES, TORCH_INDEX_URL, CommandError, SetupError, run
 
 PYTHONS = tuple(f"3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1))
 PLATFORMS = (
@@ -87,6 +87,8 @@ def main() -> int:
 def lock(root: Path, *, upgrade: bool) -> None:
     """Writes constraints.txt and requirements/ of the project in `root`."""
     groups = read_groups(root)
+    if any(Requirement(one).name == "torch" for roots in groups.values() for one in roots):
+        groups[CUDA_LIST] = cuda_needs()
     versions = root / "constraints.txt"
     packages = resolve([one for roots in groups.values() for one in roots], None if upgrade else versions)
     closures = {name: follow(roots, packages) for name, roots in groups.items()}
@@ -101,8 +103,9 @@ def lock(root: Path, *, upgrade: bool) -> None:
     folder.mkdir(exist_ok=True)
     core = set(closures["core"])
     for group, closure in closures.items():
-        # The core is installed with every extra; torch is asked for by tools/setup.py.
-        names = sorted(closure.keys() - {"torch"} - (core if group not in ("core", "build") else set()))
+        # The core is installed with every extra, and `models` with the libraries for CUDA; torch is asked for by tools/setup.py.
+        before = set() if group in ("core", "build") else core | (set(closures["models"]) if group == CUDA_LIST else set())
+        names = sorted(closure.keys() - {"torch"} - before)
         text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
     if "torch" in needed:
@@ -135,17 +138,30 @@ def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package
 
 def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
     with tempfile.TemporaryDirectory() as folder:
+        words = [f"--constraint={constraints}"] if constraints and constraints.exists() else []
+        stand_ins = [stand_in(Path(folder))] if any(Requirement(one).name == "torch" for one in roots) else []
+        words += [*map(str, stand_ins), *(one for one in roots if not stand_ins or Requirement(one).name != "torch")]
+        chosen = _report(words)
+    return {canonicalize_name(one["name"]): Package(one["name"], one["version"], tuple(one.get("requires_dist", ()))) for one in chosen}
+
+
+def _report(words: Sequence[str]) -> list[dict[str, Any]]:
+    """The metadata of what pip would install."""
+    with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--disable-pip-version-check"]
         command += ["--no-input", "--only-binary=:all:", f"--report={report}"]
-        command += [f"--constraint={constraints}"] if constraints and constraints.exists() else []
-        stand_ins = [stand_in(Path(folder))] if any(Requirement(one).name == "torch" for one in roots) else []
         try:
-            run([*command, *map(str, stand_ins), *(one for one in roots if not stand_ins or Requirement(one).name != "torch")])
+            run([*command, *words])
         except CommandError as error:
             raise LockError(f"pip finds no versions that fit together:\n{error.tail()}") from error
-        chosen: list[dict[str, Any]] = [item["metadata"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
-    return {canonicalize_name(one["name"]): Package(one["name"], one["version"], tuple(one.get("requires_dist", ()))) for one in chosen}
+        return [item["metadata"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]]
+
+
+def cuda_needs() -> list[str]:
+    """What the build of torch for CUDA needs, as it says itself."""
+    (torch,) = _report([f"torch==={TORCH_CUDA}", "--no-deps"])
+    return [one for one in torch.get("requires_dist", ()) if "extra ==" not in one]
 
 
 def stand_in(folder: Path) -> Path:
@@ -263,7 +279,7 @@ def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[
     known: the last table. What cannot be reached from here stays as it was known; an empty list says that no hash is known.
     """
     table = {}
-    for build in (TORCH, TORCH.partition("+")[0]):
+    for build in (TORCH, TORCH_CUDA):
         table[build] = {python: list(known.get(build, {}).get(python, [])) for python in PYTHONS}
         for python in PYTHONS:
             for finder in (make_finder(python), make_finder(python, "--index-url", TORCH_INDEX_URL, "--retries", "0")):
@@ -286,6 +302,8 @@ def heading(group: str) -> str:
         return LIST.format(what="the build of the project").replace(" beyond the core", "")
     if group == "core":
         return LIST.format(what="every server and the client").replace(" beyond the core", "")
+    if group == CUDA_LIST:
+        return LIST.format(what="`--device cuda`").replace("the core", "the extra `models`")
     return LIST.format(what=f"the extra `{group}`")
 
 

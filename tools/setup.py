@@ -2,8 +2,9 @@
 
 Standard library only, since it runs before anything is installed. Each step prints one line. Only wheels whose SHA-256 stands in
 requirements/ are installed (tools/lock.py writes those files); the project itself is built from this checkout, without an index. The
-PyTorch CPU build comes from pip's configured sources; where they lack it, from the index in TORCH_INDEX_URL. A set-up into which a CUDA
-package slipped is refused, because it would be gigabytes larger and would not be what the tests ran on.
+PyTorch CPU build comes from pip's configured sources; where they lack it, from the index in TORCH_INDEX_URL. A set-up for CPUs into which a
+CUDA package slipped is refused, because it would be gigabytes larger and would not be what the tests ran on. With --device cuda PyTorch's
+default build for Linux is installed, and the CUDA libraries that it names.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 13)
 TORCH = "2.13.0+cpu"
+TORCH_CUDA = TORCH.partition("+")[0]
+"""The build without a label is the one for CUDA."""
+BUILDS = {"cpu": (TORCH, "192 MB"), "cuda": (TORCH_CUDA, "530 MB")}
+"""By device, the build of torch and its size."""
+CUDA_LIST = "cuda"
+"""The list of what the build for CUDA needs beyond the one for CPUs, some 2.5 GB."""
 TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
+"""Of the CPU build. The other one is on every index."""
 RUNTIME = ("cli", "convert", "models")
 DEV = (*RUNTIME, "asr", "dev")
 STAMP = "omnistage-setup.json"
@@ -47,6 +55,7 @@ def main() -> int:
     parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
     parser.add_argument("--extras", help="exactly these extras, comma separated ('' for none), instead of the runtime set")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where the virtual environment is (default: .venv)")
+    parser.add_argument("--device", choices=sorted(BUILDS), help="what torch computes on (default: as the environment was made, else cpu)")
     parser.add_argument("--wheel", action="store_true", help="install the package as a wheel, not as a link to this checkout")
     parser.add_argument("--allow-unhashed-torch", action="store_true", help="install torch unchecked where no hash of it is known")
     options = parser.parse_args()
@@ -58,7 +67,9 @@ def main() -> int:
         # Two runs at once (make -j, two terminals) would install over each other.
         with (ROOT / "pyproject.toml").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            set_up(options.venv.absolute(), extras, editable=not options.wheel, allow_unhashed_torch=options.allow_unhashed_torch)
+            venv = options.venv.absolute()
+            device = options.device or read_stamp(venv / STAMP).get("device", "cpu")
+            set_up(venv, extras, editable=not options.wheel, device=device, allow_unhashed_torch=options.allow_unhashed_torch)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -82,11 +93,12 @@ def check_machine() -> None:
         raise SetupError(f"Python's module {error.name} is missing. On Debian and Ubuntu: apt install python3-venv") from error
 
 
-def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, allow_unhashed_torch: bool = False) -> None:
-    """Brings `venv` to the state that pyproject.toml and requirements/ ask for. Returns at once when it is there already."""
-    lists = [hashed(name) for name in ("core", *extras)]
+def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str = "cpu", allow_unhashed_torch: bool = False) -> None:
+    """Brings `venv` to the state that pyproject.toml and requirements/ ask for. Returns at once when it is there already. One that was made
+    for another device is made anew."""
+    lists = lists_of(extras, device)
     stamp, digest, made = venv / STAMP, inputs_digest(editable), read_stamp(venv / STAMP)
-    if can_use(venv):
+    if can_use(venv) and made.get("device", device) == device:
         if made.get("digest") == digest and set(extras) <= set(made["extras"]):
             return
     else:
@@ -98,14 +110,21 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, allow_unhashe
     with step("build tools"):
         install_hashed(python, [hashed("build")])
     if "models" in extras:
-        install_torch(python, allow_unhashed=allow_unhashed_torch)
+        install_torch(python, device=device, allow_unhashed=allow_unhashed_torch)
     with step(f"what omnistage [{', '.join(extras) or 'core'}] needs"):
         install_hashed(python, lists)
     with step("omnistage"):
         pip(python, "--no-deps", "--no-index", "--no-build-isolation", *(["-e"] if editable else []), str(ROOT))
         check_complete(python)
-    refuse_cuda(python)
-    stamp.write_text(json.dumps({"digest": digest, "extras": extras}) + "\n", encoding="utf-8")
+    if device == "cpu":
+        refuse_cuda(python)
+    stamp.write_text(json.dumps({"digest": digest, "extras": extras, "device": device}) + "\n", encoding="utf-8")
+
+
+def lists_of(extras: tuple[str, ...], device: str) -> list[Path]:
+    """The lists to install for the extras on a device. Raises SetupError for an extra that does not exist."""
+    more = (CUDA_LIST,) if device == "cuda" and "models" in extras else ()
+    return [hashed(name) for name in ("core", *extras, *more)]
 
 
 def inputs_digest(editable: bool) -> str:
@@ -151,38 +170,43 @@ def install_hashed(python: str, lists: list[Path]) -> None:
     pip(python, *HASHED, *(f"--requirement={path}" for path in lists))
 
 
-def install_torch(python: str, *, allow_unhashed: bool = False) -> None:
-    """Installs the CPU build, from pip's configured sources or else from the index in TORCH_INDEX_URL.
+def install_torch(python: str, *, device: str = "cpu", allow_unhashed: bool = False) -> None:
+    """Installs the build for the device, from pip's configured sources or else from the index in TORCH_INDEX_URL.
 
     Without its dependencies: those come with the rest. Raises SetupError where its hash is not known and not allowed to be missing.
     """
+    build, size = BUILDS[device]
     version = run([python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"]).strip()
-    known = json.loads((REQUIREMENTS / TORCH_HASHES).read_text(encoding="utf-8")).get(TORCH, {}).get(version, [])
+    known = json.loads((REQUIREMENTS / TORCH_HASHES).read_text(encoding="utf-8")).get(build, {}).get(version, [])
     if not known and not allow_unhashed:
         raise SetupError(
-            f"no hash of torch {TORCH} for Python {version} is known (requirements/{TORCH_HASHES}): tools/setup.py --allow-unhashed-torch "
+            f"no hash of torch {build} for Python {version} is known (requirements/{TORCH_HASHES}): tools/setup.py --allow-unhashed-torch "
             "(with make: ALLOW_UNHASHED_TORCH=1) installs it unchecked, another Python may have one."
         )
-    line = " ".join([f"torch=={TORCH}", *(f"--hash=sha256:{one}" for one in known)])
-    with step(f"torch {TORCH} ({'192 MB' if known else '192 MB, unchecked'})"), tempfile.TemporaryDirectory() as folder:
+    # Letter for letter: for == the build without a label is every build.
+    line = " ".join([f"torch==={build}", *(f"--hash=sha256:{one}" for one in known)])
+    with step(f"torch {build} ({size if known else f'{size}, unchecked'})"), tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder) / "torch.txt"
         wanted.write_text(line + "\n", encoding="utf-8")
-        _install_torch(python, *(HASHED if known else ("--no-deps", "--only-binary=:all:")), f"--requirement={wanted}")
+        _install_torch(python, device, *(HASHED if known else ("--no-deps", "--only-binary=:all:")), f"--requirement={wanted}")
 
 
-def _install_torch(python: str, *arguments: str) -> None:
+def _install_torch(python: str, device: str, *arguments: str) -> None:
     try:
         pip(python, *arguments)
         return
     except CommandError as error:
         if "No matching distribution found" not in error.output:
             raise
-    index = os.environ.get("TORCH_INDEX_URL") or TORCH_INDEX_URL
+    index = os.environ.get("TORCH_INDEX_URL") or (TORCH_INDEX_URL if device == "cpu" else "")
+    build, _ = BUILDS[device]
+    if not index:
+        raise SetupError(f"torch {build} was not found in pip's configured sources. Set TORCH_INDEX_URL to an index that has it.")
     try:
         pip(python, *arguments, "--index-url", index)
     except CommandError as error:
         raise SetupError(
-            f"torch {TORCH} was found neither in pip's configured sources nor at {index}.\n"
+            f"torch {build} was found neither in pip's configured sources nor at {index}.\n"
             "Set TORCH_INDEX_URL to an index that has it, or pip's find-links to a folder with its wheel.\n" + error.tail()
         ) from error
 

@@ -11,7 +11,7 @@ import numpy as np
 from helpers.ask import request
 from omnistage.client import AudioChunk, Done, Event, Picture, TextDelta
 from omnistage.models.toy import formulas
-from omnistage.models.toy.stages import png
+from omnistage.models.toy.files import png
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 SAMPLES_PER_FRAME = 960

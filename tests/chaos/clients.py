@@ -159,7 +159,7 @@ class Load:
             options.update({"outputs": question.outputs, "max_tokens": question.length, "ignore_eos": True})
             events = self._omni.stream(question.prompt, **options)
         else:
-            options.update({"model": "toy-picture", "outputs": ["image"], "width": SIDE, "height": SIDE})
+            options.update({"pipeline": "toy-picture", "outputs": ["image"], "width": SIDE, "height": SIDE})
             options.update({"results": question.results, "previews": question.previews, "steps": question.steps})
             events = self._omni.stream_draw("a slope", **options)
         async for event in events:

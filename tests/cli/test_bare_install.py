@@ -58,5 +58,5 @@ def test_the_default_model_says_what_to_install(tmp_path: Path) -> None:
     done = python(bare_environment(tmp_path, "cli"), "-m", "omnistage.cli", "ask", "Hi")
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
-    assert error.startswith("error: the default model needs packages that are not installed: torch")
+    assert error.startswith("error: the models of smol need packages that are not installed: torch")
     assert INSTALL in hint

@@ -44,8 +44,20 @@ def refused(family: Family, *words: str | Path, environment: Mapping[str, str] |
         (["--device", "gpu"], "--device: 'gpu' is no device: give cpu, cuda or cuda:N"),
         (["--dtype", "float64"], "--dtype: no stage of smol computes in float64"),
         (["toy", "--dtype", "bfloat16"], "--dtype: no stage of toy computes in bfloat16"),
-        (["--checkpoint", "/"], "/thinker/config.json is missing: give a folder with the converted stages"),
-        (["toy", "--checkpoint", "/"], "the toy models have no weights"),
+        (["--checkpoint", "/"], "/thinker/config.json is missing: give the whole folder of a checkpoint"),
+        (["toy", "--checkpoint", "/"], "the models of toy have no weights"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: no stage of smol has a use for it"),
+        (
+            ["--tensor-parallel-size", "talker=2"],
+            "tensor_parallel_size 2: the talker of smol computes on one device; for more answers at once",
+        ),
+        (["--max-batch-size", "code2wav=2"], "max_batch_size 2: the code2wav of smol computes one session after the other"),
+        (["--max-batch-size", "many"], "--max-batch-size: must be a valid integer, unable to parse string as an integer, not 'many'"),
+        (["--max-batch-tokens", "-1"], "--max-batch-tokens: must be greater than or equal to 0, not '-1'"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization: must be less than or equal to 1, not '1.5'"),
+        (["--enable-cache", "perhaps"], "--enable-cache: must be a valid boolean"),
+        (["toy", "--kv-cache-bytes", "65536"], "--kv-cache-bytes 65536: no stage of toy has a use for it"),
+        (["toy", "--threads", "2"], "--threads 2: no stage of toy has a use for it"),
         (["toy", "--stall-limit", "-1"], "--stall-limit: must be greater than 0"),
         (["toy", "--log-dir", "/dev/null/logs"], "Not a directory: /dev/null/logs"),
     ],
@@ -69,7 +81,7 @@ def test_two_servers_on_one_port(family: Family, free_port: int) -> None:
 
 def test_an_unknown_family_in_a_pipeline_file(family: Family, tmp_path: Path) -> None:
     pipeline = tmp_path / "own.yaml"
-    pipeline.write_text("name: own\ndescription: x\ninputs: [text]\noutputs: [text]\nstages:\n  - {kind: thinker, model: smoll}\n")
-    assert refused(family, pipeline, "--address", "127.0.0.1:0") == "no thinker named 'smoll'; there are smol, toy"
+    pipeline.write_text("name: own\ndescription: x\ninputs: [text]\noutputs: [text]\nstages:\n  - {kind: thinker, family: smoll}\n")
+    assert refused(family, pipeline, "--address", "127.0.0.1:0").startswith("no thinker named 'smoll'; there are smol, toy")
     pipeline.write_text(pipeline.read_text().replace("smoll", "toy, options: {speed: 3}"))
     assert "unknown options ['speed'] of the toy models" in refused(family, pipeline, "--address", "127.0.0.1:0")

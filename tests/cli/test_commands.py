@@ -15,8 +15,8 @@ from helpers.peer import TEXT, Peer, answer, listening
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
 
-SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "model", "failovers"]
-STATUS_KEYS = ["stage", "address", "pid", "state", "sessions", "queue", "transport"]
+SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "pipeline", "failovers"]
+STATUS_KEYS = ["stage", "address", "pid", "state", "sessions", "queue", "transport", "settings"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -36,7 +36,7 @@ def test_ask_prints_the_answer_and_the_figures(toy_address: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == formulas.text(5, "Hello there", formulas.NATURAL_LENGTH) + "\n"
     (figures,) = done.stderr.splitlines()
-    for name in ("ttft", "ttfa", "audio", "rtf", "model toy", "seed 5"):
+    for name in ("ttft", "ttfa", "audio", "rtf", "pipeline toy", "seed 5"):
         assert name in figures
 
 
@@ -48,7 +48,7 @@ def test_ask_json_is_one_object(toy_address: str) -> None:
     assert result["text"] == formulas.text(5, "Hi", formulas.NATURAL_LENGTH)
     samples = len(formulas.audio(5, "Hi", formulas.NATURAL_LENGTH))
     assert result["audio_s"] == pytest.approx(samples / formulas.SAMPLE_RATE_HZ, abs=1e-6)
-    assert (result["seed"], result["model"], result["finish_reason"], result["failovers"]) == (5, "toy", "stop", [])
+    assert (result["seed"], result["pipeline"], result["finish_reason"], result["failovers"]) == (5, "toy", "stop", [])
     assert 0 < result["ttft_s"] <= result["e2e_s"]
     assert 0 < result["ttfa_s"] <= result["e2e_s"]
     assert 0 < result["rtf"] <= result["e2e_s"] / result["audio_s"] + 1e-3
@@ -143,21 +143,22 @@ def test_status(toy_address: str) -> None:
     assert all(replica["address"] in table for replica in replicas)
 
 
-def test_models(toy_address: str) -> None:
-    (model,) = last_object(omnistage("models", "--json", "--address", toy_address))["models"]
-    assert (model["name"], model["outputs"]) == ("toy", ["text", "audio"])
-    assert model["description"] in omnistage("models", "--address", toy_address).stdout
+def test_pipelines(toy_address: str) -> None:
+    (pipeline,) = last_object(omnistage("pipelines", "--json", "--address", toy_address))["pipelines"]
+    assert (pipeline["name"], pipeline["outputs"]) == ("toy", ["text", "audio"])
+    assert pipeline["description"] in omnistage("pipelines", "--address", toy_address).stdout
+    assert omnistage("models", "--address", toy_address).stdout == omnistage("pipelines", "--address", toy_address).stdout
 
 
 def test_without_an_address_a_stack_is_started_for_the_call() -> None:
-    result = last_object(omnistage("ask", "Hi", "--model", "toy", "--seed", "1", "--json"))
+    result = last_object(omnistage("ask", "Hi", "--pipeline", "toy", "--seed", "1", "--json"))
     assert result["text"] == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["ask", "Hi", "--model", "absent"], "no model 'absent'"),
+        (["ask", "Hi", "--pipeline", "absent"], "no pipeline 'absent'"),
         (["ask", ""], "the text is empty"),
         (["ask", "Hi", "--max-tokens", "32768", "--timeout", "0.002"], "error:"),
         (["say", " "], "the text is empty"),
@@ -223,7 +224,7 @@ def test_a_wrong_number_of_replicas_is_told_as_it_was_typed(word: str, told: str
         (["serve", "absent"], "no pipeline 'absent'"),
         (["serve", "toy", "--replicas", "diffusion=2"], "toy has no diffusion"),
         (["serve", "toy", "--checkpoint", "absent"], "is not a folder"),
-        (["ask", "Hi", "--model", "absent"], "no pipeline 'absent'"),
+        (["ask", "Hi", "--pipeline", "absent"], "no pipeline 'absent'"),
     ],
 )
 def test_a_stack_that_cannot_be(words: list[str], told: str) -> None:

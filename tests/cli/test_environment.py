@@ -1,4 +1,4 @@
-"""The launcher may not import the servers, so both spell the names of the variables that hold the token of a stack: the same names."""
+"""A stack has a token: the one that its environment names, or a new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from omnistage.cli import environment
 from omnistage.host.settings import ServerSettings
 from omnistage.host.token import FILE_VARIABLE, make_file, new_token, read_token
-from omnistage.link.token import VARIABLE
+from omnistage.wire.token import VARIABLE
 
 
 def test_a_server_reads_the_token_that_the_launcher_makes() -> None:
@@ -24,9 +24,8 @@ def test_a_token_that_a_server_would_read_is_left_as_it_is() -> None:
 def test_a_token_file_that_a_server_would_read_gets_no_token_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     assert make_file(file)
-    assert environment.TOKEN_FILE == FILE_VARIABLE
-    monkeypatch.setenv(environment.TOKEN_FILE, str(file))
-    found = environment.with_token({environment.TOKEN_FILE: str(file)})
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
+    found = environment.with_token({FILE_VARIABLE: str(file)})
     read = read_token(ServerSettings().token_file, found)
     assert read is not None
     assert read.secret == file.read_text().strip()

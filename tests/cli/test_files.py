@@ -58,7 +58,7 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_place_that_cannot_be_is_told_before_anything_is_started(tmp_path: Path, words: list[str], told: str) -> None:
     """There is no address, so that a model would have to be fetched and loaded: the pipeline of that name is not even looked for."""
     os.mkfifo(tmp_path / "pipe.wav")
-    assert told in error_of(omnistage("say", "Hi", "--model", "absent", *words, cwd=tmp_path))
+    assert told in error_of(omnistage("say", "Hi", "--pipeline", "absent", *words, cwd=tmp_path))
     assert names(tmp_path) == ["pipe.wav"]
 
 
@@ -71,7 +71,7 @@ def on_mount(options: str, folder: Path, *words: str) -> subprocess.CompletedPro
 
 
 def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    done = on_mount("ro", tmp_path, "say", "Hi", "--model", "absent", "--out", f"{tmp_path}/x.wav")
+    done = on_mount("ro", tmp_path, "say", "Hi", "--pipeline", "absent", "--out", f"{tmp_path}/x.wav")
     assert done.stdout.splitlines() == ["code 1"]
     assert done.stderr.splitlines()[0] == f"error: {tmp_path}/x.wav cannot be written: Read-only file system"
 

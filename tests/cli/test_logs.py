@@ -16,7 +16,7 @@ from omnistage.cli.logs import LOCK, PREFIX, LogFolder, sweep
 
 pytestmark = pytest.mark.serial
 
-ASK = (sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--model", "toy", "--text-only")
+ASK = (sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--pipeline", "toy", "--text-only")
 
 
 def folders() -> list[Path]:
@@ -39,23 +39,19 @@ def ask() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_logs_of_a_killed_call_go_with_the_next_one(family: Family) -> None:
+def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: Family) -> None:
     with answering() as call:
-        call.send_signal(signal.SIGKILL)
-        call.wait(30)
-    assert family.wait_ended() == []
-    (left,) = folders()
-    assert (left / "router.log").is_file()
-    ask()
-    assert folders() == []
-
-
-def test_the_logs_of_a_call_that_runs_stay(family: Family) -> None:
-    with answering():
         (mine,) = folders()
         ask()
         assert folders() == [mine]
         assert (mine / "router.log").is_file()
+        call.send_signal(signal.SIGKILL)
+        call.wait(30)
+    assert family.wait_ended() == []
+    assert folders() == [mine]
+    assert (mine / "router.log").is_file()
+    ask()
+    assert folders() == []
 
 
 def test_logs_that_are_kept_on_purpose_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ def test_a_process_that_cannot_start_again_is_given_up(family: Family) -> None:
             assert omni.generate("Hi").text
             assert [replica.state for replica in omni.replicas()] == ["serving", "lost", "serving", "serving"]
         status = subprocess.run([sys.executable, "-m", "omnistage.cli", "status", "--address", address], capture_output=True, text=True)
-        rows = [line.split()[1:] for line in status.stdout.splitlines()[1:]]
+        table, _, _ = status.stdout.partition("\n\n")
+        rows = [line.split()[1:] for line in table.splitlines()[1:]]
         assert [row[0] for row in rows] == ["thinker", "talker", "talker", "code2wav"]
         assert rows[1][2:7] == [talkers[0].address, "-", "lost", "-", "-"]
         assert rows[2][2:5] == [talkers[1].address, str(talkers[1].pid), "serving"]
@@ -249,7 +250,7 @@ def test_the_ready_line_and_the_lifeline(family: Family) -> None:
         with os.fdopen(ready_read) as ready:
             address = json.loads(ready.read())["address"]
         with Omni(address=address) as omni:
-            assert omni.models()[0].name == "toy"
+            assert omni.pipelines()[0].name == "toy"
         os.close(lifeline_write)
         assert server.wait(30) == 0
     assert family.pids() == []

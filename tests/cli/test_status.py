@@ -1,4 +1,4 @@
-"""`omnistage status` and `omnistage models`: they start nothing, find what runs, and fit the terminal."""
+"""`omnistage status` and `omnistage pipelines`: they start nothing, find what runs, and fit the terminal."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
 
 
 def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, free_port: int) -> None:
-    done = omnistage(f"127.0.0.1:{free_port}", "models", "--json")
-    models = {model["name"]: model for model in objects(done, "models")}
-    assert list(models) == ["smol", "toy", "toy-picture"]
+    done = omnistage(f"127.0.0.1:{free_port}", "pipelines", "--json")
+    models = {model["name"]: model for model in objects(done, "pipelines")}
+    assert list(models) == ["smol", "toy", "toy-film", "toy-omni", "toy-picture"]
     assert (models["toy"]["stages"], models["toy"]["outputs"]) == (["thinker", "talker", "code2wav"], ["text", "audio"])
     assert f"nothing serves at 127.0.0.1:{free_port}" in done.stderr
     assert list(models["toy"]) == ["name", "stages", "inputs", "outputs", "voices", "description"]
@@ -85,7 +85,7 @@ def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, f
 def test_what_runs_at_the_default_address_is_found(toy_address: str) -> None:
     replicas = objects(omnistage(toy_address, "status", "--json"), "replicas")
     assert [replica["stage"] for replica in replicas] == ["thinker", "talker", "code2wav"]
-    assert [model["name"] for model in objects(omnistage(toy_address, "models", "--json"), "models")] == ["toy"]
+    assert [model["name"] for model in objects(omnistage(toy_address, "pipelines", "--json"), "pipelines")] == ["toy"]
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,23 @@ def test_one_known_host_of_several_is_enough(toy_address: str) -> None:
     assert len(objects(done, "replicas")) == 3
 
 
+def test_status_tells_what_every_stage_chose(toy_address: str) -> None:
+    for replica in objects(omnistage(toy_address, "status", "--json"), "replicas"):
+        assert (replica["settings"]["family"], replica["settings"]["device"]) == ("toy", "cpu (default)")
+    shown = omnistage(toy_address, "status").stdout.splitlines()
+    for stage in ("thinker", "talker", "code2wav"):
+        (line,) = [line for line in shown if line.startswith(f"{stage}  ") and "family" in line]
+        assert "device cpu (default)" in line and "threads 1 (default)" in line
+
+
 @pytest.mark.parametrize(("width", "gone"), [(120, set()), (80, {"transport"}), (60, {"transport", "model", "pipeline"})])
 def test_status_fits_the_terminal(toy_address: str, width: int, gone: set[str]) -> None:
     with Omni(address=toy_address) as omni:
         omni.generate("Hi")  # so that there are transports to show
         replicas = omni.replicas()
-    header, *rows = on_terminal(width, "status", "--address", toy_address)
-    assert not any("…" in line or len(line) > width for line in (header, *rows))
-    assert len(rows) == len(replicas)
+    header, *lines = on_terminal(width, "status", "--address", toy_address)
+    assert not any("…" in line or len(line) > width for line in (header, *lines))
+    rows = lines[: len(replicas)]
     assert gone.isdisjoint(header.split())
     assert {"stage", "address", "state", "sessions"} <= set(header.split())
     for row, replica in zip(rows, replicas, strict=True):

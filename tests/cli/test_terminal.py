@@ -34,7 +34,7 @@ def test_the_answer_grows_above_a_line_that_shows_the_sound(toy_address: str) ->
 
 def test_starting_a_stack_shows_each_process(family: Family) -> None:
     terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--model", "toy", "--text-only")) == 0
+    assert terminal.run(("ask", "Hi", "--pipeline", "toy", "--text-only")) == 0
     for name in (b"thinker", b"talker", b"code2wav", b"router"):
         assert name in terminal.written
     assert family.pids() == []
@@ -42,6 +42,6 @@ def test_starting_a_stack_shows_each_process(family: Family) -> None:
 
 def test_ctrl_c_ends_the_call_and_its_stack(family: Family) -> None:
     terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--model", "toy", "--max-tokens", "32768"), Press("code2wav")) == 130
+    assert terminal.run(("ask", "Hi", "--pipeline", "toy", "--max-tokens", "32768"), Press("code2wav")) == 130
     assert b"Traceback" not in terminal.written
     assert family.wait_ended() == []

@@ -24,12 +24,12 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
         (["say", "-"], b"a" * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
         (["ask", "-"], "\N{GRINNING FACE}".encode() * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
         (["ask", "Hi", "--timeout", "inf"], b"", "--timeout inf: this is no number"),
-        (["ask", "Hi", "--model", "toy-picture"], b"", "toy-picture has no thinker"),
+        (["ask", "Hi", "--pipeline", "toy-picture"], b"", "toy-picture has no thinker"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes, told: str) -> None:
-    model = [] if "--model" in words else ["--model", "toy"]
+    model = [] if "--pipeline" in words else ["--pipeline", "toy"]
     done = subprocess.run([*COMMAND, *words, *model], input=given, capture_output=True, timeout=60)
     assert done.returncode == 1
     assert done.stdout == b""

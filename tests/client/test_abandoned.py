@@ -50,7 +50,7 @@ def running(router: Local) -> float:
 
 
 def cancelled(router: Local) -> float:
-    return router.registry.get_sample_value("omnistage_router_requests_total", {"model": "toy", "reason": "CANCELLED"}) or 0.0
+    return router.registry.get_sample_value("omnistage_router_requests_total", {"pipeline": "toy", "reason": "CANCELLED"}) or 0.0
 
 
 async def ended(router: Local, count: int) -> None:
@@ -166,7 +166,7 @@ async def test_a_call_on_the_loop_thread_is_refused(router: Local) -> None:
         with Omni(address=router.address) as omni:
 
             def call() -> None:
-                for act in (lambda: omni.say("Hi"), lambda: next(omni.stream("Hi")), omni.models, lambda: Omni(address=router.address)):
+                for act in (lambda: omni.say("Hi"), lambda: next(omni.stream("Hi")), omni.pipelines, lambda: Omni(address=router.address)):
                     with pytest.raises(WrongLoopError) as caught:
                         act()
                     told.append(caught.value)
@@ -345,7 +345,7 @@ def test_every_call_ends_although_the_loop_is_stuck(toy_address: str, monkeypatc
     assert LoopThread._shared is not None
     go_on = threading.Event()
     LoopThread._shared._loop.call_soon_threadsafe(go_on.wait, PATIENCE_S)
-    for act in (lambda: omni.say("Hi", timeout_s=0.2), lambda: list(stream), lambda: omni.models(timeout_s=0.2)):
+    for act in (lambda: omni.say("Hi", timeout_s=0.2), lambda: list(stream), lambda: omni.pipelines(timeout_s=0.2)):
         with pytest.raises(OmniError, match="own thread did not answer") as caught:
             act()
         assert isinstance(caught.value, TimeoutError)

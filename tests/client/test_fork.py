@@ -34,7 +34,7 @@ TELL = """
 USE_IN_CHILD = """
     def use_all(address, omni, stream):
         told(lambda: omni.say("Hi"))
-        told(lambda: omni.models())
+        told(lambda: omni.pipelines())
         told(lambda: next(omni.stream("Hi")))
         told(lambda: next(stream))
         told(lambda: Omni(address=address))
@@ -132,7 +132,7 @@ def test_the_async_client_of_a_child_is_told_too(toy_address: str) -> None:
                     pid = os.fork()
                     if pid == 0:
                         try:
-                            for act in (omni.say("Hi"), omni.models()):
+                            for act in (omni.say("Hi"), omni.pipelines()):
                                 try:
                                     await act
                                 except ForkedError:

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.peer import Peer, listening
 from omnistage.client import AsyncOmni, BadRequestError, DeadlineError, Omni, UnavailableError
-from omnistage.link.errors import StageError
+from omnistage.wire.errors import StageError
 
 GRPC_WORDS = ("Deadline Exceeded", "Stream removed", "DEADLINE_EXCEEDED")
 """gRPC's own texts for a time limit that passed: none of them says whose limit it was."""
@@ -67,7 +67,7 @@ async def test_a_host_that_nobody_knows() -> None:
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "soon", True])
 async def test_a_time_limit_that_is_none(timeout_s: Any) -> None:
     async with listening(Peer()) as wire, AsyncOmni(address=wire.address) as omni:
-        for act in (omni.generate("Hi", timeout_s=timeout_s), omni.models(timeout_s=timeout_s), omni.replicas(timeout_s=timeout_s)):
+        for act in (omni.generate("Hi", timeout_s=timeout_s), omni.pipelines(timeout_s=timeout_s), omni.replicas(timeout_s=timeout_s)):
             with pytest.raises(BadRequestError, match=r"timeout_s: is .*; give a number of seconds above 0"):
                 await act
         for name in ("connect_timeout_s", "resume_timeout_s", "start_timeout_s"):
@@ -138,7 +138,7 @@ HALF = "a \ud83d smile"
         (lambda omni: omni.generate("Hi", outputs=[HALF]), "outputs[0]"),
         *[
             (lambda omni, name=name: omni.generate("Hi", **{name: HALF}), name)
-            for name in ("model", "voice", "profile", "negative_prompt", "conversation_id", "request_id")
+            for name in ("pipeline", "voice", "profile", "negative_prompt", "conversation_id", "request_id")
         ],
     ],
 )

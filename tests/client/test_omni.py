@@ -19,7 +19,6 @@ from omnistage.client import (
     ClosedError,
     DeadlineError,
     Done,
-    NotAvailableError,
     Omni,
     OmniError,
     TextDelta,
@@ -48,7 +47,7 @@ def test_generate_is_text_and_sound(omni: Omni) -> None:
     assert answer.audio is not None
     assert_is_the_formula(answer.text, answer.audio.samples, 5, "Hello there", formulas.NATURAL_LENGTH)
     assert answer["content"] == answer.text
-    assert (answer.seed, answer.model, answer.finish_reason) == (5, "toy", "stop")
+    assert (answer.seed, answer.pipeline, answer.finish_reason) == (5, "toy", "stop")
     assert answer.audio.sample_rate == formulas.SAMPLE_RATE_HZ
     assert [stage.stage for stage in answer.usage.stages] == ["thinker", "talker", "code2wav"]
     assert answer.timing.ttft_s is not None
@@ -149,7 +148,7 @@ async def test_async_answers_at_once(toy_address: str) -> None:
 
 async def test_the_async_client_does_it_all(toy_address: str) -> None:
     async with AsyncOmni(address=toy_address) as omni:
-        assert [model.name for model in await omni.models()] == ["toy"]
+        assert [model.name for model in await omni.pipelines()] == ["toy"]
         assert [replica.stage for replica in await omni.replicas()] == ["thinker", "talker", "code2wav"]
         assert (await omni.say("one two")).text.split() == ["one", "two"]
         assert (await omni.chat([{"role": "user", "content": "Hi"}], seed=1)).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
@@ -158,7 +157,7 @@ async def test_the_async_client_does_it_all(toy_address: str) -> None:
 
 
 def test_models_and_replicas(omni: Omni) -> None:
-    (model,) = omni.models()
+    (model,) = omni.pipelines()
     assert (model.name, model.stages, model.outputs) == ("toy", ("thinker", "talker", "code2wav"), ("text", "audio"))
     omni.generate("Hi")
     replicas = omni.replicas()
@@ -173,7 +172,7 @@ def test_models_and_replicas(omni: Omni) -> None:
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"model": "absent"}, UnknownModelError),
+        ({"pipeline": "absent"}, UnknownModelError),
         ({"outputs": ["video"]}, BadRequestError),
         ({"max_tokens": 40000}, BadRequestError),
         ({"temperature": 3.0}, BadRequestError),
@@ -211,8 +210,6 @@ def test_settings_that_do_not_exist_or_do_not_fit() -> None:
         Omni(gpus=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="private stack"):
         Omni(address="127.0.0.1:50050", device="cpu")
-    with pytest.raises(NotAvailableError, match="tensor_parallel_size=2"):
-        Omni(tensor_parallel_size=2)
 
 
 def test_a_closed_client_says_so(toy_address: str) -> None:

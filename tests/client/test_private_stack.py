@@ -31,6 +31,18 @@ def test_closing_leaves_no_process(family: Family) -> None:
     assert family.pids() == []
 
 
+def test_settings_reach_the_stages_or_are_refused(family: Family) -> None:
+    with Omni(pipeline="toy", gpu_memory_utilization=0.5, max_sessions=3) as omni:
+        told = [replica.settings["gpu_memory_utilization"] for replica in omni.replicas()]
+    assert told == ["0.5, which means nothing on a CPU"] * 3
+    with pytest.raises(StackError, match="no stage of toy has a use for it") as raised, Omni(pipeline="toy", tensor_parallel_size=2):
+        pass
+    assert "--replicas" in raised.value.message
+    with pytest.raises(StackError, match="max_batch_size 2: the talker of toy"), Omni(pipeline="toy", max_batch_size={"talker": 2}):
+        pass
+    assert family.pids() == []
+
+
 async def test_the_async_client_owns_a_stack_too(family: Family) -> None:
     async with AsyncOmni(pipeline="toy", replicas={"talker": 2}) as omni:
         assert [replica.stage for replica in await omni.replicas()] == ["thinker", "talker", "talker", "code2wav"]
@@ -99,7 +111,7 @@ def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(family: Family, t
     broken = tmp_path / "broken.yaml"
     broken.write_text(
         "name: broken\ndescription: x\ninputs: [text]\noutputs: [text]\n"
-        "stages:\n  - {kind: thinker, model: toy}\n  - {kind: talker, model: absent, takes: [hidden]}\n"
+        "stages:\n  - {kind: thinker, family: toy}\n  - {kind: talker, family: absent, takes: [hidden]}\n"
     )
     with pytest.raises(StackError, match="no talker named 'absent'"):
         Omni(pipeline=str(broken))

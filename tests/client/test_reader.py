@@ -51,7 +51,7 @@ async def test_a_whole_answer() -> None:
     assert answer.audio is not None
     assert answer.audio.sample_rate == 24000
     assert (answer.audio.samples * 32768).tolist() == [100, -200, 300]
-    assert (answer.seed, answer.model, answer.finish_reason) == (7, "toy", "stop")
+    assert (answer.seed, answer.pipeline, answer.finish_reason) == (7, "toy", "stop")
 
 
 async def test_a_connection_that_breaks_after_the_account_breaks_nothing() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from omnistage.client import media
 from omnistage.client import request as requests
-from omnistage.client.errors import BadRequestError, NotAvailableError
-from omnistage.client.private_stack import StackPlan
+from omnistage.client.errors import BadRequestError
+from omnistage.client.private_stack import StackPlan, StackSettings
 from omnistage.client.request import Options
-from omnistage.link import limits
+from omnistage.wire import limits
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 WAV = b"RIFF" + bytes(4) + b"WAVEfmt "
@@ -29,7 +29,7 @@ def test_what_is_not_given_stays_absent() -> None:
 
 def test_options_reach_their_fields() -> None:
     options = Options(
-        model="toy", outputs=["text"], seed=0, max_tokens=5, stop="END", temperature=0.5, top_p=0.9, voice="anna", profile="latency"
+        pipeline="toy", outputs=["text"], seed=0, max_tokens=5, stop="END", temperature=0.5, top_p=0.9, voice="anna", profile="latency"
     )
     request = requests.for_prompt("hello", (), (), options)
     assert request.HasField("seed")
@@ -122,14 +122,18 @@ def test_unknown_settings_name_the_known_ones() -> None:
         StackPlan({"gpu": 1})  # type: ignore[typeddict-unknown-key]
 
 
-def test_tensor_parallelism_is_refused_with_a_way_out() -> None:
-    with pytest.raises(NotAvailableError, match="tensor_parallel_size=2") as caught:
-        StackPlan(tensor_parallel_size=2)
-    assert "replicas" in caught.value.hint
-
-
 def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> None:
-    plan = StackPlan({"pipeline": "toy", "device": {"talker": "cuda:0"}, "replicas": {"talker": 2}, "max_sessions": 4}, model_path=tmp_path)
+    settings: StackSettings = {
+        "pipeline": "toy",
+        "device": {"talker": "cuda:0"},
+        "replicas": {"talker": 2},
+        "max_sessions": 4,
+        "max_batch_size": {"thinker": 8},
+        "kv_cache_bytes": 65536,
+        "enable_cache": False,
+        "gpu_memory_utilization": 0.5,
+    }
+    plan = StackPlan(settings, tmp_path, 2)
     words = " ".join(plan.command(5, 6))
     for part in (
         "--ready-fd 5 --lifeline-fd 6",
@@ -138,6 +142,8 @@ def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> Non
         "--device talker=cuda:0",
         "--replicas talker=2",
         "--max-sessions 4",
+        "--max-batch-size thinker=8 --kv-cache-bytes 65536 --enable-cache false --gpu-memory-utilization 0.5",
+        "--tensor-parallel-size 2",
     ):
         assert part in words
     assert words.endswith("-- toy")

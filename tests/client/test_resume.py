@@ -30,8 +30,8 @@ from omnistage.client import (
     UnavailableError,
 )
 from omnistage.client.received import Received
-from omnistage.link.errors import StageError
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2, tensor_pb2
+from omnistage.wire.errors import StageError
 
 SENT = 6
 """Events of an answer that the peer sends before it stops: Started, three of text and two of sound. Five of them are events for the user,

@@ -5,82 +5,132 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from helpers import lengths
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
-from omnistage.engine.adapter import Attention, DecoderSpec
+from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, Rows
 from omnistage.engine.decoder import PackedDecoder
-from omnistage.engine.engine import Engine, TokenStream
-from omnistage.engine.kv import pages_for
-from omnistage.engine.request import EngineClosed, EngineFull, SequenceFailed, TokenEvent, TokenRequest
-from omnistage.engine.scheduler import MAX_UNREAD, Limits
-from omnistage.engine.types import FinishReason, Sampling
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.pages import pages_for
+from omnistage.engine.request import EngineClosed, EngineFull, Event, Prompt, SequenceFailed, SequenceRequest
+from omnistage.engine.scheduler import Limits
+from omnistage.engine.sequence import MAX_UNREAD
+from omnistage.engine.stream import SequenceStream
+from omnistage.engine.types import FinishReason, Item, Sampling
+
+
+def on(decoder: PackedDecoder, pages: int = 200, **limits: int) -> Engine:
+    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=Limits(**limits), poison=True)
 
 
 def engine(pages: int = 200, dtype: torch.dtype = torch.float32, **limits: int) -> Engine:
-    return Engine(tiny_decoder(dtype), pages=pages, limits=Limits(**limits), poison=True)
+    return on(tiny_decoder(dtype), pages, **limits)
 
 
-def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> TokenRequest:
-    settings: dict[str, object] = {"seed": 7, "max_tokens": 20, **changes}
-    return TokenRequest(prompt, **settings)  # type: ignore[arg-type]
+def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> SequenceRequest:
+    settings: dict[str, object] = {"seed": 7, "max_items": 20, **changes}
+    return SequenceRequest(Prompt.of_tokens(prompt), **settings)  # type: ignore[arg-type]
 
 
-async def read(stream: TokenStream) -> list[TokenEvent]:
-    events: list[TokenEvent] = []
+async def read(stream: SequenceStream) -> list[Event]:
+    events: list[Event] = []
     while not events or events[-1].finish_reason is None:
         events += await stream.take()
     await stream.aclose()
     return events
 
 
-def ids(events: list[TokenEvent]) -> list[int]:
-    return [event.token_id for event in events if event.token_id is not None]
+def items(events: list[Event]) -> tuple[Item, ...]:
+    return tuple(event.item for event in events if event.item is not None)
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [item[0] for item in items(events)]
+
+
+def drawn(events: list[Event]) -> list[tuple[Item | None, float | None]]:
+    return [(event.item, event.logprob) for event in events]
 
 
 def assert_empty(running: Engine) -> None:
     stats = running.stats()
-    assert (stats.waiting, stats.running, stats.parked, stats.pages_used) == (0, 0, 0, 0)
+    assert (stats.waiting, stats.running, stats.parked, stats.starved, stats.pages_used) == (0, 0, 0, 0, 0)
 
 
-async def test_answers_do_not_depend_on_company_order_or_a_break(seed: int) -> None:
-    rng = random.Random(seed)
+def random_requests(rng: random.Random, count: int, prompt: int = 120, answer: int = 60) -> list[SequenceRequest]:
     requests = []
-    for _ in range(24):
-        prompt = tuple(rng.randrange(TINY.vocab_size) for _ in range(rng.randrange(1, 120)))
+    for _ in range(count):
         sampling = Sampling(temperature=rng.choice([0.0, 0.8]), top_k=rng.choice([0, 20]), top_p=0.9, repetition_penalty=1.1)
-        requests.append(ask(prompt, seed=rng.getrandbits(64), max_tokens=rng.randrange(2, 60), sampling=sampling, logprobs=True))
-    single = engine(max_sequences=1)
-    expected = [await read(single.submit(request)) for request in requests]
+        ids = tuple(rng.randrange(TINY.vocab_size) for _ in range(rng.randrange(1, prompt)))
+        client = rng.choice(["", "a", "b"])
+        requests.append(
+            ask(ids, seed=rng.getrandbits(64), max_items=rng.randrange(2, answer), sampling=sampling, logprobs=True, client=client)
+        )
+    return requests
+
+
+async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.float32) -> list[list[Event]]:
+    """Each answer of an engine that runs one request at a time and keeps nothing."""
+    single = Engine(tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, limits=Limits(max_sequences=1), kept_pages=0)
+    answers = [await read(single.submit(request)) for request in requests]
     await single.close()
-    together = engine(max_sequences=8)
+    return answers
+
+
+async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dtype, seed: int) -> None:
+    rng = random.Random(seed)
+    requests = random_requests(rng, 24)
+    expected = await alone(requests, dtype)
+    together = engine(dtype=dtype, max_sequences=8)
     streams = {index: together.submit(requests[index]) for index in rng.sample(range(24), 24)}
     for index, events in zip(streams, await asyncio.gather(*map(read, streams.values())), strict=True):
-        assert [(event.token_id, event.logprob) for event in events] == [(event.token_id, event.logprob) for event in expected[index]]
+        assert drawn(events) == drawn(expected[index])
     for request, events in zip(requests, expected, strict=True):
-        cut = rng.randrange(1, request.max_tokens)
-        rest = TokenRequest(
-            request.prompt, request.seed, request.max_tokens, request.sampling, logprobs=True, history=tuple(ids(events)[:cut])
-        )
-        again = await read(together.submit(rest))
-        assert [(event.token_id, event.logprob) for event in again] == [(event.token_id, event.logprob) for event in events[cut:]]
+        cut = rng.randrange(1, request.max_items)
+        again = await read(together.submit(replace(request, history=items(events)[:cut])))
+        assert drawn(again) == drawn(events)[cut:]
     assert_empty(together)
     await together.close()
 
 
+async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(dtype: torch.dtype, seed: int) -> None:
+    rng = random.Random(seed)
+    requests = random_requests(rng, 24, prompt=100, answer=120)
+    expected = await alone(requests, dtype)
+    small = engine(pages=8, dtype=dtype, max_sequences=24)
+    for answer, events in zip(expected, await asyncio.gather(*(read(small.submit(request)) for request in requests)), strict=True):
+        assert drawn(events) == drawn(answer)
+    assert small.stats().preemptions > 5
+    assert_empty(small)
+    await small.close()
+
+
+@pytest.mark.parametrize("max_rows", [1, 41, 512])
+async def test_the_budget_of_a_step_changes_no_bit(max_rows: int, dtype: torch.dtype, seed: int) -> None:
+    requests = random_requests(random.Random(seed), 12, prompt=300, answer=20)
+    expected = await alone(requests, dtype)
+    decoder = tiny_decoder(dtype)
+    running = Engine(decoder, TokenHead(decoder.logits), pages=200, limits=Limits(max_rows=max_rows), step_s=None, poison=True)
+    for answer, events in zip(expected, await asyncio.gather(*(read(running.submit(request)) for request in requests)), strict=True):
+        assert drawn(events) == drawn(answer)
+    await running.close()
+
+
 async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype) -> None:
-    running = engine(dtype=dtype)
-    events = await read(running.submit(ask(max_tokens=201)))
+    running = Engine(tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, kept_pages=0)
+    events = await read(running.submit(ask(max_items=201)))
     before = running.stats()
-    rest = await read(running.submit(ask(max_tokens=201, history=tuple(ids(events)[:200]))))
+    rest = await read(running.submit(ask(max_items=201, history=items(events)[:200])))
     after = running.stats()
     assert ids(rest) == ids(events)[200:]
-    chunks = 1 + -(-200 // Limits().chunk_tokens)  # of the prompt, and of the history
-    assert after.steps - before.steps <= chunks
-    assert after.tokens - before.tokens == 1
+    assert after.rows - before.rows == 203
+    assert after.steps - before.steps <= pages_for(203)
+    assert after.items - before.items == 1
     assert_empty(running)
     await running.close()
 
@@ -95,7 +145,7 @@ async def test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one(s
     async def one() -> None:
         nonlocal cancelled, finished
         prompt = beginning[: rng.choice([0, 40])] + tuple(rng.randrange(100) for _ in range(rng.randrange(1, 40)))
-        stream = running.submit(ask(prompt, max_tokens=rng.randrange(1, 40), sampling=Sampling(temperature=rng.choice([0.0, 1.0]))))
+        stream = running.submit(ask(prompt, max_items=rng.randrange(1, 40), sampling=Sampling(temperature=rng.choice([0.0, 1.0]))))
         for _ in range(rng.randrange(0, 4)):
             # A NaN read from a freed page would end the stream with SequenceFailed.
             if (events := await stream.take()) and events[-1].finish_reason is not None:
@@ -118,17 +168,17 @@ async def test_thousands_of_cancels_free_every_page_and_none_reads_a_freed_one(s
 
 async def test_a_reader_that_stops_is_parked_at_the_bound_and_others_go_on() -> None:
     running = engine()
-    idle = running.submit(ask(max_tokens=200))
-    events = await read(running.submit(ask((9, 8), max_tokens=300)))
+    idle = running.submit(ask(max_items=200))
+    events = await read(running.submit(ask((9, 8), max_items=300)))
     assert len(events) == 300
-    await read(running.submit(ask((4,), max_tokens=MAX_UNREAD + 1)))
+    await read(running.submit(ask((4,), max_items=MAX_UNREAD + 1)))
     assert running.stats().parked == 1
     held = await idle.take()
     assert len(held) == MAX_UNREAD
     rest = [*held, *await read(idle)]
     assert rest[-1].finish_reason is FinishReason.LENGTH
     alone = engine()
-    assert ids(rest) == ids(await read(alone.submit(ask(max_tokens=200))))
+    assert ids(rest) == ids(await read(alone.submit(ask(max_items=200))))
     assert_empty(running)
     await running.close()
     await alone.close()
@@ -136,8 +186,8 @@ async def test_a_reader_that_stops_is_parked_at_the_bound_and_others_go_on() -> 
 
 async def test_a_parked_answer_can_be_cancelled() -> None:
     running = engine()
-    idle = running.submit(ask(max_tokens=200))
-    await read(running.submit(ask((9, 8), max_tokens=100)))
+    idle = running.submit(ask(max_items=200))
+    await read(running.submit(ask((9, 8), max_items=100)))
     await idle.aclose()
     assert_empty(running)
     await running.close()
@@ -145,7 +195,7 @@ async def test_a_parked_answer_can_be_cancelled() -> None:
 
 async def test_the_queue_is_bounded() -> None:
     running = engine(pages=10, max_sequences=1, max_waiting=2)
-    first = running.submit(ask(max_tokens=300))
+    first = running.submit(ask(max_items=300))
     await first.take()
     waiting = [running.submit(ask()), running.submit(ask())]
     with pytest.raises(EngineFull):
@@ -161,26 +211,26 @@ async def test_the_queue_is_bounded() -> None:
 
 async def test_a_request_that_can_never_run_is_refused() -> None:
     running = engine(pages=4)
-    for request in (ask(max_tokens=1100), ask(max_tokens=200), ask((TINY.vocab_size,)), ask(sampling=Sampling(logit_bias={-1: 1.0}))):
-        with pytest.raises(ValueError, match=r"tokens|vocabulary"):
+    for request in (ask(max_items=1100), ask(max_items=200), ask((TINY.vocab_size,)), ask(sampling=Sampling(logit_bias={-1: 1.0}))):
+        with pytest.raises(ValueError, match=r"rows|vocabulary"):
             running.submit(request)
     with pytest.raises(ValueError, match="prompt"):
         ask(())
     with pytest.raises(ValueError, match="history"):
-        ask(max_tokens=2, history=(1, 2))
+        ask(max_items=2, history=((1,), (2,)))
     await running.close()
 
 
 async def test_logits_that_are_not_finite_fail_their_sequence_only() -> None:
-    running = Engine(tiny_decoder(nan=True), pages=200, poison=True)
-    good, bad = running.submit(ask(max_tokens=100)), running.submit(ask((1, NAN_TOKEN)))
+    running = on(tiny_decoder(nan=True))
+    good, bad = running.submit(ask(max_items=100)), running.submit(ask((1, NAN_TOKEN)))
     with pytest.raises(SequenceFailed, match="finite"):
         await bad.take()
     await bad.aclose()
     assert len(await read(good)) == 100
     # In the middle of an answer, in a batch with others.
-    good = running.submit(ask(max_tokens=100))
-    bad = running.submit(ask((5,), max_tokens=50, sampling=Sampling(logit_bias={NAN_TOKEN: 1e6})))
+    good = running.submit(ask(max_items=100))
+    bad = running.submit(ask((5,), max_items=50, sampling=Sampling(logit_bias={NAN_TOKEN: 1e6})))
     assert ids(await bad.take())[:1] == [NAN_TOKEN]
     with pytest.raises(SequenceFailed, match="finite"):
         while True:
@@ -194,15 +244,15 @@ async def test_logits_that_are_not_finite_fail_their_sequence_only() -> None:
 class Brittle(PackedDecoder):
     """Raises when it meets token 13."""
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        if bool((token_ids == 13).any()):
+    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+        if bool((rows.items == 13).any()):
             raise RuntimeError("token 13")
-        return super().hidden(token_ids, positions, attention)
+        return super().hidden(rows, attention)
 
 
 async def test_a_step_that_raises_fails_only_the_sequence_that_caused_it() -> None:
-    running = Engine(Brittle(TINY, tiny_weights(torch.float32)), pages=100, poison=True)
-    steady = [running.submit(ask((index,), max_tokens=60, sampling=Sampling(logit_bias={13: -1e6}))) for index in range(3)]
+    running = on(Brittle(TINY, tiny_weights(torch.float32)), 100)
+    steady = [running.submit(ask((index,), max_items=60, sampling=Sampling(logit_bias={13: -1e6}))) for index in range(3)]
     for stream in steady:
         await stream.take()
     at_prefill = running.submit(ask((1, 13)))
@@ -217,7 +267,7 @@ async def test_a_step_that_raises_fails_only_the_sequence_that_caused_it() -> No
         await stream.aclose()
     expected = engine()
     for index, stream in enumerate(steady):
-        lonely = await read(expected.submit(ask((index,), max_tokens=60, sampling=Sampling(logit_bias={13: -1e6}))))
+        lonely = await read(expected.submit(ask((index,), max_items=60, sampling=Sampling(logit_bias={13: -1e6}))))
         rest = await read(stream)
         assert ids(lonely)[-len(rest) :] == ids(rest)
     assert_empty(running)
@@ -226,16 +276,20 @@ async def test_a_step_that_raises_fails_only_the_sequence_that_caused_it() -> No
 
 
 class Broken(PackedDecoder):
-    """Ends the engine's thread: what it raises is no error of a step."""
+    """Ends the engine's thread, once everyone has asked: what it raises is no error of a step."""
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    everyone_asked = threading.Event()
+
+    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+        assert self.everyone_asked.wait(60)
         raise SystemExit("gone")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
-    running = Engine(Broken(TINY, tiny_weights(torch.float32)), pages=100)
+    running = on(Broken(TINY, tiny_weights(torch.float32)), 100)
     streams = [running.submit(ask()) for _ in range(3)]
+    Broken.everyone_asked.set()
     for stream in streams:
         with pytest.raises(EngineClosed, match="gone"):
             await stream.take()
@@ -247,7 +301,7 @@ async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
 
 async def test_close_ends_what_runs_and_what_waits() -> None:
     running = engine(max_sequences=1)
-    streams = [running.submit(ask(max_tokens=300)) for _ in range(3)]
+    streams = [running.submit(ask(max_items=300)) for _ in range(3)]
     await streams[0].take()
     await running.close()
     for stream in streams:
@@ -258,18 +312,18 @@ async def test_close_ends_what_runs_and_what_waits() -> None:
     assert_empty(running)
 
 
-async def test_end_tokens_min_tokens_and_ignore_end() -> None:
+async def test_end_tokens_min_items_and_ignore_end() -> None:
     running = engine()
-    free = ids(await read(running.submit(ask(max_tokens=40))))
+    free = ids(await read(running.submit(ask(max_items=40))))
     end = frozenset({free[10]})
     first = free.index(free[10])
-    stopped = await read(running.submit(ask(max_tokens=40, end_ids=end)))
+    stopped = await read(running.submit(ask(max_items=40, end_ids=end)))
     assert ids(stopped) == free[:first]
-    assert stopped[-1] == TokenEvent(None, None, FinishReason.STOP, stopped[-1].queued_s)
-    longer = await read(running.submit(ask(max_tokens=40, end_ids=end, min_tokens=15)))
+    assert (stopped[-1].item, stopped[-1].logprob, stopped[-1].finish_reason) == (None, None, FinishReason.STOP)
+    longer = await read(running.submit(ask(max_items=40, end_ids=end, min_items=15)))
     assert len(ids(longer)) >= 15
     assert not end & set(ids(longer)[:15])
-    endless = await read(running.submit(ask(max_tokens=40, end_ids=end, ignore_end=True)))
+    endless = await read(running.submit(ask(max_items=40, end_ids=end, ignore_end=True)))
     assert len(ids(endless)) == 40
     assert not end & set(ids(endless))
     assert endless[-1].finish_reason is FinishReason.LENGTH
@@ -281,11 +335,11 @@ async def test_the_log_probability_is_that_of_the_models_own_logits() -> None:
     request = ask(sampling=Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3), logprobs=True)
     events = await read(running.submit(request))
     decoder = tiny_decoder()
-    tokens = [*request.prompt, *ids(events)]
-    attend = Textbook(decoder.spec)
-    logits = decoder.logits(decoder.hidden(torch.tensor(tokens), torch.arange(len(tokens)), attend)).log_softmax(-1)
+    tokens = [1, 2, 3, *ids(events)]
+    rows = Rows(torch.tensor(tokens)[:, None], torch.arange(len(tokens))[None])
+    logits = decoder.logits(decoder.hidden(rows, Textbook(decoder.spec)).last).log_softmax(-1)
     for index, event in enumerate(events):
-        expected = logits[len(request.prompt) + index - 1, event.token_id].item()
+        expected = logits[2 + index, ids([event])[0]].item()
         assert event.logprob == pytest.approx(expected, abs=1e-3)
     await running.close()
 
@@ -310,21 +364,21 @@ async def test_an_event_loop_that_is_gone_frees_its_sequences() -> None:
 
     def elsewhere() -> None:
         async def leave_early() -> None:
-            await running.submit(ask(max_tokens=900)).take()
+            await running.submit(ask(max_items=900)).take()
 
         asyncio.run(leave_early())
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     await asyncio.to_thread(thread.join)
-    assert len(await read(running.submit(ask(max_tokens=60)))) == 60
+    assert len(await read(running.submit(ask(max_items=60)))) == 60
     assert running.stats().pages_used == 0
     await running.close()
 
 
 async def test_the_first_event_says_how_long_the_request_waited() -> None:
     running = engine(max_sequences=1)
-    first, second = running.submit(ask(max_tokens=60)), running.submit(ask())
+    first, second = running.submit(ask(max_items=60)), running.submit(ask())
     events = await read(first)
     later = await read(second)
     assert 0 < events[0].queued_s < later[0].queued_s
@@ -338,12 +392,12 @@ async def test_prompts_that_begin_alike_share_pages() -> None:
     await read(running.submit(ask((*beginning, 70))))
     kept = running.stats().pages_kept
     assert kept == pages_for(64)
-    stream = running.submit(ask((*beginning, 80, 81), max_tokens=20))
+    stream = running.submit(ask((*beginning, 80, 81), max_items=20))
     await stream.take()
     assert running.stats().pages_kept == 0
     shared = ids(await read(stream))
     fresh = engine()
-    alone = ids(await read(fresh.submit(ask((*beginning, 80, 81), max_tokens=20))))
+    alone = ids(await read(fresh.submit(ask((*beginning, 80, 81), max_items=20))))
     assert alone[-len(shared) :] == shared
     await running.close()
     await fresh.close()

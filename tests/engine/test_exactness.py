@@ -8,13 +8,38 @@ import pytest
 import torch
 
 from helpers.tiny import TINY, tiny_decoder
-from omnistage.engine.adapter import DecoderSpec
-from omnistage.engine.attention import BatchedDecodeAttention, Row, SingleDecodeAttention, batches_are_exact
-from omnistage.engine.kv import PAGE_TOKENS, KVCache, PagePool, pages_for
-from omnistage.engine.linear import MAX_ROWS, MIN_ROWS, Linear, in_blocks, rows_are_independent
-from omnistage.engine.request import TokenRequest
+from omnistage.engine import attention
+from omnistage.engine.adapter import Attention, DecoderSpec
+from omnistage.engine.attention import (
+    AttentionBackend,
+    PagedAttention,
+    RowAttention,
+    SdpaAttention,
+    attend,
+    chosen,
+    rows_are_independent,
+)
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.kv import KVCache
+from omnistage.engine.pages import PAGE_ROWS, PagePool, pages_for
+from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.runner import Runner
-from omnistage.engine.scheduler import Chunk, Sequence
+from omnistage.engine.sampler import Draws
+from omnistage.engine.scheduler import Run
+from omnistage.engine.sequence import Sequence
+
+
+class Reading:
+    """A head that draws nothing and keeps the logits."""
+
+    def __init__(self, decoder: PackedDecoder) -> None:
+        self._decoder = decoder
+        self.logits = torch.empty(0)
+
+    def draw(self, hidden: torch.Tensor, draws: list[Draws], banned: list[frozenset[int]]) -> list[None]:
+        self.logits = self._decoder.logits(hidden)[: len(draws)]
+        return [None] * len(draws)
 
 
 class Bench:
@@ -24,39 +49,52 @@ class Bench:
         decoder = tiny_decoder(dtype)
         self.pool = PagePool(pages)
         self.cache = KVCache(decoder.spec, pages, poison=True)
-        self.runner = Runner(decoder, self.cache)
+        self.head = Reading(decoder)
+        self.runner = Runner(decoder, self.head, self.cache, chosen(decoder.spec).backend)  # type: ignore[arg-type]
 
     def sequence(self, prompt: list[int], answer: int, history: list[int] | None = None) -> Sequence:
-        sequence = Sequence(TokenRequest(tuple(prompt), 0, answer, history=tuple(history or ())))
-        sequence.pages = self.pool.take(pages_for(sequence.request.tokens))
-        self.cache.clear(sequence.pages)
+        request = SequenceRequest(Prompt.of_tokens(prompt), 0, answer, history=tuple((token,) for token in history or ()))
+        sequence = Sequence(request)
+        sequence.pages = [self.pool.take() for _ in range(pages_for(request.rows + 1))]
+        self.cache.follow(*self.pool.changes())
         return sequence
 
-    def prefill(self, sequence: Sequence, chunk_tokens: int) -> torch.Tensor:
-        """Run prompt and history in chunks; returns the logits [vocab] of the last row."""
-        while True:
-            prompt = len(sequence.request.prompt)
-            end = prompt if sequence.computed < prompt else sequence.known
-            chunk = Chunk(sequence, sequence.computed, min(chunk_tokens, end - sequence.computed))
-            logits = self.runner.chunk(chunk)
-            sequence.computed += chunk.count
-            if logits is not None:
-                return logits[0]
+    def prefill(self, sequence: Sequence, pages: int) -> torch.Tensor:
+        """Run all rows that are known, so many pages at a time; returns the logits [vocab] of the last row."""
+        while sequence.left:
+            self.run(self.next_runs(sequence, pages))
+        return self.head.logits[-1]
+
+    def next_runs(self, sequence: Sequence, pages: int) -> list[Run]:
+        runs: list[Run] = []
+        start = sequence.computed
+        while start < sequence.known and len(runs) < pages:
+            runs.append(Run(sequence, start, min(sequence.known - start, PAGE_ROWS - start % PAGE_ROWS)))
+            start += runs[-1].count
+        return runs
+
+    def run(self, runs: list[Run]) -> torch.Tensor:
+        """Returns the logits of the runs that draw."""
+        self.runner.run(runs)
+        for run in runs:
+            run.sequence.computed = run.start + run.count
+        return self.head.logits
 
     def decode(self, sequences: list[Sequence]) -> torch.Tensor:
-        return self.runner.decode(sequences)
+        return self.run([run for sequence in sequences for run in self.next_runs(sequence, 1)])
 
     def leave(self, sequence: Sequence) -> None:
-        self.cache.retire(self.pool.give_back(sequence.pages))
+        self.pool.give_back(sequence.pages)
+        self.cache.follow(*self.pool.changes())
 
 
 def alone(dtype: torch.dtype, prompt: list[int], answer: list[int]) -> list[torch.Tensor]:
     """Logits of each step of a sequence that is by itself and takes `answer`."""
     bench = Bench(dtype)
     sequence = bench.sequence(prompt, len(answer) + 1)
-    logits = [bench.prefill(sequence, 64)]
+    logits = [bench.prefill(sequence, 2)]
     for token_id in answer:
-        sequence.tokens.append(token_id)
+        sequence.items.append((token_id,))
         logits.append(bench.decode([sequence])[0])
     return logits
 
@@ -76,19 +114,36 @@ def test_logits_are_equal_alone_and_in_a_ragged_batch_that_others_join_and_leave
         while waiting and len(running) < 8 and (not running or rng.random() < 0.5):
             index = waiting.pop()
             running[index] = bench.sequence(plans[index][0], len(plans[index][1]) + 1)
-            assert torch.equal(bench.prefill(running[index], rng.choice([32, 64, 128])), expected[index][0])
+            assert torch.equal(bench.prefill(running[index], rng.choice([1, 2, 4])), expected[index][0])
         company = rng.sample(sorted(running), rng.randrange(1, len(running) + 1))
         for index in company:
-            running[index].tokens.append(plans[index][1][len(running[index].tokens)])
+            running[index].items.append((plans[index][1][len(running[index].items)],))
         logits = bench.decode([running[index] for index in company])
         for row, index in enumerate(company):
-            step = len(running[index].tokens)
+            step = len(running[index].items)
             assert torch.equal(logits[row], expected[index][step]), f"sequence {index}, step {step}, batch of {len(company)}"
             compared += 1
             if step == len(plans[index][1]):
                 bench.leave(running.pop(index))
     assert compared == sum(len(answer) for _, answer in plans)
     assert bench.pool.used == 0
+
+
+def test_a_prompt_beside_decoding_rows_gives_the_bits_of_both_alone(dtype: torch.dtype, seed: int) -> None:
+    rng = random.Random(seed)
+    prompt, answer, long = tokens(rng, 50), tokens(rng, 30), tokens(rng, 333)
+    expected, expected_long = alone(dtype, prompt, answer), alone(dtype, long, [])[0]
+    bench = Bench(dtype)
+    decoding, reading = bench.sequence(prompt, len(answer) + 1), bench.sequence(long, 2)
+    bench.prefill(decoding, 1)
+    for step, token_id in enumerate(answer):
+        decoding.items.append((token_id,))
+        blocks = bench.next_runs(reading, rng.randrange(0, 3))
+        logits = bench.run([*bench.next_runs(decoding, 1), *blocks])
+        assert torch.equal(logits[0], expected[step + 1]), f"step {step}"
+        if any(run.draws for run in blocks):
+            assert torch.equal(logits[1], expected_long)
+    assert reading.left == 0
 
 
 def test_a_history_computed_again_gives_the_bits_of_the_undisturbed_run(dtype: torch.dtype, seed: int) -> None:
@@ -98,87 +153,135 @@ def test_a_history_computed_again_gives_the_bits_of_the_undisturbed_run(dtype: t
     for cut in (1, 2, 3, *rng.sample(range(4, 90), 6)):
         bench = Bench(dtype)
         other = bench.sequence(tokens(rng, 70), 64)
-        bench.prefill(other, 64)
+        bench.prefill(other, 2)
         sequence = bench.sequence(prompt, len(answer) + 1, history=answer[:cut])
-        assert torch.equal(bench.prefill(sequence, rng.choice([32, 64])), expected[cut]), f"cut after {cut}"
+        assert torch.equal(bench.prefill(sequence, rng.choice([1, 2])), expected[cut]), f"cut after {cut}"
         for step in range(cut, len(answer)):
-            sequence.tokens.append(answer[step])
-            other.tokens.append(rng.randrange(100))
-            company = [sequence, other] if len(other.tokens) < 64 else [sequence]
+            sequence.items.append((answer[step],))
+            other.items.append((rng.randrange(100),))
+            company = [sequence, other] if len(other.items) < 64 else [sequence]
             assert torch.equal(bench.decode(company)[0], expected[step + 1]), f"cut after {cut}, step {step + 1}"
 
 
 def test_a_shared_prefix_gives_the_same_bits(dtype: torch.dtype, seed: int) -> None:
     rng = random.Random(seed)
-    beginning, end = tokens(rng, 2 * PAGE_TOKENS), tokens(rng, 41)
+    beginning, end = tokens(rng, 2 * PAGE_ROWS), tokens(rng, 41)
     bench = Bench(dtype)
     first = bench.sequence(beginning + tokens(rng, 5), 4)
-    bench.prefill(first, 64)
+    bench.prefill(first, 2)
     second = bench.sequence(beginning + end, 4)
     second.pages[:2] = first.pages[:2]
-    second.computed = 2 * PAGE_TOKENS
-    assert torch.equal(bench.prefill(second, 64), alone(dtype, beginning + end, [])[0])
+    second.computed = 2 * PAGE_ROWS
+    assert torch.equal(bench.prefill(second, 2), alone(dtype, beginning + end, [])[0])
 
 
-@pytest.mark.parametrize("shape", [(960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576)])
-def test_rows_of_a_product_do_not_depend_on_the_batch(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    linear = Linear(torch.randn(*shape, generator=generator).mul_(0.05).to(dtype))
-    x = torch.randn(128, shape[1], generator=generator).to(dtype)
-    whole = linear(x)
-    for rows in (*range(MIN_ROWS, MAX_ROWS + 4), 48, 63, 64, 65, 100):
-        assert torch.equal(linear(x[-rows:].contiguous()), whole[-rows:]), f"the last {rows} rows"
-        assert torch.equal(linear(x[:rows].contiguous()), whole[:rows]), f"the first {rows} rows"
+def random_runs(rng: random.Random, count: int, pages: int) -> list[PlannedRun]:
+    """Runs of any length at any place, none of which share a page."""
+    free, runs, first = rng.sample(range(pages), pages), list[PlannedRun](), 0
+    for _ in range(count):
+        start = rng.choice([rng.randrange(300), rng.randrange(30, 120)])
+        rows = rng.choice([1, 1, rng.randrange(1, PAGE_ROWS - start % PAGE_ROWS + 1)])
+        runs.append(PlannedRun(first, rows, start, tuple(free.pop() for _ in range(pages_for(start + rows)))))
+        first += rows
+    return runs
 
 
-@pytest.mark.parametrize("shape", [(960, 576), (576, 576), (576, 1536)])
-def test_the_library_keeps_its_promise_for_any_weight(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
-    """What batching stands on: a block of 32 rows costs hardly more than one of 4, which the fallback would run instead."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(20):
-        linear = Linear(torch.randn(*shape, generator=generator).to(dtype))
-        assert rows_are_independent(linear._product, shape[1], dtype)
-
-
-@pytest.mark.parametrize("block", [MIN_ROWS, 8, MAX_ROWS])
-def test_products_in_blocks_are_those_rows_and_never_run_too_few_or_too_many(dtype: torch.dtype, block: int) -> None:
-    weight = torch.randn(24, 40, generator=torch.Generator().manual_seed(1)).to(dtype)
-    ran = []
-
-    def product(part: torch.Tensor) -> torch.Tensor:
-        ran.append(part.shape[0])
-        return part @ weight.T
-
-    for rows in range(MIN_ROWS, 3 * MAX_ROWS):
-        x = torch.randn(rows, 40, generator=torch.Generator().manual_seed(rows)).to(dtype)
-        torch.testing.assert_close(in_blocks(product, x, block), x @ weight.T)
-    assert min(ran) >= MIN_ROWS and max(ran) <= block
-
-
-def test_a_product_whose_rows_depend_on_their_number_is_found_out(dtype: torch.dtype) -> None:
-    assert not rows_are_independent(lambda x: x * len(x), 16, dtype)
-
-
-def test_a_row_attends_alike_in_any_company_and_place(seed: int) -> None:
+@pytest.mark.parametrize(("query_heads", "kv_heads", "head_size"), [(6, 2, 32), (9, 3, 64), (28, 4, 128), (12, 12, 64), (16, 2, 128)])
+def test_a_row_attends_alike_in_any_run_company_and_place(
+    query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int
+) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    spec = tiny_decoder(torch.bfloat16).spec
-    assert batches_are_exact(spec)
-    cache = KVCache(spec, 400)
+    spec = DecoderSpec(1, query_heads, kv_heads, head_size, 500, 1024, dtype)
+    backend = PagedAttention()
+    cache = KVCache(spec, 200)
     cache.layer(0).copy_(torch.randn(cache.layer(0).shape, generator=generator))
-    for _ in range(1500):
-        free = rng.sample(range(400), 400)
-        positions = [rng.choice([rng.randrange(300), rng.randrange(30, 120)]) for _ in range(rng.randrange(1, 12))]
-        rows = [Row(position, [free.pop() for _ in range(pages_for(position + 1))]) for position in positions]
-        queries = torch.randn(len(rows), spec.query_heads, spec.head_size, generator=generator).bfloat16()
-        stored = torch.randn(len(rows), 2 * spec.kv_heads, spec.head_size, generator=generator).bfloat16()
-        together = BatchedDecodeAttention(cache, spec, rows)(0, queries, stored)
-        one = rng.randrange(len(rows))
-        alone = BatchedDecodeAttention(cache, spec, rows[one : one + 1])(0, queries[one : one + 1], stored[one : one + 1])
-        assert torch.equal(alone[0], together[one]), f"row {one} of {positions}"
+    for _ in range(40):
+        runs = random_runs(rng, rng.randrange(1, 12), 200)
+        rows = runs[-1].first + runs[-1].count
+        queries = torch.randn(rows, query_heads, head_size, generator=generator).to(dtype)
+        stored = torch.randn(rows, 2 * kv_heads, head_size, generator=generator).to(dtype)
+        together = attend(backend, cache, spec, runs, queries, stored)
+        one = rng.choice(runs)
+        for row in range(one.count):
+            at = one.first + row
+            single = PlannedRun(0, 1, one.start + row, one.pages)
+            alone = attend(backend, cache, spec, [single], queries[at : at + 1], stored[at : at + 1])
+            assert torch.equal(alone[0], together[at]), f"row {row} of {one}"
 
 
-def test_a_model_whose_products_are_too_small_runs_row_by_row() -> None:
-    assert not batches_are_exact(DecoderSpec(2, 4, 2, 16, 500, 1024, torch.bfloat16))
+class Company(PagedAttention):
+    """Rows that know how many they are."""
+
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        bound = super().bind(cache, spec, plan)
+        return lambda layer, queries, stored: bound(layer, queries, stored) * (1 + len(queries))
+
+
+class Long(PagedAttention):
+    """Rows that know how many they are when there are 29 of them, and many pages."""
+
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        bound = super().bind(cache, spec, plan)
+        wrong = plan.count == 29 and len(plan.runs[0].pages) == 16
+        return lambda layer, queries, stored: bound(layer, queries, stored) * (2 if wrong else 1)
+
+
+class Batch(PagedAttention):
+    """Rows that know whether they are the first run."""
+
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        bound = super().bind(cache, spec, plan)
+
+        def attended(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+            result = bound(layer, queries, keys_values)
+            for run in plan.runs[1:]:
+                result[run.first] += 1
+            return result
+
+        return attended
+
+
+class Loose(Batch):
+    """One that claims nothing."""
+
+    name = "loose"
+    is_exact = False
+
+
+def test_every_backend_of_the_processor_keeps_its_claim(dtype: torch.dtype) -> None:
+    spec = tiny_decoder(dtype).spec
+    assert rows_are_independent(PagedAttention(), spec)
+    assert rows_are_independent(RowAttention(), spec)
+    assert isinstance(chosen(spec).backend, PagedAttention)
+
+
+@pytest.mark.parametrize("broken", [Company, Long, Batch])
+def test_a_backend_that_breaks_its_claim_is_found_out_and_told(
+    broken: type[PagedAttention], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tiny_decoder(dtype).spec
+    assert not rows_are_independent(broken(), spec)
+    monkeypatch.setattr(attention, "ATTENTION", (broken, RowAttention))
+    choice = chosen(spec)
+    assert isinstance(choice.backend, RowAttention) and choice.reason.startswith("not paged: a row depended on its neighbours")
+    monkeypatch.setattr(attention, "ATTENTION", (broken,))
+    with pytest.raises(ValueError, match="no way to attend on cpu: not paged"):
+        chosen(spec)
+
+
+def test_a_backend_that_claims_nothing_is_used_and_the_settings_say_so(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "ATTENTION", (Loose, RowAttention))
+    choice = chosen(tiny_decoder(dtype).spec)
+    assert isinstance(choice.backend, Loose) and choice.reason == "a row that is computed again may differ in its last bits"
+
+
+def test_heads_whose_products_are_too_small_run_row_by_row() -> None:
+    assert isinstance(chosen(DecoderSpec(1, 4, 2, 16, 500, 1024, torch.bfloat16)).backend, RowAttention)
+
+
+def test_an_accelerator_is_given_sdpa() -> None:
+    spec = DecoderSpec(1, 9, 3, 64, 500, 1024, torch.bfloat16, device=torch.device("cuda"))
+    assert [make().name for make in attention.ATTENTION if make().is_viable(spec)] == [SdpaAttention.name, RowAttention.name]
 
 
 def _most_rounding(query: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> float:
@@ -192,25 +295,26 @@ def _most_rounding(query: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) 
     return float(torch.expm1(2 * of_scores + 2 * unit + 2 * unit_of_sums * len(keys)))
 
 
-def test_both_forms_of_decode_attention_agree_with_the_textbook(dtype: torch.dtype, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+@pytest.mark.parametrize("backend", [PagedAttention(), SdpaAttention(), RowAttention()], ids=["paged", "sdpa", "row by row"])
+def test_every_form_of_attention_agrees_with_the_textbook(backend: AttentionBackend, dtype: torch.dtype, seed: int) -> None:
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     spec = tiny_decoder(dtype).spec
-    positions = [0, 31, 32, 77, 100]
-    pool = PagePool(40)
-    rows = [Row(position, pool.take(pages_for(position + 1))) for position in positions]
-    cache = KVCache(spec, 40)
+    runs = random_runs(rng, 8, 100)
+    cache = KVCache(spec, 100)
     cache.layer(1).copy_(torch.randn(cache.layer(1).shape, generator=generator))
-    queries = torch.randn(8, spec.query_heads, spec.head_size, generator=generator).to(dtype)
-    stored = torch.randn(8, 2 * spec.kv_heads, spec.head_size, generator=generator).to(dtype)
-    for form in (BatchedDecodeAttention, SingleDecodeAttention):
-        result = form(cache, spec, rows)(1, queries, stored)
-        for index, row in enumerate(rows):
-            held = cache.layer(1)[row.pages].transpose(1, 2).flatten(0, 1)[: row.position + 1].double()
+    rows = runs[-1].first + runs[-1].count
+    queries = torch.randn(rows + 2, spec.query_heads, spec.head_size, generator=generator).to(dtype)
+    stored = torch.randn(rows + 2, 2 * spec.kv_heads, spec.head_size, generator=generator).to(dtype)
+    result = attend(backend, cache, spec, runs, queries, stored, layer=1)
+    for run in runs:
+        held = cache.layer(1)[list(run.pages)].transpose(1, 2).flatten(0, 1).double()
+        for row in range(run.count):
+            seen = held[: run.start + row + 1]
             for head in range(spec.query_heads):
                 group = head // (spec.query_heads // spec.kv_heads)
-                query, keys, values = queries[index, head].double(), held[:, group], held[:, spec.kv_heads + group]
+                query, keys, values = queries[run.first + row, head].double(), seen[:, group], seen[:, spec.kv_heads + group]
                 weights = torch.softmax(keys @ query, 0)
-                got = result[index].view(spec.query_heads, -1)[head].double()
+                got = result[run.first + row].view(spec.query_heads, -1)[head].double()
                 allowed = _most_rounding(query, keys, dtype) * (weights @ values.abs())
                 assert ((got - weights @ values).abs() <= allowed).all()
-            assert torch.equal(held[-1], stored[index].double())
+            assert torch.equal(seen[-1], stored[run.first + row].double())

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
 import torch
-from transformers import AttentionInterface, Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerForConditionalGeneration
+from transformers import (
+    AttentionInterface,
+    Qwen2_5OmniThinkerConfig,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
 from omnistage.engine import layers
 from omnistage.engine.adapter import Decoder, DecoderSpec
 from omnistage.engine.decoder import DecoderConfig, PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.request import TokenRequest
+from omnistage.engine.head import TokenHead
+from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 
 AttentionInterface.register(layers.NAME, layers.layer_attention)
@@ -33,7 +43,9 @@ TEXT = {
 SIZES = DecoderConfig(
     layers=3, hidden_size=64, ffn_size=96, query_heads=4, kv_heads=2, vocab_size=300, context=512, norm_eps=1e-6, rope_theta=10000.0
 )
-SPEC = DecoderSpec(layers=3, query_heads=4, kv_heads=2, head_size=16, vocab_size=300, context=512, dtype=torch.float32)
+SPEC = DecoderSpec(
+    layers=3, query_heads=4, kv_heads=2, head_size=16, item_ids=300, context=512, dtype=torch.float32, given_width=64, tap_width=64
+)
 
 
 def thinker(attention: str) -> Thinker:
@@ -61,35 +73,37 @@ def thinker(attention: str) -> Thinker:
     return cast(Thinker, model)
 
 
-def through_layers() -> Decoder:
+def through_layers() -> tuple[Decoder, TokenHead]:
     model = thinker(layers.NAME)
     text = model.model.language_model
     layers.pack_linears(text.layers)
-    return layers.LayersDecoder(
-        SPEC, embedding=text.embed_tokens, layers=tuple(text.layers), rotary=text.rotary_emb, axes=3, norm=text.norm, head=model.lm_head
+    decoder = layers.LayersDecoder(
+        SPEC, embedding=text.embed_tokens, layers=tuple(text.layers), rotary=text.rotary_emb, axes=3, norm=text.norm
     )
+    return decoder, TokenHead(model.lm_head)
 
 
-def lean() -> Decoder:
+def lean() -> tuple[Decoder, TokenHead]:
     model = thinker("sdpa")
     weights = model.model.language_model.state_dict() | {"lm_head.weight": model.lm_head.weight.detach()}
-    return PackedDecoder(SIZES, weights.get)
+    decoder = PackedDecoder(SIZES, weights.get)
+    return decoder, TokenHead(decoder.logits)
 
 
 async def answer(engine: Engine, prompt: list[int], count: int) -> list[int | None]:
-    stream = engine.submit(TokenRequest(tuple(prompt), 0, count))
+    stream = engine.submit(SequenceRequest(Prompt.of_tokens(prompt), 0, count))
     ids: list[int | None] = []
     while len(ids) < count:
-        ids += [event.token_id for event in await stream.take()]
+        ids += [None if event.item is None else event.item[0] for event in await stream.take()]
     await stream.aclose()
     return ids
 
 
 @pytest.mark.parametrize("make", [through_layers, lean])
-async def test_greedy_tokens_are_those_of_transformers(make: type[Decoder], seed: int) -> None:
+async def test_greedy_tokens_are_those_of_transformers(make: Callable[[], tuple[Decoder, TokenHead]], seed: int) -> None:
     rng = random.Random(seed)
     oracle = thinker("sdpa")
-    engine = Engine(make(), pages=60, limits=Limits(chunk_tokens=32, step_tokens=64), poison=True)
+    engine = Engine(*make(), pages=60, limits=Limits(max_rows=64), poison=True)
     for length in (1, 2, 31, 32, 33, 64, 150):
         prompt = [rng.randrange(280) for _ in range(length)]
         ids = torch.tensor([prompt])
@@ -104,3 +118,68 @@ def test_a_mask_is_refused() -> None:
     rows = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="mask"):
         layers.layer_attention(torch.nn.Identity(), rows, rows, rows, torch.zeros(3, 3), 1.0, paged_attention=lambda *_: rows)
+
+
+def qwen3() -> Qwen3ForCausalLM:
+    """A small random Qwen3: heads are wider than hidden size over heads, and queries and keys have norms. Equal weights for every call."""
+    config = Qwen3Config(  # type: ignore[call-arg]  # The class takes more than its annotations say.
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=48,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(4)
+    model = Qwen3ForCausalLM(config).eval()
+    for name, value in model.named_parameters():
+        if "q_norm" in name or "k_norm" in name:
+            torch.nn.init.uniform_(value, 0.5, 2.0)
+        elif "proj" in name or "lm_head" in name:
+            torch.nn.init.normal_(value, std=0.3)
+    return cast(Qwen3ForCausalLM, model)
+
+
+async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> None:
+    rng = random.Random(seed)
+    oracle = qwen3()
+    sizes = replace(SIZES, head_size=48, head_norms=True)
+    weights = oracle.model.state_dict() | {"lm_head.weight": oracle.lm_head.weight.detach()}
+    decoder = PackedDecoder(sizes, weights.get)
+    assert decoder.spec.head_size == 48 != SIZES.hidden_size // SIZES.query_heads
+    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
+    for length in (1, 33, 100):
+        prompt = [rng.randrange(300) for _ in range(length)]
+        ids = torch.tensor([prompt])
+        expected = oracle.generate(  # type: ignore[misc]  # A mixin whose self is annotated as another class.
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert await answer(engine, prompt, 40) == expected[0, length:].tolist()
+    await engine.close()
+
+
+def test_components_of_a_head_turn_by_their_axis_as_in_transformers(seed: int) -> None:
+    sizes = replace(SIZES, rope_sections=(2, 3, 3))
+    model = thinker("sdpa")
+    decoder = PackedDecoder(sizes, (model.model.language_model.state_dict() | {"lm_head.weight": model.lm_head.weight.detach()}).get)
+    assert decoder.spec.axes == 3
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(0, 512, (3, 20), generator=generator)
+    given = torch.randn(20, 4 + 2 + 2, 16, generator=generator)
+    cos, sin = decoder._turn(positions)
+    turned = given * cos + given.roll(8, -1) * sin
+    rotations = model.model.language_model.rotary_emb(given, positions[:, None])
+    queries, keys = apply_rotary_pos_emb(given[None, :, :4].transpose(1, 2), given[None, :, 4:6].transpose(1, 2), *rotations)
+    torch.testing.assert_close(turned[:, :4], queries[0].transpose(0, 1) * 16**-0.5)
+    torch.testing.assert_close(turned[:, 4:6], keys[0].transpose(0, 1))
+    assert torch.equal(turned[:, 6:], given[:, 6:])
+
+
+def test_sections_that_are_no_head_are_refused() -> None:
+    with pytest.raises(ValueError, match="rope_sections"):
+        replace(SIZES, rope_sections=(2, 3, 4))

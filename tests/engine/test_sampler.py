@@ -6,12 +6,16 @@ import math
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from omnistage.engine.noise import gumbel, seed_bits, uniform
+from omnistage.engine.noise import BLOCK, _times, first_times, keys, seed_bits, times
 from omnistage.engine.sampler import Drawn, Draws, sample
 from omnistage.engine.types import Sampling
+
+FloatArray = NDArray[np.float64]
 
 
 def draws(sampling: Sampling, seed: int = 0, prompt: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> Draws:
@@ -118,22 +122,99 @@ def test_a_row_draws_the_same_alone_and_in_any_company(seed: int) -> None:
             assert drawn == alone[index]
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(temperature=1.0, top_p=0.999), Sampling(temperature=1.0, min_p=1e-6), Sampling(temperature=3.0, top_k=2000)],
-)
-def test_a_filter_that_passes_more_than_a_window_is_exact(sampling: Sampling, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(4000, generator=generator).bfloat16().float()
-    expected = reference_probabilities(logits.double().tolist(), sampling, (), ())
-    scores = {token: math.log(share) for token, share in expected.items()}
-    assert len(scores) > 1024
-    for index in range(40):
-        row = draws(sampling, seed + index)
-        (drawn,) = sample(logits[None], [row], [()])
-        noise = gumbel(torch.tensor([seed_bits(row.seed)]), torch.tensor([0]), torch.tensor([list(scores)]))[0].tolist()
-        best = max(zip(scores.values(), noise, scores, strict=True), key=lambda entry: entry[0] + entry[1])
-        assert drawn == Drawn(best[2], None)
+def plain_times(seed: int, step: int, vocab: int) -> FloatArray:
+    """When each token of a vocabulary arrives, float64 [vocab], from the definition in `noise` and with none of its code."""
+    key = mixed((mixed((seed + 0x9E3779B97F4A7C15) % 2**64) + step * 0x9E3779B97F4A7C15) % 2**64)
+    block_key = mixed((key + 0xAEF17502108EF2D9) % 2**64)
+    token = np.arange(vocab, dtype=np.uint64)
+    block_bits = mixed_array(np.uint64(block_key) + token // np.uint64(32) * np.uint64(0xAEF17502108EF2D9))
+    token_bits = mixed_array(np.uint64(key) + token * np.uint64(0xD1B54A32D192ED03))
+    uniform = [((bits >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52 for bits in (block_bits, token_bits)]
+    is_first = block_bits % np.uint64(32) == token % np.uint64(32)
+    result: FloatArray = -np.log(uniform[0]) / 32 + np.where(is_first, 0.0, -np.log(uniform[1]))
+    return result
+
+
+def plain_choices(
+    logits: FloatArray, sampling: Sampling, prompt: tuple[int, ...], answer: tuple[int, ...], suppressed: tuple[int, ...], seed: int
+) -> set[int]:
+    """The token that the whole vocabulary gives by the definitions; two, where the end of top-p hangs on the last bits of a sum."""
+    scores = logits.astype(np.float32)
+    for token in {*prompt, *answer}:
+        penalty = np.float32(sampling.repetition_penalty)
+        scores[token] = scores[token] * penalty if scores[token] < 0 else scores[token] / penalty
+    for token, count in Counter(answer).items():
+        scores[token] -= np.float32(count) * np.float32(sampling.frequency_penalty) + np.float32(sampling.presence_penalty)
+    for token, bias in sampling.logit_bias.items():
+        scores[token] += np.float32(bias)
+    scores[list(suppressed)] = -np.inf
+    if sampling.temperature == 0:
+        return {int(np.argmax(scores))}
+    noise = -np.log(plain_times(seed, len(answer), len(scores)))
+    choices = set()
+    for top_p in (sampling.top_p, sampling.top_p * (1 - 1e-5), min(sampling.top_p * (1 + 1e-5), 1.0)):
+        tempered = (scores.astype(np.float64) - scores.max()) / sampling.temperature
+        descending = np.sort(tempered)[::-1]
+        if sampling.top_k:
+            tempered[tempered < descending[min(sampling.top_k, len(scores)) - 1]] = -np.inf
+        if top_p < 1:
+            descending = np.sort(tempered)[::-1]
+            shares = np.exp(descending) / np.exp(descending).sum()
+            tempered[tempered < descending[np.argmax(np.cumsum(shares) >= top_p)]] = -np.inf
+        if sampling.min_p:
+            tempered[np.exp(tempered) < sampling.min_p] = -np.inf
+        choices.add(int(np.argmax(tempered + noise)))
+    return choices
+
+
+def any_sampling(rng: random.Random) -> Sampling:
+    return Sampling(
+        temperature=rng.choice([0.0, 0.3, 0.8, 1.0, 1.0, 1.5, 2.0]),
+        top_k=rng.choice([0, 0, 1, 20, 50, 64, 65, 90, 128, 400, 3000]),
+        top_p=rng.choice([1.0, 1.0, 0.3, 0.8, 0.95, 0.999]),
+        min_p=rng.choice([0.0, 0.0, 0.01, 0.2, 1e-6]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.7]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.4]),
+        logit_bias={rng.randrange(400): rng.choice([-100.0, 2.5]) for _ in range(rng.choice([0, 5]))},
+    )
+
+
+@pytest.mark.parametrize(("vocab", "rounds"), [(500, 40), (8448, 6), (49_152, 3), (151_936, 2)])
+def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: int, seed: int) -> None:
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    for _ in range(rounds):
+        rows = rng.randrange(1, 12)
+        spread, dtype = rng.choice([0.02, 1.0, 3.0, 8.0]), rng.choice([torch.bfloat16, torch.float32])
+        logits = (torch.randn(rows, vocab, generator=generator) * spread).to(dtype)
+        settings = [any_sampling(rng) for _ in range(rows)]
+        prompts = [tuple(rng.choices(range(400), k=rng.randrange(300))) for _ in range(rows)]
+        answers = [tuple(rng.choices(range(400), k=rng.randrange(60))) for _ in range(rows)]
+        suppressed = [tuple(rng.sample(range(vocab), k=rng.choice([0, 3, 40]))) for _ in range(rows)]
+        seeds = [rng.getrandbits(64) for _ in range(rows)]
+        given = [draws(*row) for row in zip(settings, seeds, prompts, answers, strict=True)]
+        for index, drawn in enumerate(sample(logits, given, suppressed)):
+            row = logits[index].double().numpy()
+            expected = plain_choices(row, settings[index], prompts[index], answers[index], suppressed[index], seeds[index])
+            assert drawn is not None and drawn.token_id in expected, f"{settings[index]}, spread {spread}, {dtype}"
+
+
+def test_top_p_takes_shares_of_what_top_k_left() -> None:
+    """80 scores are nearly equal, the others have a fifth of their weight together: half of what top-k left is 40 tokens, not 48."""
+    logits = torch.full((1, 60_000), 1.0 - math.log(60_000 / 16))
+    logits[0, :80] = torch.arange(80, 0, -1) * 1e-3 + 1.0
+    found = {sample(logits, [draws(Sampling(1.0, top_k=80, top_p=0.5), seed)], [()])[0] for seed in range(400)}
+    assert {drawn.token_id for drawn in found if drawn} <= set(range(40))
+    assert len(found) > 35
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-38, 1e-45, 1e-300, 5e-324])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 70, "top_p": 0.5, "min_p": 0.5}])
+def test_next_to_no_temperature_draws_the_largest(temperature: float, filters: dict[str, float], seed: int) -> None:
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(seed))
+    logits[:, 777] = 9.0
+    rows = [draws(Sampling(temperature=temperature, **filters), seed + index) for index in range(3)]  # type: ignore[arg-type]
+    assert sample(logits, rows, [()] * 3) == [Drawn(777, None)] * 3
 
 
 def test_equal_logits_pass_a_filter_together_and_greedy_takes_the_lowest_id() -> None:
@@ -158,17 +239,42 @@ def test_a_banned_token_is_never_drawn_and_a_row_that_is_not_finite_gives_none()
     assert drawn == [Drawn(0, None), None, None, None, None]
 
 
+def uniform(seed: int, step: int, count: int) -> torch.Tensor:
+    """The noise of the first `count` tokens as numbers that should be uniform between 0 and 1."""
+    blocks = torch.arange(-(-count // BLOCK))[None]
+    arrivals = times(keys(torch.tensor([seed_bits(seed)]), torch.tensor([step])), blocks, torch.arange(BLOCK))
+    return -torch.expm1(-arrivals.flatten()[:count])
+
+
 def test_noise_depends_on_seed_step_and_token_and_is_uniform() -> None:
-    ids = torch.arange(50_000)[None]
-    one = uniform(torch.tensor([1]), torch.tensor([0]), ids)
-    for seed, step in ((2, 0), (1, 1), (seed_bits(2**64 - 1), 0)):
-        other = uniform(torch.tensor([seed]), torch.tensor([step]), ids)
-        assert abs(torch.corrcoef(torch.cat((one, other)))[0, 1].item()) < 0.03
-    neighbours = torch.stack((one[0, :-1], one[0, 1:]))
-    assert abs(torch.corrcoef(neighbours)[0, 1].item()) < 0.03
+    one = uniform(1, 0, 64_000)
+    for seed, step in ((2, 0), (1, 1), (2**64 - 1, 0)):
+        assert abs(torch.corrcoef(torch.stack((one, uniform(seed, step, 64_000))))[0, 1].item()) < 0.03
+    assert abs(torch.corrcoef(torch.stack((one[:-1], one[1:])))[0, 1].item()) < 0.03
     assert 0 < one.min() < one.max() < 1
     counts = torch.histc(one, 100, 0, 1)
-    assert ((counts - 500) ** 2 / 500).sum() < 200
+    assert ((counts - 640) ** 2 / 640).sum() < 200
+
+
+def test_the_tokens_of_a_block_arrive_independently() -> None:
+    """Whatever stands behind the first time of a block: its least, its second and its largest time are those of 32 independent ones."""
+    ordered = uniform(5, 0, BLOCK * 4000).view(-1, BLOCK).sort(-1).values
+    # The k-th least of 32 uniform numbers has mean k / 33 and variance k (33 - k) / (33 ** 2 * 34).
+    for rank in (1, 2, 16, 32):
+        mean, deviation = rank / 33, math.sqrt(rank * (33 - rank) / 34) / 33
+        assert abs(ordered[:, rank - 1].mean().item() - mean) < 6 * deviation / math.sqrt(4000)
+    places = uniform(5, 0, BLOCK * 4000).view(-1, BLOCK).argmin(-1)
+    counts = torch.bincount(places, minlength=BLOCK)
+    assert ((counts - 125) ** 2 / 125).sum() < 90
+
+
+def test_no_time_is_zero_or_infinite() -> None:
+    """The bits that gave a uniform number of exactly 1 before, and those at the other end."""
+    extremes = torch.tensor([-1, 0, (1 << 63) - 1, -(1 << 63), -2048, 2047])
+    found = _times(extremes)
+    assert (found > 0).all() and torch.isfinite(found).all()
+    first, place = first_times(keys(torch.arange(1000), torch.arange(1000)), torch.arange(1000)[None])
+    assert (first > 0).all() and (first < 1.2).all() and place.unique().tolist() == list(range(BLOCK))
 
 
 def mixed(x: int) -> int:
@@ -178,9 +284,15 @@ def mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
-@pytest.mark.parametrize(("seed", "step", "token_id"), [(42, 7, 0), (42, 7, 49151), (2**64 - 1, 3, 17), (0, 0, 0), (2**63, 8191, 1)])
-def test_noise_is_the_hash_that_the_text_says(seed: int, step: int, token_id: int) -> None:
-    key = mixed((mixed((seed + 0x9E3779B97F4A7C15) % 2**64) + step * 0x9E3779B97F4A7C15) % 2**64)
-    expected = ((mixed((key + token_id * 0xD1B54A32D192ED03) % 2**64) >> 11) + 0.5) * 2.0**-53
-    found = uniform(torch.tensor([seed_bits(seed)]), torch.tensor([step]), torch.tensor([[token_id]]))
-    assert found.item() == expected
+def mixed_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The same on arrays."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@pytest.mark.parametrize(("seed", "step"), [(42, 7), (2**64 - 1, 3), (0, 0), (2**63, 8191)])
+def test_noise_is_what_the_text_says(seed: int, step: int) -> None:
+    assert mixed_array(np.array([seed], np.uint64))[0] == mixed(seed)
+    expected = -np.expm1(-plain_times(seed, step, 20_000))
+    np.testing.assert_allclose(uniform(seed, step, 20_000).numpy(), expected, rtol=1e-12)

@@ -1,168 +1,334 @@
-"""Pages are never over-promised, every request ends, nobody is passed for ever, and no chunk breaks a rule."""
+"""No page is lost or held twice, the oldest always goes on, everyone ends, and nobody is passed for longer than is said."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from collections import Counter
 
-from omnistage.engine.kv import PAGE_TOKENS, OutOfPages, PagePool, PrefixCache, pages_for
-from omnistage.engine.request import TokenRequest
-from omnistage.engine.scheduler import MAX_PASSED, MAX_UNREAD, Limits, Scheduler, Sequence
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from omnistage.engine.pages import PAGE_ROWS, OutOfPages, PagePool, PrefixCache, pages_for
+from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.scheduler import MAX_PASSED, MAX_WAITED, Limits, Run, Scheduler, Step
+from omnistage.engine.sequence import MAX_UNREAD, Sequence
 
 PAGES = 24
+ROW = torch.zeros(1, 1)
 
 
-def request(prompt: int, answer: int, history: int = 0, start: int = 0) -> TokenRequest:
-    return TokenRequest(tuple(range(start, start + prompt)), 0, history + answer, history=tuple(range(history)))
+def request(prompt: int, answer: int = 20, history: int = 0, start: int = 0, client: str = "", appended: bool = False) -> SequenceRequest:
+    return SequenceRequest(
+        Prompt.of_tokens(range(start, start + prompt)),
+        0,
+        history + answer,
+        history=tuple((index,) for index in range(history)),
+        client=client,
+        appended=appended,
+    )
 
 
 requests = st.builds(
-    request, prompt=st.integers(1, 300), answer=st.integers(1, 200), history=st.integers(0, 80), start=st.sampled_from([0, 0, 1000])
-).filter(lambda made: pages_for(made.tokens) <= PAGES)
-limits = st.builds(
-    Limits,
-    max_sequences=st.integers(1, 8),
-    max_waiting=st.just(99),
-    chunk_tokens=st.sampled_from([32, 64, 96]),
-    step_tokens=st.sampled_from([96, 128, 200]),
-)
+    request,
+    prompt=st.integers(1, 300),
+    answer=st.integers(1, 120),
+    history=st.integers(0, 80),
+    start=st.sampled_from([0, 0, 1000]),
+    client=st.sampled_from(["", "a", "b"]),
+    appended=st.booleans(),
+).filter(lambda made: pages_for(made.rows) <= PAGES)
 
 
 class House:
     """A scheduler whose steps cost nothing: what a runner would do to the sequences, and the rules it relies on."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.pool = PagePool(PAGES)
-        self.prefixes = PrefixCache(self.pool, 8)
-        self.scheduler = Scheduler(self.pool, self.prefixes, limits)
+    def __init__(self, max_sequences: int = 8, pages: int = PAGES, kept: int = 8) -> None:
+        self.limits = Limits(max_sequences=max_sequences)
+        self.pool = PagePool(pages)
+        self.prefixes = PrefixCache(self.pool, kept)
+        self.scheduler = Scheduler(self.pool, self.prefixes, self.limits)
 
-    def step(self) -> list[Sequence]:
-        """Run one step; returns the sequences that ended."""
-        admitted, taken, _ = self.scheduler.admit()
-        assert len(set(taken)) == len(taken)
-        for sequence in admitted:
-            assert len(sequence.pages) == pages_for(sequence.request.tokens)
-            assert sequence.computed < len(sequence.request.prompt)
-        running = self.scheduler.admitted
-        assert len(running) <= self.limits.max_sequences
-        assert self.pool.used <= PAGES
-        owned = [
-            page for sequence in running for page in sequence.pages[sequence.computed // PAGE_TOKENS :] if self.pool.holders(page) == 1
-        ]
-        assert len(set(owned)) == len(owned)
-        step = self.scheduler.plan()
-        assert not {id(sequence) for sequence in step.decode} & {id(chunk.sequence) for chunk in step.chunks}
-        assert sum(chunk.count for chunk in step.chunks) <= self.limits.step_tokens
-        advanced = list(step.decode)
-        for chunk in step.chunks:
-            sequence = chunk.sequence
-            prompt = len(sequence.request.prompt)
-            assert chunk.start == sequence.computed
-            assert 0 < chunk.count <= self.limits.chunk_tokens
-            assert not chunk.of_prompt or (chunk.start % PAGE_TOKENS == 0 and chunk.start + chunk.count <= prompt)
-            sequence.computed += chunk.count
-            if chunk.of_prompt and sequence.computed == prompt:
+    def add(self, made: SequenceRequest) -> Sequence:
+        sequence = Sequence(made)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, most_rows: int = 64) -> Step:
+        for sequence in self.scheduler.admit():
+            sequence.begun = True
+            assert sequence.computed == len(sequence.pages) * PAGE_ROWS < sequence.known
+        step = self.scheduler.plan(most_rows)
+        reached: dict[Sequence, int] = {}
+        for run in step.runs:
+            self.check(run, reached.get(run.sequence, run.sequence.computed))
+            reached[run.sequence] = run.start + run.count
+        for run in step.runs:
+            self.do(run)
+        return step
+
+    def check(self, run: Run, start: int) -> None:
+        sequence = run.sequence
+        assert sequence in self.scheduler.running
+        assert not sequence.parked
+        assert run.start == start
+        assert 0 < run.count <= PAGE_ROWS - run.start % PAGE_ROWS
+        assert run.start + run.count <= sequence.ready
+        written = sequence.pages[run.start // PAGE_ROWS]
+        assert [written in other.pages for other in self.scheduler.running].count(True) == 1, "a page that others hold is written"
+
+    def do(self, run: Run) -> None:
+        sequence = run.sequence
+        sequence.computed = run.start + run.count
+        if run.start < len(sequence.request.prompt) <= sequence.computed:
+            self.scheduler.remember(sequence)
+        if run.draws:
+            sequence.items.append((len(sequence.items),))
+            if len(sequence.items) == sequence.request.max_items:
                 self.scheduler.remember(sequence)
-            if chunk.last:
-                advanced.append(sequence)
-        ended = []
-        for sequence in advanced:
-            assert not sequence.parked
-            sequence.computed = sequence.known
-            sequence.tokens.append(0)
-            if len(sequence.tokens) == sequence.request.max_tokens:
                 self.scheduler.remove(sequence)
-                ended.append(sequence)
-        return ended
 
 
-@given(st.lists(requests, min_size=1, max_size=20), limits)
-def test_every_request_ends_within_the_pages_there_are(asked: list[TokenRequest], limits: Limits) -> None:
-    house = House(limits)
-    for made in asked:
-        house.scheduler.add(Sequence(made))
-    bound = sum(made.tokens for made in asked) + len(asked)
-    ended: list[Sequence] = []
-    for _ in range(bound):
-        ended += house.step()
-        if len(ended) == len(asked):
-            break
-    assert len(ended) == len(asked)
-    assert house.pool.used == len(house.prefixes)
+class Scheduling(RuleBasedStateMachine):
+    """Anything that callers and readers may do, in any order, against a count of who holds what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.house = House()
+        self.alive: list[Sequence] = []
+        self.fed: set[Sequence] = set()
+        """Those whose last row has come."""
+
+    @property
+    def hungry(self) -> list[Sequence]:
+        return [sequence for sequence in self.alive if sequence.request.appended and sequence not in self.fed]
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.house.scheduler
+
+    def ended(self, sequence: Sequence) -> bool:
+        return len(sequence.items) == sequence.request.max_items
+
+    @rule(made=requests)
+    def ask(self, made: SequenceRequest) -> None:
+        self.alive.append(self.house.add(made))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
+        self.scheduler.remove(sequence)
+        self.scheduler.remove(sequence)
+        assert not sequence.pages
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), unread=st.sampled_from([0, MAX_UNREAD]))
+    def read_or_stop_reading(self, data: st.DataObject, unread: int) -> None:
+        data.draw(st.sampled_from(self.alive)).unread = unread
+
+    @precondition(lambda self: self.hungry)
+    @rule(data=st.data(), count=st.integers(0, 40), end=st.booleans())
+    def append(self, data: st.DataObject, count: int, end: bool) -> None:
+        sequence = data.draw(st.sampled_from(self.hungry))
+        sequence.append(ROW.expand(count, 1), end)
+        if end:
+            self.fed.add(sequence)
+
+    @rule(most_rows=st.sampled_from([1, 23, 64, 512]), times=st.integers(1, 12))
+    def run(self, most_rows: int, times: int) -> None:
+        for _ in range(times):
+            oldest = next((sequence for sequence in self.scheduler.running if not sequence.idle), None)
+            step = self.house.step(most_rows)
+            if oldest is not None and oldest.left > 0 and not self.ended(oldest):
+                assert oldest in self.scheduler.running, "the oldest that can go on lost its pages"
+            if oldest is not None:
+                assert step, "somebody could go on and nobody did"
+            self.alive = [sequence for sequence in self.alive if not self.ended(sequence)]
+
+    @invariant()
+    def every_page_is_accounted_for(self) -> None:
+        held = Counter(page for sequence in self.scheduler.running for page in sequence.pages)
+        kept = Counter(kept.page for kept in self.house.prefixes._kept.values())
+        assert all(self.house.pool.holders(page) == held[page] + kept[page] for page in range(PAGES))
+        assert self.house.pool.used == len(held | kept)
+        assert len(kept) <= self.house.prefixes.limit
+
+    @invariant()
+    def everyone_is_in_one_place_and_within_bounds(self) -> None:
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        assert sorted(sequence.number for sequence in (*running, *waiting)) == sorted(sequence.number for sequence in self.alive)
+        assert len(running) <= self.house.limits.max_sequences
+        for sequence in running:
+            assert len(sequence.pages) >= pages_for(sequence.computed)
+            assert sequence.computed <= sequence.ready <= sequence.known
+        for sequence in waiting:
+            assert not sequence.pages and sequence.computed == 0
+
+    def teardown(self) -> None:
+        """Everyone ends once everybody reads and all rows have come: in a number of steps that counts each row once for each sequence, as
+        if each had cost all others their pages."""
+        for sequence in self.alive:
+            sequence.unread = 0
+        for sequence in self.hungry:
+            sequence.append(ROW[:0], True)
+        bound = (1 + len(self.alive)) * sum(sequence.request.rows + 1 for sequence in self.alive)
+        for _ in range(bound):
+            self.house.step()
+        assert all(map(self.ended, self.alive))
+        self.house.prefixes.shrink(PAGES)
+        assert self.house.pool.used == 0
 
 
-@given(st.data(), limits)
-def test_cancels_at_any_moment_leave_nothing_behind(data: st.DataObject, limits: Limits) -> None:
-    house = House(limits)
-    alive: list[Sequence] = []
-    for _ in range(data.draw(st.integers(1, 60))):
-        action = data.draw(st.sampled_from(["add", "cancel", "step", "step", "unread"]))
-        if action == "add":
-            alive.append(Sequence(data.draw(requests)))
-            house.scheduler.add(alive[-1])
-        elif action == "cancel" and alive:
-            house.scheduler.remove(alive.pop(data.draw(st.integers(0, len(alive) - 1))))
-        elif action == "unread" and alive:
-            alive[data.draw(st.integers(0, len(alive) - 1))].unread = data.draw(st.sampled_from([0, MAX_UNREAD]))
-        else:
-            ended = house.step()
-            alive = [sequence for sequence in alive if sequence not in ended]
-    for sequence in alive:
-        house.scheduler.remove(sequence)
-        house.scheduler.remove(sequence)
-    assert house.scheduler.waiting == 0
-    assert house.scheduler.admitted == ()
-    assert house.pool.used == len(house.prefixes)
-    house.prefixes.shrink(99)
-    assert house.pool.used == 0
+TestScheduling = Scheduling.TestCase
+TestScheduling.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_a_large_request_is_passed_a_bounded_number_of_times() -> None:
-    house = House(Limits(max_sequences=4))
-    long_runner = Sequence(request(32, 30))
-    large = Sequence(TokenRequest(tuple(range(5000, 5000 + PAGES * PAGE_TOKENS - 10)), 0, 10))
-    house.scheduler.add(long_runner)
+    house = House(max_sequences=4)
+    runner = house.add(request(32, 400))
     house.step()
-    house.scheduler.add(large)
+    large = house.add(request(PAGES * PAGE_ROWS - 10, 10, start=5000))
     passed = 0
-    while large not in house.scheduler.admitted:
-        small = Sequence(request(1, 2, start=900))
-        house.scheduler.add(small)
+    while large not in house.scheduler.running:
+        small = house.add(request(1, 2, start=900))
         house.step()
-        passed += bool(small.tokens)
-        assert passed <= MAX_PASSED + 1
-    assert passed > 0
+        house.step()
+        passed += bool(small.items)
+        assert passed <= MAX_PASSED + 1 or runner in house.scheduler.running
+    assert MAX_PASSED <= passed <= MAX_PASSED + 1
 
 
 def test_decoding_goes_on_while_prompts_are_computed() -> None:
-    house = House(Limits(chunk_tokens=32, step_tokens=32))
-    first = Sequence(request(3, 100))
-    house.scheduler.add(first)
+    house = House()
+    first = house.add(request(3, 100))
     house.step()
-    house.scheduler.add(Sequence(request(200, 5)))
+    house.add(request(200, 5))
     for expected in range(2, 8):
+        house.step(most_rows=PAGE_ROWS)
+        assert len(first.items) == expected
+
+
+def test_a_short_prompt_goes_before_a_long_one_and_the_long_one_is_not_passed_for_ever() -> None:
+    house = House(max_sequences=60, pages=300)
+    long = house.add(request(320, 1))
+    house.step(most_rows=PAGE_ROWS)
+    steps_without = 0
+    steps = 0
+    while not long.items:
+        short = house.add(request(20, 1, start=1000 + 50 * steps))
+        before = long.computed
+        step = house.step(most_rows=20)
+        steps += 1
+        steps_without = 0 if long.computed > before else steps_without + 1
+        assert steps_without <= MAX_WAITED + 1
+        if steps < MAX_WAITED:
+            assert [run.sequence for run in step.runs] == [short]
+    # Pages of 32 rows are read in runs of 20 and 12.
+    assert steps <= 20 * (MAX_WAITED + 2)
+
+
+def test_clients_take_turns_whatever_one_of_them_asks() -> None:
+    house = House(max_sequences=8, pages=400)
+    for index in range(6):
+        house.add(request(320, 1, start=400 * index, client="greedy"))
+    house.step(most_rows=PAGE_ROWS)
+    modest = house.add(request(320, 1, start=9000, client="modest"))
+    steps = 0
+    while not modest.items:
+        house.step(most_rows=PAGE_ROWS)
+        steps += 1
+    assert steps <= 2 * 10 + 1
+
+
+def test_a_client_with_less_gets_a_place_of_the_one_that_has_more_and_no_more_than_its_share() -> None:
+    house = House(max_sequences=4, pages=400)
+    greedy = [house.add(request(3, 400, client="greedy")) for _ in range(20)]
+    for _ in range(5):
         house.step()
-        assert len(first.tokens) == expected
+    modest = [house.add(request(3, 400, client="modest")) for _ in range(6)]
+    house.step()
+    house.step()
+    running = [sequence.request.client for sequence in house.scheduler.running]
+    assert sorted(running) == ["greedy", "greedy", "modest", "modest"]
+    assert all(sequence.items for sequence in modest[:2])
+    assert greedy[0] in house.scheduler.running and greedy[1] in house.scheduler.running
+    before = house.scheduler.preemptions
+    for _ in range(50):
+        house.step()
+    assert house.scheduler.preemptions == before, "shares that are equal are left alone"
+
+
+def test_a_client_with_less_gets_pages_of_the_one_that_has_more() -> None:
+    house = House(max_sequences=8, pages=16, kept=0)
+    for index in range(4):
+        house.add(request(100, 300, start=1000 * index, client="greedy"))
+    for _ in range(20):
+        house.step(most_rows=512)
+    modest = house.add(request(100, 20, start=9000, client="modest"))
+    for _ in range(2):
+        house.step(most_rows=512)
+    assert modest.items
+
+
+def test_small_requests_run_beside_giants_whose_answers_would_fill_the_cache() -> None:
+    house = House(max_sequences=8)
+    for index in range(3):
+        house.add(request(10, PAGES * PAGE_ROWS - 20, start=100 * index))
+    house.step()
+    small = [house.add(request(20, 5, start=5000 + 100 * index)) for index in range(30)]
+    for _ in range(200):
+        house.step()
+    assert all(len(sequence.items) == 5 for sequence in small)
+
+
+def test_the_youngest_loses_its_pages_and_idle_ones_before_it() -> None:
+    house = House(max_sequences=4, pages=12, kept=0)
+    oldest, idle, youngest = (house.add(request(100, 200, start=1000 * index)) for index in range(3))
+    for _ in range(8):
+        house.step(most_rows=512)
+    assert len(house.scheduler.running) == 3
+    idle.unread = MAX_UNREAD
+    while len(house.scheduler.running) == 3:
+        house.step()
+    assert house.scheduler.waiting == (idle,)
+    while len(house.scheduler.running) == 2:
+        house.step()
+    assert house.scheduler.running == (oldest,)
+    items = len(youngest.items)
+    assert house.scheduler.waiting == (idle, youngest)
+    while len(oldest.items) != 200:
+        house.step()
+    while len(youngest.items) == items:
+        house.step()
+    assert youngest in house.scheduler.running
 
 
 def test_a_page_is_freed_exactly_once() -> None:
     pool = PagePool(3)
-    pages = pool.take(2)
+    pages = [pool.take(), pool.take()]
+    assert pool.changes() == (pages, [])
     pool.share(pages[:1])
-    assert pool.give_back(pages) == pages[1:]
-    assert pool.give_back(pages[:1]) == pages[:1]
+    pool.give_back(pages)
+    assert pool.changes() == ([], pages[1:])
+    pool.give_back(pages[:1])
+    assert pool.changes() == ([], pages[:1])
     assert pool.free == 3
     with pytest.raises(ValueError, match="twice"):
         pool.give_back(pages[:1])
     with pytest.raises(ValueError, match="free"):
         pool.share(pages)
+    again = pool.take()
+    pool.give_back([again])
+    assert pool.changes() == ([], [again])
+    for _ in range(3):
+        pool.take()
     with pytest.raises(OutOfPages):
-        pool.take(4)
+        pool.take()
 
 
 def test_limits_are_checked() -> None:
-    for wrong in ({"chunk_tokens": 33}, {"chunk_tokens": 0}, {"step_tokens": 32}, {"max_sequences": 0}, {"max_waiting": 0}):
+    for wrong in ({"max_rows": 0}, {"max_sequences": 0}, {"max_waiting": 0}):
         with pytest.raises(ValueError, match="must"):
             Limits(**wrong)

@@ -13,9 +13,9 @@ from google.rpc import error_details_pb2, status_pb2
 from numpy.typing import NDArray
 
 from helpers.run import messages
-from omnistage.link.batches import chunks_of
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.wire.batches import chunks_of
 
 TIMEOUT_S = 60.0
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 import torch
 
 from helpers.tiny import TINY, tiny_weights
 from omnistage.engine.activity import Activity
-from omnistage.engine.adapter import Attention
+from omnistage.engine.adapter import Attention, Hidden, Rows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
-from omnistage.engine.request import TokenRequest
+from omnistage.engine.head import TokenHead
+from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.types import Sampling
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest
+from omnistage.models.interface import Content, Load, ModelInfo, Piece, PortSpec, TextPiece, TextRequest, Wanted
 from omnistage.stage.server import main
 from omnistage.stage.settings import StageSettings
 from omnistage.thinker.stage import ThinkerStage
@@ -33,14 +34,14 @@ class BreakingDecoder(PackedDecoder):
 
     hangs_at = -1
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        if self.hangs_at in positions:
+    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+        if self.hangs_at in rows.positions:
             threading.Event().wait()
-        if PROMPTS[FAIL][0] in token_ids:
+        if PROMPTS[FAIL][0] in rows.items:
             raise ValueError("told to fail")
-        if PROMPTS[BREAK][0] in token_ids:
+        if PROMPTS[BREAK][0] in rows.items:
             raise AssertionError("told to break")
-        return super().hidden(token_ids, positions, attention)
+        return super().hidden(rows, attention)
 
 
 class BreakingThinker:
@@ -49,7 +50,7 @@ class BreakingThinker:
     def __init__(self, hangs_at: int = -1) -> None:
         decoder = BreakingDecoder(TINY, tiny_weights(torch.float32))
         decoder.hangs_at = hangs_at
-        self._engine = Engine(decoder, pages=100)
+        self._engine = Engine(decoder, TokenHead(decoder.logits), pages=100)
         self.info = ModelInfo("breaking", "1", (), (PortSpec("text", Content.TEXT, compact=True),), max_sessions=8)
 
     @property
@@ -63,13 +64,15 @@ class BreakingThinker:
     async def prepare(self, request: TextRequest) -> TextRequest:
         return request
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+    async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece, None]:
+        request = prepared
         prompt = PROMPTS.get(request.turns[-1].text, (1, 2, 3))
         sampling = Sampling(logit_bias={token: -1e9 for (token,) in PROMPTS.values()})
-        asked = TokenRequest(prompt, request.seed, request.max_tokens, sampling, ignore_end=True, history=request.history)
+        history = tuple((token_id,) for token_id in request.history)
+        asked = SequenceRequest(Prompt.of_tokens(prompt), request.seed, request.max_tokens, sampling, ignore_end=True, history=history)
         async with aclosing(self._engine.submit(asked)) as stream:
             while events := await stream.take():
-                ids = tuple(event.token_id for event in events if event.token_id is not None)
+                ids = tuple(event.item[0] for event in events if event.item is not None)
                 yield TextPiece("".join(f"{token} " for token in ids), ids, finish_reason=events[-1].finish_reason)
 
     async def warm_up(self) -> None:
@@ -79,7 +82,7 @@ class BreakingThinker:
         await self._engine.close()
 
 
-def load(settings: StageSettings) -> ThinkerStage:
+def load(settings: StageSettings) -> ThinkerStage[TextRequest]:
     return ThinkerStage(BreakingThinker(int(settings.options.get("hangs_at", -1))))
 
 

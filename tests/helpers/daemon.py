@@ -135,7 +135,7 @@ class Daemon:
         return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--", *command]
 
     def crash(self, container: str) -> None:
-        """SIGKILL to the main process of a container. `docker kill` would be taken as a wish, after which nothing is restarted."""
+        """SIGKILL to the main process of a container. After `docker kill` docker restarts nothing: it takes that for a decision."""
         pid = self.inspect(container, "{{.State.Pid}}")
         assert int(pid) > 1
         self.run("nsenter", "--target", str(self.pid), "--pid", "--", "kill", "-KILL", pid)

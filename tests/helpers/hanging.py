@@ -2,10 +2,13 @@
 
 HANG blocks it, WAKE lets it go on, at the latest after LONGEST_S. Its other threads, gRPC's among them, go on meanwhile: they take
 connections and answer pings. Unless ENDING says so it does not end itself before, as servers do: others are to find it.
+
+HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
 import signal
@@ -15,7 +18,7 @@ from pathlib import Path
 
 from omnistage.host import event_loop
 
-HANG, WAKE = signal.SIGUSR1, signal.SIGUSR2
+HANG, WAKE, HOLD = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN
 LONGEST_S = 60.0
 
 ENVIRONMENT: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
@@ -30,11 +33,18 @@ def hang(number: int, frame: object) -> None:
     signal.sigtimedwait({WAKE}, LONGEST_S)
 
 
+def hold(number: int, frame: object) -> None:
+    """A function of a PyDLL is called with the lock held, as that of a library is which forgets to give it back."""
+    while True:
+        ctypes.PyDLL(None).pause()
+
+
 def main() -> None:
     module, *flags = sys.argv[1:]
     # Before there are other threads: one that does not wait for it would end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
     signal.signal(HANG, hang)
+    signal.signal(HOLD, hold)
     if "OMNISTAGE_TEST_HANG_ENDS" not in os.environ:
         event_loop.PATIENCE_S = 2 * LONGEST_S
     sys.argv = [module, *flags]

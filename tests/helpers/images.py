@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omnistage.models.smol.store import THINKER, VOICE, cache_directory
+from omnistage.models.common.cache import cache_directory
+from omnistage.models.smol.store import THINKER, VOICE
 from tools import setup
 
 RELEASE, PYTHON = "bookworm", "3.11"

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from helpers.ports import take_address
 from helpers.run import PLENTY, params
 from helpers.servers import Local, local_stage, toy_logic
-from omnistage.link.channel import Channels, server_options
-from omnistage.link.durations import duration
+from omnistage.link.channels import Channels
 from omnistage.link.link import Link
 from omnistage.link.pulse import TICK_S
 from omnistage.link.route import FixedRoute, Route
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.channel import server_options
+from omnistage.wire.durations import duration
 
 TIMEOUT_S = 30.0
 
@@ -172,8 +173,10 @@ async def steady_beat(request: bytes, context: Context) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def bare_peer(behave: Behaviour, beats: Beats | None = None) -> AsyncIterator[str]:
-    """A server whose `Run` does what it likes, in bytes. beats: its Watch; None: it has none."""
+async def bare_peer(
+    behave: Behaviour, beats: Beats | None = None, description: stage_pb2.DescribeResponse | None = None
+) -> AsyncIterator[str]:
+    """A server whose `Run` does what it likes, in bytes. beats: its Watch; None: it has none. description: its Describe, the same."""
 
     async def run(requests: object, context: Context) -> None:
         message = await context.read()
@@ -184,6 +187,8 @@ async def bare_peer(behave: Behaviour, beats: Beats | None = None) -> AsyncItera
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Run": grpc.stream_stream_rpc_method_handler(run)}
     if beats is not None:
         methods["Watch"] = grpc.unary_stream_rpc_method_handler(beats)
+    if description is not None:
+        methods["Describe"] = grpc.unary_unary_rpc_method_handler(says_it_is(description))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("omnistage.v1.StageService", methods),))
     address = take_address()
     server.add_insecure_port(address)
@@ -192,6 +197,13 @@ async def bare_peer(behave: Behaviour, beats: Beats | None = None) -> AsyncItera
         yield address
     finally:
         await server.stop(0)
+
+
+def says_it_is(description: stage_pb2.DescribeResponse) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    async def describe(request: bytes, context: Context) -> bytes:
+        return description.SerializeToString()
+
+    return describe
 
 
 async def say(context: Context, *messages: stage_pb2.RunResponse | bytes) -> None:

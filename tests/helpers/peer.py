@@ -15,10 +15,10 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.link.channel import server_options
-from omnistage.link.errors import StageError, abort
 from omnistage.router.front import GenerateContext
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc
+from omnistage.wire.channel import server_options
+from omnistage.wire.errors import StageError, abort
 
 WORDS = tuple(f"w{n} " for n in range(12))
 TEXT = "".join(WORDS)

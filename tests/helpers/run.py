@@ -13,9 +13,9 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.link.errors import status_code
-from omnistage.link.kinds import kind_name
 from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
+from omnistage.wire.errors import status_code
+from omnistage.wire.kinds import kind_name
 
 PLENTY = 1 << 20
 """Credit that no test uses up."""

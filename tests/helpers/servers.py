@@ -25,23 +25,28 @@ from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.host.process import Service
 from omnistage.host.settings import ServerSettings
-from omnistage.link.channel import client_options, server_options
-from omnistage.link.kinds import kind_name
-from omnistage.link.token import Token
-from omnistage.models.registry import LoadOptions, load_code2wav, load_diffusion, load_talker, load_thinker
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, load_pipeline
 from omnistage.router.server import RouterServer
 from omnistage.router.settings import RouterSettings
 from omnistage.stage.logic import StageLogic
 from omnistage.stage.metrics import StageMetrics
+from omnistage.stage.model import ModelStage
 from omnistage.stage.server import StageServer
 from omnistage.stage.settings import StageSettings
 from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import omni_pb2_grpc, stage_pb2, stage_pb2_grpc
+from omnistage.wire.channel import client_options, server_options
+from omnistage.wire.kinds import kind_name
+from omnistage.wire.token import Token
 
-KINDS = ("thinker", "talker", "code2wav", "diffusion")
+STAGES: Mapping[str, type[ModelStage[Any]]] = {
+    kind_name(stage.kind): stage for stage in (ThinkerStage, TalkerStage, Code2WavStage, DiffusionStage)
+}
+KINDS = tuple(STAGES)
 CHAIN = ("thinker", "talker", "code2wav")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -164,9 +169,9 @@ class Stack:
         return [*self.stages.values(), *([self.router] if self.router else [])]
 
 
-def stage_flags(options: Mapping[str, object] | None = None, model: str = "toy") -> list[str]:
+def stage_flags(options: Mapping[str, object] | None = None, family: str = "toy") -> list[str]:
     """Flags of a stage process that may dial its neighbours."""
-    return ["--model", model, "--options", json.dumps(dict(options or {})), "--allow", ",".join(NEIGHBOURS), "--grace", "5"]
+    return ["--family", family, "--options", json.dumps(dict(options or {})), "--allow", ",".join(NEIGHBOURS), "--grace", "5"]
 
 
 @contextmanager
@@ -175,7 +180,7 @@ def stack(
     *,
     kinds: Sequence[str] = CHAIN,
     pipeline: str = "toy",
-    model: str = "toy",
+    family: str = "toy",
     options: Mapping[str, object] | None = None,
     stage_args: Sequence[str] = (),
     router_args: Sequence[str] | None = (),
@@ -184,7 +189,7 @@ def stack(
     running = Stack()
     try:
         for kind in kinds:
-            flags = [*stage_flags(options, model), "--address", take_address(), *stage_args]
+            flags = [*stage_flags(options, family), "--address", take_address(), *stage_args]
             running.stages[kind] = ServerProcess(f"omnistage.{kind}", *flags, log_folder=log_folder)
         for server in running.stages.values():
             server.wait_ready()
@@ -223,16 +228,9 @@ def toy_logic(kind: str, options: Mapping[str, object] | None = None) -> StageLo
     return family_logic("toy", kind, options)
 
 
-def family_logic(family: str, kind: str, options: Mapping[str, object] | None = None) -> StageLogic:
+def family_logic(family: str, kind: str, options: Mapping[str, object] | None = None, checkpoint: Path | None = None) -> StageLogic:
     """A model of a family, wrapped for its stage."""
-    load = LoadOptions(family=dict(options or {}))
-    logics: Mapping[str, Callable[[], StageLogic]] = {
-        "thinker": lambda: ThinkerStage(load_thinker(family, load)),
-        "talker": lambda: TalkerStage(load_talker(family, load)),
-        "code2wav": lambda: Code2WavStage(load_code2wav(family, load)),
-        "diffusion": lambda: DiffusionStage(load_diffusion(family, load)),
-    }
-    return logics[kind]()
+    return STAGES[kind](load(family, kind, LoadOptions(checkpoint, family=dict(options or {}))))
 
 
 @asynccontextmanager
@@ -243,12 +241,18 @@ async def local_stage(
 
     settings: fields of StageSettings; without arena and with all servers of tests as neighbours, unless they say so.
     """
-    chosen = {"model": "toy", "arena_bytes": 0, "allow": NEIGHBOURS, **settings}
+    chosen = {"family": "toy", "arena_bytes": 0, "allow": NEIGHBOURS, **settings}
     kind = kind_name(logic.description.kind)
     metrics = StageMetrics(kind, logic.description.model)
     service = StageServer(StageSettings(**chosen), logic, metrics, token)
     async with _serving(service, metrics.registry, StageSettings(**chosen), (*interceptors, *service.interceptors)) as local:
         yield local
+
+
+def is_busy(local: Local) -> bool:
+    """Whether a stage in this event loop has a session."""
+    sessions = [metric for metric in local.registry.collect() if metric.name == "omnistage_stage_inflight"]
+    return any(sample.value for metric in sessions for sample in metric.samples)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import Frames, Sound, SpeechFrames, SpeechRequest, TextPiece, WaveRequest
+from omnistage.models.interface import Frames, Piece, Sound, SpeechRequest, TextPiece, WaveRequest
 from omnistage.models.smol.code2wav import SmolCode2Wav
 from omnistage.models.smol.prosody import FEATURE_WIDTH
 from omnistage.models.smol.talker import SmolTalker
@@ -15,24 +15,28 @@ from omnistage.models.smol.talker import SmolTalker
 Array = NDArray[np.float32]
 
 
-async def pieces(texts: Iterable[str]) -> AsyncIterator[TextPiece]:
-    """Text deltas as a Thinker sends them."""
+async def pieces(texts: Iterable[str]) -> AsyncIterator[Piece]:
+    """Text deltas as a Thinker sends them, one token each."""
+    count = 0
     for text in texts:
-        yield TextPiece(text, ())
+        yield Piece("text", count, False, TextPiece(text, (count,)))
+        count += 1
+    yield Piece("text", count, True, TextPiece("", ()))
 
 
-async def arrays(parts: Iterable[Array], first: int = 0) -> AsyncIterator[SpeechFrames]:
+async def arrays(parts: Iterable[Array], first: int = 0) -> AsyncIterator[Piece]:
     """Rows as they arrive, from row `first` on; the memory of each is overwritten when the next is asked for, as shared memory is."""
     for part in parts:
         view = part.copy()
-        yield SpeechFrames(first, view)
+        yield Piece("features", first, False, view)
         first += len(view)
         view.fill(np.nan)
 
 
-async def frames_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None) -> list[Frames]:
-    """Everything the Talker yields for the deltas."""
-    return [frames async for frames in talker.speak(request or SpeechRequest(seed=0), pieces(texts))]
+async def frames_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None, first: int = 0) -> list[Frames]:
+    """Everything the Talker yields for the deltas, from frame `first` on."""
+    prepared = await talker.prepare(request or SpeechRequest(seed=0))
+    return [frames async for frames in talker.speak(prepared, pieces(texts), {"features": first})]
 
 
 async def rows_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None) -> Array:
@@ -40,9 +44,12 @@ async def rows_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None
     return np.concatenate([frames.rows for frames in await frames_of(talker, *texts, request=request)]).astype(np.float32)
 
 
-async def sounds_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None, first: int = 0) -> list[Sound]:
-    """All that is yielded for rows that arrive in these parts, from row `first` on."""
-    return [sound async for sound in code2wav.decode(request or WaveRequest(seed=0), arrays(parts, first))]
+async def sounds_of(
+    code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None, first: int = 0, sample: int = 0
+) -> list[Sound]:
+    """All that is yielded from a sample on, for rows that arrive in these parts, from row `first` on."""
+    prepared = await code2wav.prepare(request or WaveRequest(seed=0))
+    return [sound async for sound in code2wav.decode(prepared, arrays(parts, first), {"audio": sample})]
 
 
 async def chunks_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest | None = None) -> list[Array]:
@@ -58,12 +65,12 @@ async def samples_of(code2wav: SmolCode2Wav, *parts: Array, request: WaveRequest
 async def spoken(talker: SmolTalker, code2wav: SmolCode2Wav, text: str) -> Array:
     """The samples of a text, the two stages running at the same time."""
 
-    async def rows() -> AsyncIterator[SpeechFrames]:
+    async def rows() -> AsyncIterator[Piece]:
         first = 0
-        async for frames in talker.speak(SpeechRequest(seed=0), pieces([text])):
+        async for frames in talker.speak(SpeechRequest(seed=0), pieces([text]), {"features": 0}):
             assert frames.rows.shape[1] == FEATURE_WIDTH
-            yield SpeechFrames(first, frames.rows.astype(np.float32))
+            yield Piece("features", first, frames.finish_reason is not None, frames.rows)
             first += len(frames.rows)
 
-    chunks = [sound.samples async for sound in code2wav.decode(WaveRequest(seed=0), rows())]
+    chunks = [sound.samples async for sound in code2wav.decode(WaveRequest(seed=0), rows(), {"audio": 0})]
     return np.concatenate([np.empty((0, 1), np.float32), *chunks])

@@ -15,7 +15,7 @@ import pytest
 
 from omnistage.host import event_loop
 from omnistage.host.event_loop import EventLoop
-from omnistage.host.watchdog import STILL_S, Watchdog
+from omnistage.host.watchdog import IDLE_S, Watchdog
 
 LIMIT_S = 60.0
 PATIENCE_S = 0.3
@@ -112,7 +112,7 @@ def test_a_loop_that_computes_too_long_hangs(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_loop_that_computes_for_some_seconds_does_not_hang():
     def compute() -> None:
-        end_s = time.monotonic() + PATIENCE_S + 2 * STILL_S
+        end_s = time.monotonic() + PATIENCE_S + 2 * IDLE_S
         while time.monotonic() < end_s:
             hashlib.pbkdf2_hmac("sha256", b"step", b"", 20_000)
 

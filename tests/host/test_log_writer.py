@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -89,3 +90,28 @@ def test_a_process_whose_log_nobody_reads_ends_well():
     os.close(writing)
     assert done.returncode == 0
     os.close(reading)
+
+
+UNREAD = """
+import sys, structlog
+from omnistage.host.log_writer import MAX_WAITING
+from omnistage.host.logs import configure_logs
+configure_logs("info", "json")
+for n in range(2 * MAX_WAITING):
+    structlog.get_logger().info("line", n=n, filler="x" * 900)
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_log_of_json_says_in_json_that_lines_were_dropped():
+    command = [sys.executable, "-c", UNREAD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline() == "written\n"
+            told = next(event for event in map(json.loads, process.stderr) if event["event"] != "line")
+        finally:
+            process.kill()
+    assert (told["event"], told["level"]) == ("log.dropped", "warning")
+    assert told["lines"] > 0 and told["timestamp"].endswith("Z")

@@ -35,20 +35,35 @@ def refused(family: Family, module: str, *words: str, environment: Mapping[str, 
 @pytest.mark.parametrize(
     ("module", "words", "told"),
     [
-        ("thinker", [], "--model is missing"),
-        ("talker", ["--model", "smoll"], "no talker named 'smoll'; there are smol, toy"),
-        ("diffusion", ["--model", "smol"], "no diffusion named 'smol'; there are toy"),
-        ("code2wav", ["--model", "toy", "--colour", "red"], "unrecognized arguments: --colour red"),
-        ("diffusion", ["--model", "toy", "--options", '{"speed": 3}'], "unknown options ['speed']"),
-        ("diffusion", ["--model", "toy", "--options", '{"length": "long"}'], "option length of the toy models is 'long'"),
-        ("thinker", ["--model", "smol", "--options", '{"speed": 3}'], "smol has no options, ['speed'] are given"),
-        ("thinker", ["--model", "toy", "--model-path", "/"], "the toy models have no weights"),
-        ("thinker", ["--model", "smol", "--device", "cuda:0"], "the thinker of smol computes on cpu only"),
-        ("thinker", ["--model", "smol", "--device", "gpu"], "'gpu' is no device"),
-        ("talker", ["--model", "smol", "--dtype", "bfloat16"], "the talker of smol computes in float32 only"),
-        ("thinker", ["--model", "smol", "--dtype", "float64"], "--dtype: must be"),
-        ("talker", ["--model", "toy", "--address", "50051"], "--address: '50051' has no host"),
-        ("talker", ["--model", "toy", "--metrics-address", "0.0.0.0:99999"], "--metrics-address: '0.0.0.0:99999' has no possible port"),
+        ("thinker", [], "--family is missing"),
+        ("talker", ["--family", "smoll"], "no talker named 'smoll'; there are smol, toy"),
+        ("diffusion", ["--family", "smol"], "no diffusion named 'smol'; there are toy"),
+        ("code2wav", ["--family", "toy", "--colour", "red"], "unrecognized arguments: --colour red"),
+        ("diffusion", ["--family", "toy", "--options", '{"speed": 3}'], "unknown options ['speed']"),
+        ("diffusion", ["--family", "toy", "--options", '{"length": "long"}'], "option length of the toy models is 'long'"),
+        ("thinker", ["--family", "smol", "--options", '{"speed": 3}'], "smol has no options, ['speed'] are given"),
+        ("thinker", ["--family", "toy", "--checkpoint", "/"], "the models of toy have no weights"),
+        ("thinker", ["--family", "smol", "--device", "cuda:0"], "the thinker of smol computes on cpu only"),
+        ("thinker", ["--family", "smol", "--device", "gpu"], "'gpu' is no device"),
+        ("talker", ["--family", "smol", "--dtype", "bfloat16"], "the talker of smol computes in float32 only"),
+        (
+            "talker",
+            ["--family", "smol", "--tensor-parallel-size", "2"],
+            "the talker of smol computes on one device; for more answers at once",
+        ),
+        ("talker", ["--family", "smol", "--max-batch-size", "2"], "the talker of smol computes one session after the other; leave it out"),
+        (
+            "talker",
+            ["--family", "smol", "--max-batch-tokens", "99"],
+            "max_batch_tokens 99: the talker of smol has no use for it; leave it out",
+        ),
+        ("code2wav", ["--family", "smol", "--kv-cache-bytes", "99"], "kv_cache_bytes 99: the code2wav of smol has no use for it"),
+        ("code2wav", ["--family", "smol", "--enable-cache", "false"], "enable_cache false: the code2wav of smol has no use for it"),
+        ("diffusion", ["--family", "toy", "--threads", "2"], "threads 2: the diffusion of toy has no use for it"),
+        ("thinker", ["--family", "smol", "--tensor-parallel-size", "0"], "--tensor-parallel-size: must be greater than or equal to 1"),
+        ("thinker", ["--family", "smol", "--dtype", "float64"], "--dtype: must be"),
+        ("talker", ["--family", "toy", "--address", "50051"], "--address: '50051' has no host"),
+        ("talker", ["--family", "toy", "--metrics-address", "0.0.0.0:99999"], "--metrics-address: '0.0.0.0:99999' has no possible port"),
         ("router", ["--channelz-address", "0.0.0.0:0"], "--channelz-address: '0.0.0.0:0' can be reached from other hosts"),
         ("router", ["--pipeline", "nothing"], "no pipeline 'nothing'"),
         ("router", ["--pipeline", "toy"], "--stages thinker=HOST:PORT"),
@@ -61,19 +76,19 @@ def test_a_mistake_is_told_in_one_line(family: Family, module: str, words: list[
 
 @pytest.mark.parametrize("module", ["thinker", "talker", "code2wav"])
 def test_a_folder_that_is_no_model(family: Family, tmp_path: Path, module: str) -> None:
-    told = refused(family, module, "--model", "smol", "--model-path", str(tmp_path))
+    told = refused(family, module, "--family", "smol", "--checkpoint", str(tmp_path))
     assert f"{tmp_path / module / 'config.json'} is missing" in told
     (tmp_path / module).mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / module / name).write_text("{")
-    assert "is not JSON" in refused(family, module, "--model", "smol", "--model-path", str(tmp_path))
+    assert "is not JSON" in refused(family, module, "--family", "smol", "--checkpoint", str(tmp_path))
     (tmp_path / module / "config.json").write_text('{"model_type": "llama"}')
-    assert "is a 'llama', not a" in refused(family, module, "--model", "smol", "--model-path", str(tmp_path))
+    assert "is a 'llama', not a" in refused(family, module, "--family", "smol", "--checkpoint", str(tmp_path))
 
 
 @pytest.mark.parametrize("module", ["thinker", "router"])
 def test_a_bad_variable_of_the_environment_is_named(family: Family, module: str) -> None:
-    told = refused(family, module, *(["--model", "smol"] if module == "thinker" else []), environment={"OMNISTAGE_LOG_LEVEL": "loud"})
+    told = refused(family, module, *(["--family", "smol"] if module == "thinker" else []), environment={"OMNISTAGE_LOG_LEVEL": "loud"})
     assert told.startswith("OMNISTAGE_LOG_LEVEL: must be 'debug', 'info', 'warning' or 'error'")
 
 
@@ -81,6 +96,6 @@ def test_a_bad_variable_of_the_environment_is_named(family: Family, module: str)
 def test_a_taken_port_is_found_before_the_model_is_loaded(family: Family, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        told = refused(family, "thinker", "--model", "smol", option, address)
+        told = refused(family, "thinker", "--family", "smol", option, address)
     assert told.startswith(f"cannot listen on {address}: the port is taken by ")
     assert told.endswith(f"choose another {option}")

@@ -16,11 +16,11 @@ import pytest
 
 from helpers.busy import busy_cores
 from omnistage.engine.activity import Activity
-from omnistage.host import tasks
-from omnistage.host.watchdog import PERIOD_S, STILL_S, Watchdog
+from omnistage.host import kernel_threads
+from omnistage.host.watchdog import IDLE_S, PERIOD_S, Watchdog
 
 LIMIT_S = 60.0
-LONG_S = 2.5 * STILL_S
+LONG_S = 2.5 * IDLE_S
 HASHES = 20_000
 """Rounds that take some hundredths of a second, without Python's lock."""
 
@@ -294,12 +294,12 @@ def _runs(task: str) -> int:
 
 
 def test_where_the_kernel_counts_no_waits_a_hang_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tasks, "DELAYS_ARE_TOLD", False)
+    monkeypatch.setattr(kernel_threads, "DELAYS_ARE_TOLD", False)
     test_a_thread_that_sleeps_in_its_step_hangs(1)
 
 
 def test_where_the_kernel_counts_no_waits_whoever_runs_may_wait_for_a_cpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tasks, "DELAYS_ARE_TOLD", False)
+    monkeypatch.setattr(kernel_threads, "DELAYS_ARE_TOLD", False)
     worker = Worker()
     helper = threading.Thread(target=compute_for_long)
     with watched(worker) as verdict:

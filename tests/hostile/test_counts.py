@@ -16,11 +16,11 @@ import pytest
 
 from helpers import wire
 from helpers.ask import ask, refusal, request
+from helpers.mistreated import RUN
 from helpers.run import open_of
 from helpers.servers import CLIENT_OPTIONS, ServerProcess, Stack, all_free, omni_stub, stack, stage_stub
-from helpers.ward import RUN
-from omnistage.link.limits import MAX_FIELDS, TEXT_REQUEST_BYTES
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.wire.limits import MAX_FIELDS, TEXT_REQUEST_BYTES
 
 pytestmark = [pytest.mark.serial, pytest.mark.slow]
 

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers.ask import ask, refusal, refused, request
 from helpers.servers import CLIENT_OPTIONS, Stack, omni_stub, stack
 from helpers.waiting import until
-from omnistage.link.limits import MAX_CALLS
 from omnistage.v1 import omni_pb2_grpc
+from omnistage.wire.limits import MAX_CALLS
 
 pytestmark = [pytest.mark.serial, pytest.mark.slow]
 

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import lengths
+from helpers.mistreated import Mistreated, end_of, mistreated
 from helpers.mutation import changed
 from helpers.run import code_chunks, params, row_chunks
 from helpers.servers import KINDS
 from helpers.stage import ROWS
-from helpers.ward import Ward, end_of, ward
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Sender
 from omnistage.models.toy import formulas
@@ -29,8 +29,8 @@ INPUT = {
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Ward]:
-    with ward() as opened:
+def house() -> Iterator[Mistreated]:
+    with mistreated() as opened:
         yield opened
 
 
@@ -42,7 +42,7 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def hop(house: Ward, kind: str, port: str) -> stage_pb2.Hop:
+def hop(house: Mistreated, kind: str, port: str) -> stage_pb2.Hop:
     stage = house.stages[kind]
     return stage_pb2.Hop(
         kind=stage.description.kind,
@@ -67,7 +67,7 @@ def held(*ports: str) -> stage_pb2.Resume:
     return resume
 
 
-def openings(house: Ward, kind: str, arena: Arena) -> list[stage_pb2.Open]:
+def openings(house: Mistreated, kind: str, arena: Arena) -> list[stage_pb2.Open]:
     """Good ones to begin with: new, going on, with memory to offer, with a route, and with a route and going on."""
     stage = house.stages[kind]
     own = {"thinker": ("text", "hidden"), "talker": ("codes",), "code2wav": ("audio",), "diffusion": ("image", "progress")}[kind]
@@ -85,7 +85,7 @@ def openings(house: Ward, kind: str, arena: Arena) -> list[stage_pb2.Open]:
 
 @lengths.rounds(200, 750)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_field_of_open(house: Ward, arena: Arena, kind: str, rounds: int) -> None:
+def test_any_field_of_open(house: Mistreated, arena: Arena, kind: str, rounds: int) -> None:
     """The caller then sends good input and half-closes, so the stage has no reason to wait."""
     opens = openings(house, kind, arena)
     words = ["text", "hidden", "codes", "audio", "image", "1", "session-1", f"toy-{kind}", "toy-talker", "png", "user", "balanced", "toy"]
@@ -119,7 +119,7 @@ def _keep_short(opening: stage_pb2.Open) -> None:
                 each.diffusion.width, each.diffusion.height = 16, 16
 
 
-def test_the_input_is_good(house: Ward) -> None:
+def test_the_input_is_good(house: Mistreated) -> None:
     """Else nothing above would come far."""
     for kind, chunks in INPUT.items():
         steps = [stage_pb2.RunRequest(open=house.stages[kind].open()), *[stage_pb2.RunRequest(chunk=chunk) for chunk in chunks]]

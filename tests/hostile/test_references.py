@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.mistreated import Call, Mistreated, end_of, mistreated
 from helpers.mutation import changed
 from helpers.servers import ServerProcess, stage_flags, stage_stub
 from helpers.stage import ROWS, Stage
-from helpers.ward import Call, Ward, end_of, ward
 from omnistage.connector.arena import Arena
 from omnistage.connector.sweep import sweep
 from omnistage.connector.transport import Receiver, Sender
@@ -35,8 +35,8 @@ def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Ward]:
-    with ward() as opened:
+def house() -> Iterator[Mistreated]:
+    with mistreated() as opened:
         yield opened
 
 
@@ -50,7 +50,7 @@ def arena() -> Iterator[Arena]:
 
 
 @asynccontextmanager
-async def session(house: Ward, kind: str, arena: Arena | None = None) -> AsyncIterator[tuple[Call, Sender]]:
+async def session(house: Mistreated, kind: str, arena: Arena | None = None) -> AsyncIterator[tuple[Call, Sender]]:
     """A call and the memory that its tensors lie in, both given up in the end, however a case ends."""
     sender, call = Sender(arena, inline_limit=0), house.run(kind)
     try:
@@ -75,7 +75,7 @@ def rows_chunk(tensor: tensor_pb2.Tensor) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "inline"])
-def test_any_field_of_a_tensor(house: Ward, arena: Arena, shared: bool) -> None:
+def test_any_field_of_a_tensor(house: Mistreated, arena: Arena, shared: bool) -> None:
     """In a session of a Talker that reads our memory: its codes are those of our rows, or it ends with PROTOCOL or STALE_REFERENCE."""
     reasons: Counter[str] = Counter()
 
@@ -103,7 +103,7 @@ def test_any_field_of_a_tensor(house: Ward, arena: Arena, shared: bool) -> None:
 
 
 @pytest.mark.slow
-def test_any_field_of_an_offer(house: Ward, arena: Arena) -> None:
+def test_any_field_of_an_offer(house: Mistreated, arena: Arena) -> None:
     """What cannot be proven is not used."""
 
     async def offer(change: Callable[[tensor_pb2.Offer], tensor_pb2.Offer]) -> None:
@@ -125,7 +125,7 @@ def test_any_field_of_an_offer(house: Ward, arena: Arena) -> None:
 
 
 @pytest.mark.slow
-def test_any_field_of_an_answer_and_of_a_release(house: Ward) -> None:
+def test_any_field_of_an_answer_and_of_a_release(house: Mistreated) -> None:
     """To a Thinker whose rows lie in its memory: it goes on with what it has not been proven, inline, and holds nothing in the end."""
 
     async def answer(data: st.DataObject) -> None:
@@ -152,7 +152,7 @@ def test_any_field_of_an_answer_and_of_a_release(house: Ward) -> None:
 
 
 @pytest.mark.slow
-def test_any_parts_of_a_tensor(house: Ward) -> None:
+def test_any_parts_of_a_tensor(house: Mistreated) -> None:
     """Pieces of one inline tensor, each of them changed."""
     data = np.ascontiguousarray(ROWS, "<f4").tobytes()
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from helpers import lengths
 from helpers.ask import ask, read, refusal, refused, request
+from helpers.mistreated import TYPED, Mistreated, mistreated
 from helpers.mutation import changed
 from helpers.run import messages
 from helpers.servers import CLIENT_OPTIONS
-from helpers.ward import TYPED, Ward, ward
-from omnistage.link.errors import MAX_TEXT_BYTES
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.wire.errors import MAX_TEXT_BYTES
 
 ENOUGH = 40
 """Events after which a client has heard enough of an answer that may be long."""
@@ -31,8 +31,8 @@ LONG = {"max_tokens": 20_000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Ward]:
-    with ward() as opened:
+def house() -> Iterator[Mistreated]:
+    with mistreated() as opened:
         yield opened
 
 
@@ -79,7 +79,7 @@ async def end_of(stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.Gener
 
 
 @lengths.rounds(500, 2000)
-def test_any_field_of_a_request(house: Ward, rounds: int) -> None:
+def test_any_field_of_a_request(house: Mistreated, rounds: int) -> None:
     reasons: Counter[str] = Counter()
 
     @settings(max_examples=rounds, suppress_health_check=list(HealthCheck), database=None)
@@ -96,7 +96,7 @@ def test_any_field_of_a_request(house: Ward, rounds: int) -> None:
 @pytest.mark.parametrize(
     "resume", [held(5, 700), held(1, 0), held(0, 1), held(formulas.NATURAL_LENGTH - 1, 2879)], ids=["both", "text", "sound", "most"]
 )
-def test_an_answer_goes_on_from_any_place(house: Ward, resume: stage_pb2.Resume) -> None:
+def test_an_answer_goes_on_from_any_place(house: Mistreated, resume: stage_pb2.Resume) -> None:
     """The good ones above are good."""
 
     async def go_on() -> None:
@@ -120,7 +120,7 @@ def test_an_answer_goes_on_from_any_place(house: Ward, resume: stage_pb2.Resume)
     house.play(go_on())
 
 
-def test_a_message_that_quotes_what_was_sent_fits_into_the_trailers(house: Ward) -> None:
+def test_a_message_that_quotes_what_was_sent_fits_into_the_trailers(house: Mistreated) -> None:
     for asked in (
         request(outputs=["\N{GRINNING FACE}" * 50_000]),
         request(talker=stage_pb2.TalkerParams(voice="\N{GRINNING FACE}" * 50_000)),
@@ -134,24 +134,24 @@ def test_a_message_that_quotes_what_was_sent_fits_into_the_trailers(house: Ward)
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("part", "field"),
     [
-        stage_pb2.Part(media=stage_pb2.Media(data=b"\x89PNG", media_type="image/png")),
-        stage_pb2.Part(media=stage_pb2.Media(data=bytes(7 << 20), media_type="audio/wav")),
-        stage_pb2.Part(media=stage_pb2.Media(media_type="\x00" * 1000, use_audio=True)),
-        stage_pb2.Part(port="microphone"),
-        stage_pb2.Part(port="text"),
-        stage_pb2.Part(),
+        (stage_pb2.Part(media=stage_pb2.Media(data=b"\x89PNG", media_type="image/png")), "parts.media"),
+        (stage_pb2.Part(media=stage_pb2.Media(data=bytes(7 << 20), media_type="audio/wav")), "parts.media"),
+        (stage_pb2.Part(media=stage_pb2.Media(media_type="\x00" * 1000, use_audio=True)), "parts.media.media_type"),
+        (stage_pb2.Part(port="microphone"), "parts.port"),
+        (stage_pb2.Part(port="text"), "parts.port"),
+        (stage_pb2.Part(), "parts"),
     ],
     ids=["picture", "7 MiB of sound", "odd type", "port", "port of ours", "nothing"],
 )
-def test_media_is_refused_by_name_where_the_model_takes_text(house: Ward, part: stage_pb2.Part) -> None:
+def test_media_is_refused_by_name_where_the_model_takes_text(house: Mistreated, part: stage_pb2.Part, field: str) -> None:
     asked = request(thinker={"messages": [*messages("hm"), stage_pb2.Message(role="user", parts=[part])]})
     told = house.play(refused(house.omni, asked))
-    assert (told.reason, told.fields) == ("BAD_REQUEST", ["thinker.messages.parts"])
+    assert (told.reason, told.fields) == ("BAD_REQUEST", [f"thinker.messages.{field}"])
 
 
-def test_pictures_to_draw_from_are_refused_by_name(house: Ward) -> None:
+def test_pictures_to_draw_from_are_refused_by_name(house: Mistreated) -> None:
     stage = house.stages["diffusion"]
     opening = stage.open()
     opening.params.diffusion.images.add(data=bytes(32 << 20), media_type="image/png")
@@ -166,7 +166,7 @@ def test_pictures_to_draw_from_are_refused_by_name(house: Ward) -> None:
 
 
 @pytest.mark.parametrize("size", [8 << 20, 65 << 20])
-def test_media_is_not_even_read_by_a_router_for_text(house: Ward, size: int) -> None:
+def test_media_is_not_even_read_by_a_router_for_text(house: Mistreated, size: int) -> None:
     """gRPC refuses it, before our code sees it."""
     many = request(thinker={"messages": [stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=stage_pb2.Media(data=bytes(size)))])]})
 
@@ -183,7 +183,7 @@ def test_media_is_not_even_read_by_a_router_for_text(house: Ward, size: int) -> 
 # Clients that go -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_clients_that_vanish_at_any_moment(house: Ward, seed: int) -> None:
+def test_clients_that_vanish_at_any_moment(house: Mistreated, seed: int) -> None:
     """The connection itself is gone, not only the call."""
     chance = random.Random(seed)
 
@@ -203,7 +203,7 @@ def test_clients_that_vanish_at_any_moment(house: Ward, seed: int) -> None:
     house.play(house.still_well())
 
 
-def test_the_same_request_asked_many_times_is_answered_once(house: Ward) -> None:
+def test_the_same_request_asked_many_times_is_answered_once(house: Mistreated) -> None:
     """With one id, only the newest call has the answer; the others are told."""
 
     async def insist() -> None:

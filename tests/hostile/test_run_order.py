@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import lengths
+from helpers.mistreated import Mistreated, end_of, mistreated
 from helpers.mutation import changed
 from helpers.run import params, tensor_of
 from helpers.servers import KINDS
 from helpers.stage import ROWS
-from helpers.ward import Ward, end_of, ward
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
@@ -27,8 +27,8 @@ FRAMES = formulas.frames(ROWS)
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Ward]:
-    with ward() as opened:
+def house() -> Iterator[Mistreated]:
+    with mistreated() as opened:
         yield opened
 
 
@@ -86,14 +86,14 @@ def a_story(draw: st.DrawFn, kind: str, opening: stage_pb2.Open) -> list[bytes |
     return steps
 
 
-def hop(house: Ward, kind: str, port: str) -> stage_pb2.Hop:
+def hop(house: Mistreated, kind: str, port: str) -> stage_pb2.Hop:
     stage = house.stages[kind]
     return stage_pb2.Hop(
         kind=stage.description.kind, model=stage.description.model, addresses=[stage.address], params=params(kind), takes=[port]
     )
 
 
-def openings(house: Ward, kind: str) -> dict[str, stage_pb2.Open]:
+def openings(house: Mistreated, kind: str) -> dict[str, stage_pb2.Open]:
     """Of a stage alone, with little credit, going on, and with the rest of the chain behind it."""
     stage = house.stages[kind]
     opens = {"alone": stage.open(), "no credit": stage.open(credits={}), "again": stage.open(resume=stage_pb2.Resume())}
@@ -106,7 +106,7 @@ def openings(house: Ward, kind: str) -> dict[str, stage_pb2.Open]:
 
 @lengths.rounds(200, 875)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_order_of_messages(house: Ward, kind: str, rounds: int) -> None:
+def test_any_order_of_messages(house: Mistreated, kind: str, rounds: int) -> None:
     reasons: Counter[str] = Counter()
     opens = openings(house, kind)
 
@@ -122,7 +122,7 @@ def test_any_order_of_messages(house: Ward, kind: str, rounds: int) -> None:
     assert {"OK", "PROTOCOL"} <= set(reasons), "the stories are too much alike"
 
 
-def test_many_bad_callers_at_once_and_a_good_one(house: Ward) -> None:
+def test_many_bad_callers_at_once_and_a_good_one(house: Mistreated) -> None:
     """All kinds of them, ten times over, beside a session that notices nothing."""
 
     async def all_at_once() -> None:

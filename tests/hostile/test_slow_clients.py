@@ -85,7 +85,7 @@ async def test_a_flood_after_the_end_is_read_and_dropped():
 
 async def test_callers_that_open_a_stream_and_say_nothing_are_left(monkeypatch: pytest.MonkeyPatch):
     """They take no place of the router meanwhile."""
-    monkeypatch.setattr("omnistage.stage.session.FIRST_MESSAGE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("omnistage.stage.caller.FIRST_MESSAGE_TIMEOUT_S", 1.0)
     async with stage_of("talker", max_sessions=1) as stage:
         silent = [stage.caller() for _ in range(50)]
         heard = await run_once(stage.stub, stage.open(), row_chunks("hidden", ROWS, [8]))
@@ -94,7 +94,7 @@ async def test_callers_that_open_a_stream_and_say_nothing_are_left(monkeypatch: 
 
 
 async def test_callers_that_never_half_close_are_left_after_the_handshake(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("omnistage.stage.session.HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("omnistage.stage.caller.HANDSHAKE_TIMEOUT_S", 0.3)
     async with stage_of("talker") as stage:
         callers = [await stage.opened() for _ in range(20)]
         for caller in callers:
@@ -167,7 +167,7 @@ async def test_callers_whose_connection_is_gone_leave_nothing(phase: Callable[[C
 
 async def test_a_caller_that_reads_nothing_does_not_slow_the_others(monkeypatch: pytest.MonkeyPatch):
     """Its answer fills the buffers of its connection and waits there."""
-    monkeypatch.setattr("omnistage.stage.session.HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("omnistage.stage.caller.HANDSHAKE_TIMEOUT_S", 0.3)
     async with stage_of("code2wav", {"samples_per_frame": 100_000, "max_chunk": 1}) as stage:
         codes = np.ones((100, formulas.CODEBOOKS), np.uint32)
         channel = grpc.aio.insecure_channel(stage.address, options=CLIENT_OPTIONS)

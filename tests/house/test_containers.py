@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from helpers.servers import KINDS
+
 ROOT = Path(__file__).resolve().parents[2]
-WITH_TORCH = ("services/thinker", "services/talker", "services/code2wav", "sdk")
-WITHOUT_TORCH = ("services/diffusion", "router")
+WITH_TORCH = ("services", "sdk")
+WITHOUT_TORCH = ("router",)
 SERVERS = ("router", "thinker", "talker", "code2wav")
 
 
@@ -43,6 +49,23 @@ def test_images_that_install_the_same_begin_with_the_same_lines(folders: tuple[s
 def test_every_image_is_in_one_of_the_groups() -> None:
     found = {path.parent.relative_to(ROOT).as_posix() for pattern in ("*/Dockerfile", "*/*/Dockerfile") for path in ROOT.glob(pattern)}
     assert found == {*WITH_TORCH, *WITHOUT_TORCH}
+
+
+def test_every_stage_is_built_as_its_kind() -> None:
+    kinds = {name: service["build"]["args"].get("KIND") for name, service in services().items() if "build" in service}
+    assert {name: kind for name, kind in kinds.items() if kind is not None} == {name: name for name in SERVERS if name != "router"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_entry_point_of_the_stage_image_becomes_the_server_of_its_kind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = [line for line in instructions("services") if line.startswith("ENTRYPOINT ")]
+    words = json.loads(line.removeprefix("ENTRYPOINT "))
+    # The image has one Python; here it is the one of the tests.
+    environment = {**os.environ, "STAGE_KIND": kind, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run([*words, "--threads", "1 or 2"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "--threads: must be a valid integer" in done.stderr and "not '1 or 2'" in done.stderr, "an argument is handed over as it is"
+    assert f"omnistage.{kind}" in words[2].replace("${STAGE_KIND}", kind) and words[2].startswith("exec "), "signals would end at the shell"
 
 
 @pytest.mark.parametrize("name", SERVERS)

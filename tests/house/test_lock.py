@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.markers import Marker
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers.wheels import publish, use_only
@@ -51,7 +52,7 @@ def constraints(root: Path) -> dict[str, str]:
 
 
 def test_the_lists_hold_versions_and_hashes_and_no_addresses() -> None:
-    assert {path.stem for path in lists()} == lock.read_groups(setup.ROOT).keys()
+    assert {path.stem for path in lists()} == {*lock.read_groups(setup.ROOT), setup.CUDA_LIST}
     assert all(hashes for path in lists() for _, _, hashes in read(path).values())
 
 
@@ -130,6 +131,23 @@ def test_every_wheel_of_every_python_is_written_with_its_hash(index: Path, proje
     assert len(core["alpha"][2]) == 3
     assert core["gamma"][1] == 'python_version == "3.12" or python_version == "3.13"'
     assert constraints(project) == {"alpha": "1.0", "beta": "1.0", "delta": "1.0", "gamma": "2.0", "tool": "1.0"}
+
+
+def test_what_the_build_of_torch_for_cuda_needs_beyond_the_other_is_a_list_of_its_own(index: Path, project: Path) -> None:
+    (project / "pyproject.toml").write_text(PROJECT + f'models = ["torch=={setup.TORCH_CUDA}"]\n')
+    common = [Requirement(one).name for one in importlib.metadata.requires("torch") or () if "extra ==" not in one]
+    for name in common:
+        publish(index, name.replace("-", "_"), "99.0")
+    publish(
+        index, "torch", setup.TORCH_CUDA, needs=(*common, 'nvidia-cublas==13.1 ; platform_system == "Linux"', 'optree ; extra == "optree"')
+    )
+    publish(index, "nvidia_cublas", "13.1", needs=("cuda-pathfinder",))
+    publish(index, "cuda_pathfinder", "1.0")
+    lock.lock(project, upgrade=False)
+    written = versions(project)
+    assert written["cuda"] == {"cuda-pathfinder": "1.0", "nvidia-cublas": "13.1"}
+    assert written["models"].keys() == {canonicalize_name(name) for name in common}
+    assert {"nvidia-cublas", "cuda-pathfinder", "torch"} <= constraints(project).keys()
 
 
 def test_versions_stay_until_they_are_upgraded(index: Path, project: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -58,9 +59,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def know_torch(requirements: Path, *wheels: Path) -> None:
-    """The table of torch: these wheels are the CPU build for the Python of the tests."""
-    table = {setup.TORCH: {PYTHON: [sha256(wheel) for wheel in wheels]}}
+def know_torch(requirements: Path, *wheels: Path, build: str = setup.TORCH) -> None:
+    """The table of torch: these wheels are the build for the Python of the tests."""
+    table = {build: {PYTHON: [sha256(wheel) for wheel in wheels]}}
     (requirements / setup.TORCH_HASHES).write_text(json.dumps(table), encoding="utf-8")
 
 
@@ -158,6 +159,49 @@ def test_what_is_allowed_to_be_unhashed_is_checked_where_a_hash_is_known(python:
     with pytest.raises(setup.SetupError, match=r"^torch==.*: the file .* is not the one"):
         setup.install_torch(python, allow_unhashed=True)
     assert "torch" not in installed(python)
+
+
+def test_for_cuda_the_build_without_a_label_is_installed(python: str, configured: Path, requirements: Path) -> None:
+    """And no other one, though a build with a label counts as newer."""
+    publish(configured, "torch", setup.TORCH)
+    know_torch(requirements, publish(configured, "torch", setup.TORCH_CUDA), build=setup.TORCH_CUDA)
+    setup.install_torch(python, device="cuda")
+    assert f"torch=={setup.TORCH_CUDA}\n" in installed(python)
+
+
+def test_where_the_sources_lack_it_the_build_for_cuda_is_not_sought_among_those_for_cpus(
+    python: str, configured: Path, requirements: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
+    wheel = publish(tmp_path / "other", "torch", setup.TORCH_CUDA)
+    know_torch(requirements, wheel, build=setup.TORCH_CUDA)
+    with pytest.raises(setup.SetupError, match=r"torch 2\S+ was not found in pip's configured sources\. Set TORCH_INDEX_URL"):
+        setup.install_torch(python, device="cuda")
+    assert "torch" not in installed(python)
+    monkeypatch.setenv("TORCH_INDEX_URL", (tmp_path / "other").as_uri())
+    setup.install_torch(python, device="cuda")
+    assert f"torch=={setup.TORCH_CUDA}\n" in installed(python)
+
+
+def test_the_libraries_for_cuda_are_installed_where_torch_is_for_cuda() -> None:
+    names = {device: [path.stem for path in setup.lists_of(("cli", "models"), device)] for device in setup.BUILDS}
+    assert names == {"cpu": ["core", "cli", "models"], "cuda": ["core", "cli", "models", "cuda"]}
+    assert [path.stem for path in setup.lists_of(("cli",), "cuda")] == ["core", "cli"], "without torch there is nothing for them to do"
+
+
+@pytest.mark.parametrize(("words", "told"), [([], ""), (["DEVICE=cuda"], "--device cuda")])
+def test_make_hands_the_device_over(words: list[str], told: str) -> None:
+    # As from a shell: a make above this one would pass its options on, and have the folders printed.
+    alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "DEVICE")}
+    command = ["make", "--dry-run", "setup", *words]
+    shown = subprocess.run(command, cwd=setup.ROOT, env=alone, capture_output=True, text=True, check=True).stdout
+    assert " ".join(shown.split()) == f"python3 tools/setup.py {told}".strip()
+
+
+def test_an_unknown_device_is_refused() -> None:
+    command = [sys.executable, str(setup.ROOT / "tools" / "setup.py"), "--device", "tpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "invalid choice: 'tpu' (choose from 'cpu', 'cuda')" in done.stderr
 
 
 def test_a_cuda_package_is_refused_by_name(python: str, configured: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from helpers.link import Listener, Replica, chunks_of, failovers_of, link_by, opening, replicas, route_to, samples_of
 from helpers.run import PLENTY, params
 from helpers.servers import all_free
-from omnistage.link.errors import StageError
 from omnistage.link.link import Link
 from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
 
 SEED, PROMPT, TOKENS = 3, "hello", 60
 TAKES = {"talker": "hidden", "code2wav": "codes"}

@@ -31,11 +31,11 @@ from helpers.link import (
 from helpers.run import PLENTY
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Sender
-from omnistage.link.errors import StageError
 from omnistage.link.link import MAX_LOSSES, MAX_LOSSES_IN_A_ROW
-from omnistage.link.ports import Output
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError
+from omnistage.wire.ports import Output
 
 ROWS = np.stack([formulas.row(token) for token in range(8)])
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened(credits=[stage_pb2.Credit(port="hidden", total=PLENTY)], revisions=["7"]))
@@ -380,7 +380,7 @@ async def test_a_deaf_address_is_left_for_the_next(monkeypatch: pytest.MonkeyPat
 
 async def test_the_search_for_a_replica_has_an_end_however_many_do_not_answer(monkeypatch: pytest.MonkeyPatch):
     """Eight hosts that are down: the first is asked in any case, then only as many as there is time for."""
-    monkeypatch.setattr("omnistage.link.link.SEARCH_S", 0.0)
+    monkeypatch.setattr("omnistage.link.search.SEARCH_S", 0.0)
     monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 0.3)
     accepted: list[socket.socket] = []
     with ExitStack() as exits:

@@ -24,11 +24,11 @@ from helpers.run import PLENTY, code_chunks
 from helpers.servers import all_free, local_stage, toy_logic
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Sender
-from omnistage.link.errors import StageError
 from omnistage.link.link import Link
-from omnistage.link.ports import Output
 from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
+from omnistage.wire.ports import Output
 
 ROWS = np.stack([formulas.row(token) for token in range(40)])
 FRAMES = formulas.frames(ROWS)

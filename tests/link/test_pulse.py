@@ -13,10 +13,11 @@ import pytest
 
 from helpers.servers import local_stage, toy_logic
 from helpers.waiting import until
-from omnistage.link.channel import Channels, server_options
+from omnistage.link.channels import Channels
 from omnistage.link.hedge import BURST, SHARE, Hedges
 from omnistage.link.pulse import GAPS, HESITATION, LATE_S, LONGEST, PERIODS, SILENCE, TICK_S, Pulse, Pulses, Rhythm
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.channel import server_options
 
 # The rhythm ----------------------------------------------------------------------------------------------------------------------------
 

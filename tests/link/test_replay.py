@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from omnistage.connector.inline import PART_BYTES
 from omnistage.connector.transport import Sender
-from omnistage.link.errors import StageError
-from omnistage.link.limits import MAX_PORTS
-from omnistage.link.ports import Output
 from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired, merged
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError
+from omnistage.wire.limits import MAX_PORTS
+from omnistage.wire.ports import Output
 
 EVERYTHING = 1 << 40
 NOWHERE = Sender(None)

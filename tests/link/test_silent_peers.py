@@ -12,11 +12,11 @@ from helpers.link import Context, bare_peer, listen, no_beat, opening, route_to,
 from helpers.run import params
 from helpers.servers import local_stage, toy_logic, watch_until
 from helpers.waiting import until
-from omnistage.link.channel import Channels
-from omnistage.link.errors import StageError
+from omnistage.link.channels import Channels
 from omnistage.link.link import Link
 from omnistage.link.pulse import SILENCE
 from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
 
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 

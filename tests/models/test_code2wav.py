@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -17,14 +16,14 @@ from safetensors.numpy import load_file, save_file
 
 from helpers import lengths
 from helpers.speech import Array, arrays, chunks_of, rows_of, samples_of
-from omnistage.models.interface import BadRequest, SpeechFrames, WaveRequest
-from omnistage.models.smol.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.weights import load_weights
+from omnistage.models.interface import BadRequest, Piece, WaveRequest
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession, chunk_rows
 from omnistage.models.smol.decoder import SpectrumNet
 from omnistage.models.smol.prosody import COUNT, F0, FEATURE_WIDTH, INDEX
 from omnistage.models.smol.talker import SmolTalker
 from omnistage.models.smol.waveform import noise
-from omnistage.models.smol.weights import load_weights
 
 TEXT = "The sky is blue because air scatters light. Is that clear? It took 150 years."
 CUTS = 100
@@ -44,7 +43,7 @@ def net(default_model: Path) -> SpectrumNet:
 
 def decoded(net: SpectrumNet, rows: Array, schedule: tuple[int, ...], seed: int = 0) -> Array:
     session = WaveSession(net, seed, schedule)
-    session.feed(SpeechFrames(0, rows))
+    session.feed(0, rows)
     session.end()
     chunks = []
     while session.ready():
@@ -103,11 +102,11 @@ async def test_profiles_are_schedules(code2wav: SmolCode2Wav, rows: Array, profi
 async def test_first_chunk_waits_only_for_its_context(code2wav: SmolCode2Wav, rows: Array) -> None:
     more = asyncio.Event()
 
-    async def arriving() -> AsyncIterator[SpeechFrames]:
-        yield SpeechFrames(0, rows[:23])
+    async def arriving() -> AsyncIterator[Piece]:
+        yield Piece("features", 0, False, rows[:23])
         await more.wait()
 
-    sound = code2wav.decode(WaveRequest(seed=0), arriving())
+    sound = code2wav.decode(WaveRequest(seed=0), arriving(), {"audio": 0})
     assert len((await anext(sound)).samples) == 8 * SAMPLES_PER_ROW
     await sound.aclose()
 
@@ -158,11 +157,9 @@ def broken(rows: Array, place: tuple[int, int], value: float) -> Array:
     return copy
 
 
-@pytest.mark.parametrize("damage", ["width", "dtype", "nan", "index", "count", "no phrase", "fraction", "missing row"])
+@pytest.mark.parametrize("damage", ["nan", "index", "count", "no phrase", "fraction", "missing row"])
 async def test_malformed_rows_are_refused(code2wav: SmolCode2Wav, rows: Array, damage: str) -> None:
     bad = {
-        "width": rows[:, :-1],
-        "dtype": rows.astype(np.float64),
         "nan": broken(rows, (3, 5), np.nan),
         "index": broken(rows, (2, INDEX), 7),
         "count": broken(rows, (2, COUNT), 7),
@@ -171,7 +168,7 @@ async def test_malformed_rows_are_refused(code2wav: SmolCode2Wav, rows: Array, d
         "missing row": np.delete(rows, 4, axis=0),
     }[damage]
     with pytest.raises(BadRequest) as refused:
-        [chunk async for chunk in code2wav.decode(WaveRequest(seed=0), arrays([cast(Array, bad)]))]
+        [chunk async for chunk in code2wav.decode(WaveRequest(seed=0), arrays([bad]), {"audio": 0})]
     assert refused.value.field == "features"
     assert code2wav.load().queued == 0
 
@@ -184,14 +181,10 @@ async def test_wild_but_finite_values_stay_in_range(code2wav: SmolCode2Wav, rows
     assert np.abs(samples).max() <= 1
 
 
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [(WaveRequest(seed=0, profile="fast"), "code2wav.profile"), (WaveRequest(seed=0, sample_rate_hz=16000), "code2wav.sample_rate_hz")],
-)
-def test_what_it_cannot_do_is_refused(code2wav: SmolCode2Wav, request_: WaveRequest, field: str) -> None:
+async def test_a_rate_that_it_does_not_have_is_refused(code2wav: SmolCode2Wav) -> None:
     with pytest.raises(BadRequest) as refused:
-        code2wav.check(request_)
-    assert refused.value.field == field
+        await code2wav.prepare(WaveRequest(seed=0, sample_rate_hz=16000))
+    assert refused.value.field == "code2wav.sample_rate_hz"
 
 
 async def test_cancel_at_any_moment_leaves_nothing_queued(code2wav: SmolCode2Wav, rows: Array, seed: int) -> None:
@@ -199,7 +192,7 @@ async def test_cancel_at_any_moment_leaves_nothing_queued(code2wav: SmolCode2Wav
     expected = await samples_of(code2wav, rows[:120])
 
     async def listen() -> None:
-        async for _ in code2wav.decode(WaveRequest(seed=0), arrays([rows])):
+        async for _ in code2wav.decode(WaveRequest(seed=0), arrays([rows]), {"audio": 0}):
             await asyncio.sleep(0)
 
     for _ in range(60):

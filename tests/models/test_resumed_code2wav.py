@@ -10,12 +10,12 @@ import pytest
 from torch import Tensor, nn
 
 from helpers.speech import Array, rows_of, sounds_of
-from omnistage.models.interface import BadRequest, Sound, SpeechFrames, WaveRequest
+from omnistage.models.common.weights import load_weights
+from omnistage.models.interface import BadRequest, Sound, WaveRequest
 from omnistage.models.smol.code2wav import FRAMES_PER_ROW, SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession
 from omnistage.models.smol.decoder import SpectrumNet
 from omnistage.models.smol.prosody import COUNT, INDEX
 from omnistage.models.smol.talker import SmolTalker
-from omnistage.models.smol.weights import load_weights
 
 TEXT = (
     "The sky is blue because air scatters light. Is that clear? It took one hundred and fifty years for people to learn how the light of "
@@ -65,8 +65,7 @@ async def test_sound_goes_on_at_any_sample_with_the_same_bits(
     for first in (0, 1, len(whole), *draw.sample(borders, 4), *(draw.randrange(len(whole)) for _ in range(10))):
         kept = needs_of(sounds, first)
         begin = draw.choice([0, kept, draw.randint(0, kept)])
-        request = WaveRequest(seed, profile, first=first)
-        rest = await sounds_of(code2wav, *cut(rows[begin:], draw), request=request, first=begin)
+        rest = await sounds_of(code2wav, *cut(rows[begin:], draw), request=WaveRequest(seed, profile), first=begin, sample=first)
         assert np.array_equal(joined(rest), whole[first:]), f"sample {first}, rows from {begin}"
         assert all(len(sound.samples) for sound in rest)
         assert [sound.needs for sound in rest] == [sound.needs for sound in sounds[len(sounds) - len(rest) :]]
@@ -83,7 +82,7 @@ async def test_a_sound_that_is_broken_off_is_as_long_as_its_rows(code2wav: SmolC
 def given_first(net: SpectrumNet, rows: Array, schedule: tuple[int, ...], first: int) -> Array:
     """The first sound of a session that goes on at sample `first`."""
     session = WaveSession(net, 7, schedule, first)
-    session.feed(SpeechFrames(0, rows))
+    session.feed(0, rows)
     session.end()
     while not len(samples := session.step().samples):
         pass
@@ -123,7 +122,7 @@ async def test_only_the_end_of_what_is_known_is_computed(net: SpectrumNet, rows:
     net.dec_in.register_forward_pre_hook(count)
     end = int(np.flatnonzero(rows[:, COUNT] >= 250)[0]) + 200
     session = WaveSession(net, 0, SCHEDULES["balanced"], end * SAMPLES_PER_ROW)
-    session.feed(SpeechFrames(0, rows))
+    session.feed(0, rows)
     session.end()
     samples = 0
     while session.ready():
@@ -136,14 +135,14 @@ async def test_only_the_end_of_what_is_known_is_computed(net: SpectrumNet, rows:
 async def test_a_needed_phrase_without_its_beginning_is_refused(code2wav: SmolCode2Wav, rows: Array) -> None:
     for begin, first in ((1, 0), (1, 600), (100, 70_000), (len(rows), 0), (len(rows), 1000)):
         with pytest.raises(BadRequest) as refused:
-            await sounds_of(code2wav, rows[begin:], request=WaveRequest(0, first=first), first=begin)
+            await sounds_of(code2wav, rows[begin:], first=begin, sample=first)
         assert refused.value.field == "features"
 
 
 @pytest.mark.parametrize("beyond", [1, 10**6, 2**64])
 async def test_sound_that_ends_before_its_first_sample_is_refused(code2wav: SmolCode2Wav, rows: Array, beyond: int) -> None:
     with pytest.raises(BadRequest) as refused:
-        await sounds_of(code2wav, rows, request=WaveRequest(0, first=len(rows) * SAMPLES_PER_ROW + beyond))
+        await sounds_of(code2wav, rows, sample=len(rows) * SAMPLES_PER_ROW + beyond)
     assert refused.value.field == "resume.positions"
     assert code2wav.load().queued == 0
 
@@ -151,4 +150,4 @@ async def test_sound_that_ends_before_its_first_sample_is_refused(code2wav: Smol
 async def test_rows_that_are_skipped_are_checked_all_the_same(code2wav: SmolCode2Wav, rows: Array) -> None:
     bad = np.delete(rows, 10, axis=0)
     with pytest.raises(BadRequest, match="out of order"):
-        await sounds_of(code2wav, bad, request=WaveRequest(0, first=100_000))
+        await sounds_of(code2wav, bad, sample=100_000)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from helpers import fetching, lengths
-from omnistage.models.smol.fetch import FetchError, fetched, verify
-from omnistage.models.smol.store import STAGES, cache_directory, model_directory
+from omnistage.models.common.cache import cache_directory
+from omnistage.models.common.fetch import FetchError, fetched, verify
+from omnistage.models.smol.store import STAGES, model_directory
 
 
 @pytest.fixture

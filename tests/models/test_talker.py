@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from helpers.speech import frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
-from omnistage.models.interface import BadRequest, SpeechRequest, TextPiece
-from omnistage.models.smol.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.interface import BadRequest, Piece, SpeechRequest
 from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX
 from omnistage.models.smol.talker import SmolTalker
 
@@ -47,12 +46,12 @@ async def test_rows_say_where_they_lie_in_their_phrase(talker: SmolTalker) -> No
 async def test_first_rows_come_before_the_text_is_complete(talker: SmolTalker) -> None:
     more = asyncio.Event()
 
-    async def text() -> AsyncIterator[TextPiece]:
+    async def text() -> AsyncIterator[Piece]:
         async for piece in pieces(["Paris has many museums "]):
             yield piece
         await more.wait()
 
-    speech = talker.speak(SpeechRequest(seed=0), text())
+    speech = talker.speak(SpeechRequest(seed=0), text(), {"features": 0})
     assert len((await anext(speech)).rows) > 0
     more.set()
     assert (await anext(speech)).finish_reason is FinishReason.STOP
@@ -88,7 +87,7 @@ async def test_nothing_to_say_ends_properly(talker: SmolTalker, text: str) -> No
 async def test_20000_characters_come_in_bounded_phrases(talker: SmolTalker, unit: str) -> None:
     text = unit * (20_000 // len(unit))
     phrases = 0
-    async for frames in talker.speak(SpeechRequest(seed=0), pieces([text])):
+    async for frames in talker.speak(SpeechRequest(seed=0), pieces([text]), {"features": 0}):
         assert len(frames.rows) < 120 * FRAME_RATE_HZ
         phrases += 1
         if phrases == 8:
@@ -96,37 +95,17 @@ async def test_20000_characters_come_in_bounded_phrases(talker: SmolTalker, unit
     assert phrases == 8
 
 
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (SpeechRequest(seed=0, voice="nobody"), "talker.voice"),
-        (SpeechRequest(seed=0, speed=0.4), "talker.speed"),
-        (SpeechRequest(seed=0, speed=2.1), "talker.speed"),
-        (SpeechRequest(seed=0, speed=float("nan")), "talker.speed"),
-        (SpeechRequest(seed=0, max_frames=-1), "talker.max_frames"),
-    ],
-)
-async def test_what_it_cannot_do_is_refused(talker: SmolTalker, request_: SpeechRequest, field: str) -> None:
+async def test_a_voice_that_it_does_not_have_is_refused(talker: SmolTalker) -> None:
     with pytest.raises(BadRequest) as refused:
-        talker.check(request_)
-    assert refused.value.field == field
-    with pytest.raises(BadRequest):
-        await frames_of(talker, "Hello.", request=request_)
-
-
-async def test_hidden_rows_are_refused(talker: SmolTalker) -> None:
-    async def rows() -> AsyncIterator[NDArray[np.float32]]:
-        yield np.zeros((1, 8), np.float32)
-
-    with pytest.raises(BadRequest, match="text"):
-        await anext(talker.speak(SpeechRequest(seed=0), rows()))
+        await talker.prepare(SpeechRequest(seed=0, voice="nobody"))
+    assert refused.value.field == "talker.voice"
 
 
 async def test_cancel_at_any_moment_leaves_nothing_queued(talker: SmolTalker, seed: int) -> None:
     draw = random.Random(seed)
 
     async def listen() -> None:
-        async for _ in talker.speak(SpeechRequest(seed=0), pieces([TEXT] * 5)):
+        async for _ in talker.speak(SpeechRequest(seed=0), pieces([TEXT] * 5), {"features": 0}):
             await asyncio.sleep(0)
 
     for _ in range(60):
@@ -150,7 +129,7 @@ async def test_speech_goes_on_at_any_row(talker: SmolTalker, seed: int) -> None:
     draw = random.Random(seed)
     whole = await rows_of(talker, TEXT)
     for first in (0, 1, len(whole) - 1, len(whole), *(draw.randrange(len(whole)) for _ in range(8))):
-        frames = await frames_of(talker, TEXT[:20], TEXT[20:], request=SpeechRequest(seed=0, first=first))
+        frames = await frames_of(talker, TEXT[:20], TEXT[20:], first=first)
         assert np.array_equal(np.concatenate([one.rows for one in frames]), whole[first:])
         assert frames[-1].finish_reason is FinishReason.STOP
 
@@ -158,7 +137,7 @@ async def test_speech_goes_on_at_any_row(talker: SmolTalker, seed: int) -> None:
 @pytest.mark.parametrize("first", [0, 40, 99, 100])
 async def test_max_frames_counts_the_rows_before(talker: SmolTalker, first: int) -> None:
     whole = await rows_of(talker, TEXT)
-    frames = await frames_of(talker, TEXT, request=SpeechRequest(seed=0, max_frames=100, first=first))
+    frames = await frames_of(talker, TEXT, request=SpeechRequest(seed=0, max_frames=100), first=first)
     assert np.array_equal(np.concatenate([one.rows for one in frames]), whole[first:100])
     assert frames[-1].finish_reason is FinishReason.LENGTH
 
@@ -166,5 +145,5 @@ async def test_max_frames_counts_the_rows_before(talker: SmolTalker, first: int)
 @pytest.mark.parametrize("limit", [0, 30])
 async def test_speech_that_ends_before_its_first_row_is_refused(talker: SmolTalker, limit: int) -> None:
     with pytest.raises(BadRequest) as refused:
-        await frames_of(talker, "Hello there.", request=SpeechRequest(seed=0, max_frames=limit, first=200))
+        await frames_of(talker, "Hello there.", request=SpeechRequest(seed=0, max_frames=limit), first=200)
     assert refused.value.field == "resume.positions"

@@ -14,13 +14,13 @@ from hibari import dsp
 
 from benchmarks.asr import heard, recogniser, word_error_rate, words
 from helpers.speech import spoken
+from omnistage.models.common.checkpoint import read_config
+from omnistage.models.common.weights import load_weights
 from omnistage.models.smol import waveform
-from omnistage.models.smol.checkpoint import read_config
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SmolCode2Wav
 from omnistage.models.smol.decoder import BINS, SpectrumNet, SpectrumStream
 from omnistage.models.smol.prosody import ENERGY, F0, TEXT_WIDTH, FeatureNet, Silence
 from omnistage.models.smol.talker import SmolTalker
-from omnistage.models.smol.weights import load_weights
 
 SENTENCES = (
     "The capital of France is Paris.",
@@ -45,7 +45,7 @@ def original() -> hibari.Hibari:
 @pytest.fixture(scope="module")
 def features(default_model: Path) -> FeatureNet:
     config = read_config(default_model / "talker", "hibari-talker")
-    net = FeatureNet(config["embeddings"], config["heads"])
+    net = FeatureNet(config.value("embeddings", int), config.value("heads", int))
     load_weights(net, default_model / "talker")
     return net
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from omnistage.models.smol.worker import OVERTAKES, Worker
+from omnistage.models.common.worker import OVERTAKES, Worker
 
 
 @pytest.fixture

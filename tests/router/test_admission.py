@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from omnistage.link.errors import StageError
 from omnistage.router.admission import STALLED_S, Admission, Place
+from omnistage.wire.errors import StageError
 
 
 def house(limit: int, share: float = 1.0) -> Admission:

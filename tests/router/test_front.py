@@ -14,11 +14,22 @@ import grpc.aio
 import pytest
 
 from helpers.ask import ask, read, refused, request
-from helpers.chain import Stack, addresses_of, good
+from helpers.chain import Stack, good
 from helpers.run import messages
-from helpers.servers import CHAIN, Local, all_free, is_free, local_chain, local_router, local_stage, omni_stub, toy_logic, watch_until
+from helpers.servers import (
+    CHAIN,
+    Local,
+    all_free,
+    family_logic,
+    is_free,
+    local_router,
+    local_stage,
+    omni_stub,
+    toy_logic,
+    watch_until,
+)
 from omnistage.models.toy import formulas
-from omnistage.router.pipeline import load_pipeline
+from omnistage.router.pipeline import Pipeline, StageSpec, load_pipeline
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -118,6 +129,20 @@ async def test_times_to_the_first_text_and_sound_are_measured(stack: Stack):
     }
 
 
+async def test_metrics_tell_which_pipeline_has_which_models(stack: Stack):
+    """So a dashboard finds the stages' own metrics, which have labels `stage` and `model`, from those of a pipeline."""
+    await ask(stack.stub, request("hm", 3))
+    replicas = {
+        (sample.labels["pipeline"], sample.labels["stage"], sample.labels["model"]): sample.value
+        for family in stack.router.registry.collect()
+        for sample in family.samples
+        if sample.name == "omnistage_router_replicas"
+    }
+    assert replicas == {("toy", kind, f"toy-{kind}"): 1 for kind in ("thinker", "talker", "code2wav")}
+    ended = {"pipeline": "toy", "reason": "OK"}
+    assert (stack.router.registry.get_sample_value("omnistage_router_requests_total", ended) or 0) >= 1
+
+
 async def test_list_models(stack: Stack):
     (model,) = (await stack.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).models
     assert (model.name, list(model.stages), list(model.inputs)) == ("toy", [1, 2, 3], ["text"])
@@ -163,8 +188,11 @@ BAD_REQUESTS = [
     (_thinker(messages=[]), "thinker.messages"),
     (_thinker(messages=[stage_pb2.Message(role="robot", parts=[stage_pb2.Part(text="x")])]), "thinker.messages.role"),
     (_thinker(messages=[stage_pb2.Message(role="system", parts=[stage_pb2.Part(text="x")])]), "thinker.messages"),
-    (_thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(port="x")])]), "thinker.messages.parts"),
-    (_thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=stage_pb2.Media())])]), "thinker.messages.parts"),
+    (_thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(port="x")])]), "thinker.messages.parts.port"),
+    (
+        _thinker(messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=stage_pb2.Media())])]),
+        "thinker.messages.parts.media.media_type",
+    ),
     (_thinker(messages=messages("x") * 1025), "thinker.messages"),
     (request("x" * ((1 << 20) + 1)), "thinker.messages"),
     (_thinker(max_tokens=32769), "thinker.max_tokens"),
@@ -231,23 +259,35 @@ async def test_a_request_above_the_size_limit(stack: Stack):
     assert re.search(r"larger than max \(\d+ vs\. 1048576\)", raised.value.details() or "")
 
 
+SEEING = Pipeline(
+    name="seeing",
+    description="A Thinker that takes pictures.",
+    inputs=("text", "image"),
+    outputs=("text",),
+    stages=(StageSpec(kind="thinker", family="toy-omni"),),
+    defaults={"thinker": {"max_tokens": 16}},
+)
+
+
 @pytest.mark.parametrize("most", [1 << 20, 64 << 20])
 async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: int):
-    """What the router adds to it has room on the hop: the Thinker itself says that it takes no pictures."""
-    pipeline = load_pipeline("toy").model_copy(update={"inputs": ("text", "image")})
+    """What the router adds to it has room on the hop: the Thinker itself says that it reads no such picture."""
     asked = request()
     part = asked.thinker.messages[0].parts.add()
+    part.media.media_type = "image/png"
     part.media.data = bytes(most - 256)
     part.media.data += bytes(most - asked.ByteSize())
     assert asked.ByteSize() == most
     async with (
-        local_chain(max_message_bytes=most) as stages,
-        local_router(addresses_of(stages), pipeline, max_message_bytes=most) as router,
+        local_stage(family_logic("toy-omni", "thinker"), max_message_bytes=most) as thinker,
+        local_router({"thinker": thinker.address}, SEEING, max_message_bytes=most) as router,
         omni_stub(router.address) as stub,
     ):
         refusal = await refused(stub, asked)
-        assert (refusal.reason, refusal.fields) == ("BAD_REQUEST", ["thinker.messages.parts"])
-        (await ask(stub, good())).check_toy(5, "good")
+        assert (refusal.reason, refusal.fields) == ("BAD_REQUEST", ["thinker.messages.parts.media"])
+        answer = await ask(stub, good())
+        answer.check_whole()
+        assert answer.text()
 
 
 # What is passed on ---------------------------------------------------------------------------------------------------------------------
@@ -327,7 +367,7 @@ PICTURES = [
     ({"prompt": "x", "steps": 1001}, "diffusion.steps"),
     ({"prompt": "x", "width": 1 << 31}, "diffusion.width"),
     ({"prompt": "x", "height": 1025}, "diffusion.height"),
-    ({"prompt": "x", "images": [stage_pb2.Media()]}, "diffusion.images"),
+    ({"prompt": "x", "images": [stage_pb2.Media()]}, "diffusion.images.media_type"),
     *[({"prompt": "x", "guidance_scale": value}, "diffusion.guidance_scale") for value in (NAN, INF, -1, 101)],
     *[({"prompt": "x", "duration_s": value}, "diffusion.duration_s") for value in (NAN, INF, -1, 5)],
     ({"prompt": "x", "frames": 10}, "diffusion.frames"),

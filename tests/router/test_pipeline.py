@@ -19,18 +19,18 @@ FILE: dict[str, object] = {
     "inputs": ["text"],
     "outputs": ["text", "audio"],
     "stages": [
-        {"kind": "thinker", "model": "toy"},
-        {"kind": "talker", "model": "toy", "takes": ["hidden"]},
-        {"kind": "code2wav", "model": "toy", "takes": ["codes"]},
+        {"kind": "thinker", "family": "toy"},
+        {"kind": "talker", "family": "toy", "takes": ["hidden"]},
+        {"kind": "code2wav", "family": "toy", "takes": ["codes"]},
     ],
 }
 
 
 def stages(**takes: list[str]) -> list[dict[str, object]]:
     """The three stages; takes: of a kind, instead of the right ones."""
-    chain: list[dict[str, object]] = [{"kind": "thinker", "model": "toy"}]
+    chain: list[dict[str, object]] = [{"kind": "thinker", "family": "toy"}]
     for kind, port in (("talker", "hidden"), ("code2wav", "codes")):
-        chain.append({"kind": kind, "model": "toy", "takes": takes.get(kind, [port])})
+        chain.append({"kind": kind, "family": "toy", "takes": takes.get(kind, [port])})
     return chain
 
 
@@ -51,14 +51,14 @@ def test_every_shipped_pipeline_is_well_formed(name: str):
         ({"name": "My Pipeline"}, "name"),
         ({"outputs": []}, "outputs"),
         ({"stages": []}, "stages"),
-        ({"stages": [{"kind": "singer", "model": "toy"}]}, "kind"),
-        ({"stages": [{"kind": "thinker"}]}, "model"),
-        ({"stages": [{"kind": "thinker", "model": "toy", "colour": "red"}]}, "colour"),
+        ({"stages": [{"kind": "singer", "family": "toy"}]}, "kind"),
+        ({"stages": [{"kind": "thinker"}]}, "family"),
+        ({"stages": [{"kind": "thinker", "family": "toy", "colour": "red"}]}, "colour"),
         ({"inputs": ["smell"]}, "inputs"),
         ({"surprise": 1}, "surprise"),
         ({"stages": stages(talker=[])}, "stage talker"),
-        ({"stages": [{"kind": "thinker", "model": "toy", "takes": ["x"]}]}, "stage thinker"),
-        ({"stages": [*stages(), {"kind": "talker", "model": "toy", "takes": ["audio"]}]}, "a kind may occur once"),
+        ({"stages": [{"kind": "thinker", "family": "toy", "takes": ["x"]}]}, "stage thinker"),
+        ({"stages": [*stages(), {"kind": "talker", "family": "toy", "takes": ["audio"]}]}, "a kind may occur once"),
         ({"defaults": {"thinker": {"max_token": 3}}}, "defaults of thinker.*max_token"),
         ({"defaults": {"thinker": {"max_tokens": "many"}}}, "defaults of thinker.*max_tokens"),
         ({"defaults": {"singer": {}}}, "singer"),
@@ -170,3 +170,12 @@ async def test_a_router_does_not_start_without_an_address_for_every_stage():
     with pytest.raises(StartError, match="no address for the talker of toy; give --stages talker=HOST:PORT"):
         async with local_router({"thinker": "127.0.0.1:1"}):
             pass
+
+
+async def test_a_file_that_says_it_takes_what_its_first_stage_does_not():
+    pipeline = load_pipeline("toy").model_copy(update={"inputs": ("text", "image")})
+    descriptions = {kind: toy_logic(kind).description for kind in CHAIN}
+    with pytest.raises(PipelineError, match="takes image, its first stage takes text"):
+        check_pipeline(pipeline, descriptions)
+    descriptions["thinker"].ClearField("inputs")  # As an older stage says it: nothing, which is text.
+    check_pipeline(load_pipeline("toy"), descriptions)

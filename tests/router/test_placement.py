@@ -17,13 +17,13 @@ from helpers import waiting
 from helpers.ask import ask, refusal, request
 from helpers.servers import local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import thinker, until, waiting_session, watched
-from omnistage.link.channel import Channels
-from omnistage.link.errors import StageError
+from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
 from omnistage.router.front import Front
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.placement import DRAINING, LOST, SERVING, Placement
 from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[stage_pb2.DescribeRequest, stage_pb2.DescribeResponse]"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from helpers.run import messages
-from omnistage.link.errors import StageError
-from omnistage.link.limits import MAX_STOPS
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.request import validate
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+from omnistage.wire.errors import StageError
+from omnistage.wire.limits import MAX_STOPS
 
 FILE = {
     "name": "speaker",
@@ -17,9 +17,9 @@ FILE = {
     "inputs": ["text"],
     "outputs": ["text", "audio"],
     "stages": [
-        {"kind": "thinker", "model": "toy"},
-        {"kind": "talker", "model": "toy", "takes": ["text"]},
-        {"kind": "code2wav", "model": "toy", "takes": ["codes"]},
+        {"kind": "thinker", "family": "toy"},
+        {"kind": "talker", "family": "toy", "takes": ["text"]},
+        {"kind": "code2wav", "family": "toy", "takes": ["codes"]},
     ],
     "defaults": {
         "thinker": {

@@ -10,14 +10,14 @@ import pytest
 from helpers.ask import request
 from helpers.link import ENDED, Behaviour, bare_peer, says
 from helpers.servers import toy_logic
-from omnistage.link.channel import Channels
-from omnistage.link.errors import StageError
+from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.placement import SERVING, Placement
 from omnistage.router.request import validate
-from omnistage.router.session import Answer, Limits
+from omnistage.router.session import AnswerLimits, Generation
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+from omnistage.wire.errors import StageError
 
 HUNG, WELL = "127.0.0.1:1", "127.0.0.1:2"
 """Two Talkers, of which nothing is there: only Thinkers would speak with them."""
@@ -50,9 +50,9 @@ async def answer(placement: Placement, channels: Channels, heard: list[omni_pb2.
     pipeline = load_pipeline("toy")
     descriptions: dict[str, stage_pb2.DescribeResponse] = {stage.kind: toy_logic(stage.kind).description for stage in pipeline.stages}
     async with Admission(lambda: 1, 1).place("client") as place:
-        limits = Limits(time.monotonic() + 30, 30)
+        limits = AnswerLimits(time.monotonic() + 30, 30)
         valid = validate(request("hello", 3), {"toy": pipeline})
-        await Answer(valid, descriptions, placement, channels, hear, limits, (), place).run()
+        await Generation(valid, descriptions, placement, channels, hear, limits, (), place).run()
 
 
 def suspects(placement: Placement) -> list[str]:

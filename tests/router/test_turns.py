@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from omnistage.link.errors import StageError
 from omnistage.router.turns import MAX_LARGE, Turns
+from omnistage.wire.errors import StageError
 
 
 class Line:

@@ -54,7 +54,7 @@ def test_a_pattern_is_refused_with_what_to_write_instead(entry: str):
     with pytest.raises(ValueError, match=r"is a pattern: write each address, HOST:PORT.* talker:50051"):
         AllowList([entry])
     with pytest.raises(ValidationError, match="is a pattern"):
-        StageSettings(model="toy", allow=("127.0.0.1:1", entry))
+        StageSettings(family="toy", allow=("127.0.0.1:1", entry))
 
 
 @pytest.mark.parametrize(

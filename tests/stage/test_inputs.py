@@ -16,10 +16,10 @@ from helpers.run import code_chunks, row_chunks, tensor_of
 from helpers.servers import toy_logic
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender
-from omnistage.link.errors import StageError
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW, Inputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+from omnistage.wire.errors import StageError
 
 CODES = toy_logic("code2wav").description.accepts
 PORTS = toy_logic("talker").description.accepts

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from omnistage.link.batches import MAX_BATCH_BYTES
-from omnistage.link.limits import MAX_BATCH
 from omnistage.stage.outbox import MAX_WAITING, Outbox
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.batches import MAX_BATCH_BYTES
+from omnistage.wire.limits import MAX_BATCH
 
 KEEP = stage_pb2.RunResponse(keep=stage_pb2.Keep(port="hidden", first=3))
 

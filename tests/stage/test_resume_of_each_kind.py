@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from helpers.logic import Made, history_of_codes, history_of_text, pieces_of, run_logic, start_at
 from helpers.run import params
 from helpers.servers import family_logic, toy_logic
-from omnistage.link.errors import StageError
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import DIFFERENCE
 from omnistage.stage.logic import Input, StageLogic, Start
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError
 
 HAS_SMOL = find_spec("omnistage.models.smol") is not None and find_spec("torch") is not None
 SMOL = [pytest.mark.slow, pytest.mark.skipif(not HAS_SMOL, reason="the models extra is not installed")]
@@ -327,7 +327,7 @@ async def test_rows_beyond_the_text_are_refused():
     start = start_at({"hidden": 4}, history_of_text([1, 2, 3]))
     with pytest.raises(StageError, match="hidden") as refused:
         await run_logic(toy_logic("thinker"), params("thinker"), start=start)
-    assert refused.value.reason == "PROTOCOL"
+    assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "resume.positions")
 
 
 @pytest.mark.parametrize("beyond", [1, 1 << 40, (1 << 64) - 1])

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.servers import toy_logic
-from omnistage.link.errors import StageError
 from omnistage.link.replay import OutputAccount
 from omnistage.stage.resumption import MAX_POSITION, Resumption
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError
 
 TALKER: Mapping[str, stage_pb2.Port] = {port.name: port for port in toy_logic("talker").description.produces}
 THINKER: Mapping[str, stage_pb2.Port] = {port.name: port for port in toy_logic("thinker").description.produces}

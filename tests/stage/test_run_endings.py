@@ -226,7 +226,7 @@ async def _read_slowly(stage: Stage, good: bool) -> None:
 
 async def test_a_caller_that_never_reads_holds_nothing_for_longer_than_the_handshake(monkeypatch: pytest.MonkeyPatch):
     """It grants plenty and takes nothing: a write waits in gRPC when the session's deadline comes, and Ended cannot be said any more."""
-    monkeypatch.setattr("omnistage.stage.session.HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("omnistage.stage.caller.HANDSHAKE_TIMEOUT_S", 0.3)
     async with stage_of("code2wav", {"samples_per_frame": 100_000, "max_chunk": 1}, session_limit=1.0) as stage:
         caller = await stage.opened()
         codes = np.ones((100, formulas.CODEBOOKS), np.uint32)

@@ -12,10 +12,10 @@ import pytest
 from helpers.ports import take_address
 from helpers.run import params, row_chunks, run_once, tensor_of
 from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, chunk, stage_of
-from omnistage.link.limits import MAX_ADDRESSES, MAX_HOPS
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+from omnistage.wire.limits import MAX_ADDRESSES, MAX_HOPS
 
 RUN = "/omnistage.v1.StageService/Run"
 

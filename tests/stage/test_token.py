@@ -19,11 +19,11 @@ from helpers.run import Caller, open_of
 from helpers.servers import CHAIN, CLIENT_OPTIONS, Local, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import SETTLE_S
 from omnistage.host.errors import StartError
-from omnistage.link.channel import Channels
-from omnistage.link.token import KEY, Token
+from omnistage.link.channels import Channels
 from omnistage.router.placement import Placement
 from omnistage.stage.guard import MAX_TOKENLESS, Guard, check_open
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.token import KEY, Token
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 TOKEN = Token("the-right-one-0123456789")

@@ -21,7 +21,7 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os
 
 
 async def test_a_broken_engine_ends_its_process_and_no_session_ends_as_if_it_were_its_own_fault(tmp_path: Path):
-    flags = ["--model", "breaking", "--grace", "30"]
+    flags = ["--family", "breaking", "--grace", "30"]
     with ServerProcess("helpers.breaking", *flags, log_folder=tmp_path, environment=ENVIRONMENT) as server:
         server.wait_ready()
         async with stage_stub(server.address) as stub, grpc.aio.insecure_channel(server.address, options=CLIENT_OPTIONS) as channel:
@@ -47,7 +47,7 @@ async def test_a_broken_engine_ends_its_process_and_no_session_ends_as_if_it_wer
 
 async def test_a_request_whose_step_fails_leaves_the_process_alone(tmp_path: Path):
     """Only what nobody foresaw breaks a process."""
-    flags = ["--model", "breaking"]
+    flags = ["--family", "breaking"]
     with ServerProcess("helpers.breaking", *flags, log_folder=tmp_path, environment=ENVIRONMENT) as server:
         server.wait_ready()
         async with stage_stub(server.address) as stub:

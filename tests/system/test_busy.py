@@ -13,7 +13,7 @@ import pytest
 from helpers import lengths
 from helpers.ask import ask, refusal, request
 from helpers.busy import busy_cores
-from helpers.drill import drilled
+from helpers.disturbed import disturbed
 from helpers.fleet import fleet
 from helpers.servers import all_free, omni_stub, stack
 from omnistage.v1 import omni_pb2_grpc
@@ -76,7 +76,7 @@ async def test_who_finds_all_places_taken_is_refused_at_once(tmp_path: Path) -> 
 async def test_nobody_is_given_up_on_a_machine_whose_cores_are_all_busy(tmp_path: Path, seed: int, rounds: int) -> None:
     """rounds: seconds that it is asked for."""
     with fleet(tmp_path, replicas=2, options={"interval_s": 0.02}) as toys:
-        async with drilled(toys) as stub:
+        async with disturbed(toys) as stub:
             failovers = 0
 
             async def speak(client: int) -> int:

@@ -13,14 +13,13 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from helpers.ask import ask, read_all, refusal, request
+from helpers.ask import ask, read_all, request
 from helpers.run import PLENTY, Caller, Heard, params
 from helpers.servers import Stack, all_free, omni_stub, stack, stage_stub, watch_until
-from omnistage.link.kinds import kind_name
-from omnistage.link.link import MAX_UNSENT
+from omnistage.link.feed import MAX_UNSENT
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import WINDOW
-from omnistage.v1 import omni_pb2, stage_pb2, tensor_pb2
+from omnistage.v1 import stage_pb2, tensor_pb2
 
 LONG = 1000
 """Tokens: far more than may run ahead."""
@@ -210,32 +209,3 @@ async def test_half_close_with_no_room_for_sound_ends_every_stage(chain: Stack):
         await caller.call.done_writing()
         await caller.expect("HALF_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
     await all_free(list(chain.addresses.values()))
-
-
-# Loss ----------------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lost", ["thinker", "talker", "code2wav"])
-async def test_a_stage_that_is_killed_during_an_answer_is_named(folder: Path, lost: str):
-    with stack(folder, options={"interval_s": 0.005}) as running:
-        async with omni_stub(running.address) as stub:
-            call = stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
-            await call.read()
-            await call.read()
-            running.stages[lost].process.kill()
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                async for _ in read_all(call):
-                    pass
-            told = refusal(raised.value)
-            assert (told.code, told.reason, told.metadata) == (grpc.StatusCode.UNAVAILABLE, "STAGE_LOST", {"stage": lost})
-            assert told.retry_delay_s
-            await all_free([server.address for kind, server in running.stages.items() if kind != lost])
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await ask(stub, request())
-            assert refusal(raised.value).reason == "STAGE_LOST"
-            states = {
-                kind_name(replica.kind): replica.state
-                for replica in (await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
-            }
-            assert states.pop(lost) == omni_pb2.REPLICA_STATE_LOST
-            assert set(states.values()) == {omni_pb2.REPLICA_STATE_SERVING}

@@ -18,8 +18,8 @@ from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
 from omnistage.client import AsyncOmni, BadRequestError
 from omnistage.client.answer import Answer
-from omnistage.link.token import VARIABLE, Token
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.token import VARIABLE, Token
 
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
 MAX_TOKENS = 40

@@ -11,7 +11,7 @@ from itertools import permutations
 import pytest
 
 from helpers.ask import Answer, ask, request
-from helpers.drill import Step, ask_through, audio_chunks, begun, holder, killed_holder, nothing_left, restore, text_chunks
+from helpers.disturbed import Step, ask_through, audio_chunks, begun, holder, killed_holder, nothing_left, restore, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
 from omnistage.v1 import omni_pb2
@@ -39,7 +39,7 @@ class Replicas:
         self.fleet = running
         self._undisturbed = ""
 
-    async def drill(self, *steps: Step) -> None:
+    async def ask_through_all(self, *steps: Step) -> None:
         """Ask; whatever the steps do, the answer is that of the undisturbed run. Afterwards everything is restored and nothing is left."""
         try:
             async with omni_stub(self.fleet.address("router")) as stub:
@@ -57,7 +57,7 @@ class Replicas:
 
     async def kill_in_turn(self, kinds: Sequence[str]) -> None:
         moments = (begun, text_chunks(20), audio_chunks(15))
-        await self.drill(*[Step(moment, self.kill(kind)) for moment, kind in zip(moments, kinds, strict=True)])
+        await self.ask_through_all(*[Step(moment, self.kill(kind)) for moment, kind in zip(moments, kinds, strict=True)])
 
     def kill(self, kind: str) -> Callable[[], Awaitable[None]]:
         async def act() -> None:
@@ -75,12 +75,12 @@ def digest(answer: Answer) -> str:
     return sha256(repr((answer.text(), tokens)).encode() + answer.samples().tobytes()).hexdigest()
 
 
-@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.drill)])
+@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def replicas(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Replicas]:
     with fleet(
         tmp_path_factory.mktemp("logs"),
         replicas=COUNTS,
-        model="smol",
+        family="smol",
         pipeline="smol",
         stage_args=["--inline-limit", "0"],
         args_of={"thinker": ["--dtype", request.param]},
@@ -97,7 +97,7 @@ async def test_one_stage_is_killed_before_the_first_output_one_in_mid_text_and_o
 
 async def test_a_thinker_is_killed_and_then_the_one_that_replaced_it(replicas: Replicas) -> None:
     kill = replicas.kill("thinker")
-    await replicas.drill(Step(text_chunks(10), kill), Step(text_chunks(40), kill))
+    await replicas.ask_through_all(Step(text_chunks(10), kill), Step(text_chunks(40), kill))
 
 
 async def test_a_second_kill_hits_the_resume(replicas: Replicas, seed: int) -> None:
@@ -112,10 +112,10 @@ async def test_a_second_kill_hits_the_resume(replicas: Replicas, seed: int) -> N
         replicas.fleet.kill(victims[1])
 
     print(first, second)
-    await replicas.drill(Step(text_chunks(20), kill_both))
+    await replicas.ask_through_all(Step(text_chunks(20), kill_both))
 
 
 @pytest.mark.parametrize("replicas", ["bfloat16"], indirect=True)
 async def test_the_same_holds_in_bfloat16(replicas: Replicas, seed: int) -> None:
-    """In any of the orders; all of the cases are drills."""
+    """In any of the orders; all of the cases are long forms."""
     await replicas.kill_in_turn(random.Random(seed).choice(TURNS))

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from helpers.ask import ask, read, read_all, refusal, request
-from helpers.drill import Step, ask_through, drilled, found, killed_holder, nothing_left, opening, text_chunks
+from helpers.disturbed import Step, ask_through, disturbed, found, killed_holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.run import Caller, Heard
 from helpers.servers import CHAIN, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import DIFFERENCE
-from omnistage.v1 import stage_pb2
+from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.kinds import kind_name
 
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
@@ -38,7 +39,7 @@ async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, inline
         async def kill() -> None:
             await killed_holder(running, "talker")
 
-        async with drilled(running) as stub:
+        async with disturbed(running) as stub:
             answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(40), kill))
             answer.check_toy(seed, "hello", TOKENS)
             (failover,) = answer.failovers
@@ -50,7 +51,7 @@ async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Pat
     """Frames before it are of one Talker, those after it of the other, none is missing or there twice, and the sound is of these frames."""
     options_of = {"talker-1": {"differs": True}}
     with fleet(tmp_path, replicas={"talker": 2}, options=SLOW, options_of=options_of) as running:
-        async with drilled(running, alike=False), stage_stub(running.address("thinker-0")) as stub:
+        async with disturbed(running, alike=False), stage_stub(running.address("thinker-0")) as stub:
             caller = Caller(stub)
             await caller.send(open=opening(running, seed, TOKENS))
             await caller.until(lambda heard: len(heard.of("audio")) >= 40)
@@ -86,8 +87,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_the_only_replica_is_killed_and_comes_back(alone: Fleet, kind: str, seed: int) -> None:
-    """The answer ends with an error that says to ask again; whoever asks again when the stage is back is answered."""
-    async with drilled(alone) as stub:
+    """The answer ends with an error that names the stage and says to ask again, and so does the next one; `status` says which stage is
+    lost. Whoever asks again when the stage is back is answered."""
+    async with disturbed(alone) as stub:
         call = stub.Generate(request("hello", seed, thinker=LONG), timeout=60)
         for _ in range(20):
             await read(call)
@@ -98,9 +100,16 @@ async def test_the_only_replica_is_killed_and_comes_back(alone: Fleet, kind: str
                 pass
         print(f"{kind}: told after {time.monotonic() - at:.3f} s")
         told = refusal(failed.value)
-        assert (told.code, told.reason, told.metadata["stage"]) == (grpc.StatusCode.UNAVAILABLE, "STAGE_LOST", kind)
+        assert (told.code, told.reason, told.metadata) == (grpc.StatusCode.UNAVAILABLE, "STAGE_LOST", {"stage": kind})
         assert told.retry_delay_s
         await nothing_left(alone)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await ask(stub, request())
+        assert refusal(failed.value).reason == "STAGE_LOST"
+        listed = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)
+        states = {kind_name(replica.kind): replica.state for replica in listed.replicas}
+        assert states.pop(kind) == omni_pb2.REPLICA_STATE_LOST
+        assert set(states.values()) == {omni_pb2.REPLICA_STATE_SERVING}
 
         alone.begin(f"{kind}-0")
         await asyncio.to_thread(alone.ready, f"{kind}-0")

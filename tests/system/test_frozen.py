@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from helpers.ask import Answer, ask, request
-from helpers.drill import LOOK_S, MOMENTS, Step, ask_through, drilled, found, holder, nothing_left, opening, text_chunks
+from helpers.disturbed import LOOK_S, MOMENTS, Step, ask_through, disturbed, found, holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.run import Caller
@@ -58,9 +58,9 @@ class Freeze:
 
 @asynccontextmanager
 async def frozen(running: Fleet, kind: str, way: str = "stopped") -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, Freeze]]:
-    """A drill with one replica to freeze, which wakes at the end in any case."""
+    """A test with one replica to freeze, which wakes at the end in any case."""
     freeze = Freeze(running, kind, way)
-    async with drilled(running) as stub:
+    async with disturbed(running) as stub:
         try:
             yield stub, freeze
         finally:
@@ -89,9 +89,16 @@ def left(answer: Answer) -> bool:
     return bool(answer.failovers)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("moment", "way"),
+    [
+        ("in mid text", "stopped"),
+        ("in mid speech", "hung"),
+        pytest.param("in mid text", "hung", marks=pytest.mark.long),
+        pytest.param("in mid speech", "stopped", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("kind", CHAIN)
-@pytest.mark.parametrize("moment", ["in mid text", "in mid speech"])
 async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind: str, way: str, moment: str, seed: int) -> None:
     """Once, and nobody else is blamed. A Thinker that froze after the text was whole has its history, and may be asked for nothing more."""
     moments = []
@@ -176,7 +183,7 @@ async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, numb
 async def test_a_thinker_whose_session_was_opened_again_elsewhere_gets_aborted(toys: Fleet, seed: int) -> None:
     """Two Thinkers and one Talker for one session: the Talker listens to the one that opened it last, and the other one is told."""
     thinkers = [toys.address(name) for name in toys.of("thinker")]
-    async with drilled(toys), stage_stub(thinkers[0]) as old_stub, stage_stub(thinkers[1]) as new_stub:
+    async with disturbed(toys), stage_stub(thinkers[0]) as old_stub, stage_stub(thinkers[1]) as new_stub:
         old, new = Caller(old_stub), Caller(new_stub)
         await old.send(open=opening(toys, seed, TOKENS, attempts=[0]))
         await old.until(lambda heard: len(heard.of("text")) >= 10 and len(heard.of("audio")) >= 10)

@@ -18,7 +18,7 @@ TOKENS = 60
 
 
 def thinker(folder: Path, **options: int) -> ServerProcess:
-    flags = ["--model", "breaking", "--options", json.dumps(options)]
+    flags = ["--family", "breaking", "--options", json.dumps(options)]
     return ServerProcess("helpers.breaking", *flags, log_folder=folder, environment=ENVIRONMENT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from helpers.pages import has_huge_pages, huge_kib
 from helpers.run import Caller, open_of, row_chunks
 from helpers.servers import NotReady, ServerProcess, Stack, stack, stage_flags, stage_stub, watch_until
+from omnistage.models.smol.store import model_directory
 from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
 
@@ -69,12 +71,21 @@ def test_a_server_that_is_ready_has_its_memory_in_huge_pages(pair: Stack):
 
 def test_a_second_server_on_a_taken_port_says_so(pair: Stack, tmp_path: Path):
     taken = pair.stages["diffusion"]
-    failure = fails_to_start(tmp_path, "omnistage.diffusion", "--model", "toy", "--address", taken.address)
+    failure = fails_to_start(tmp_path, "omnistage.diffusion", "--family", "toy", "--address", taken.address)
     assert failure.exit_code == 1
     assert f"cannot listen on {taken.address}" in failure.log and "--address" in failure.log and "Traceback" not in failure.log
-    failure = fails_to_start(tmp_path, "omnistage.diffusion", "--model", "toy", "--metrics-address", taken.metrics_address)
+    failure = fails_to_start(tmp_path, "omnistage.diffusion", "--family", "toy", "--metrics-address", taken.metrics_address)
     assert failure.exit_code == 1
     assert f"cannot listen on {taken.metrics_address}" in failure.log and "Traceback" not in failure.log
+
+
+def test_weights_that_are_damaged_are_one_line_and_no_traceback(tmp_path: Path):
+    weights = Path(shutil.copytree(model_directory() / "talker", tmp_path / "talker")) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    failure = fails_to_start(tmp_path, "omnistage.talker", "--family", "smol", "--checkpoint", str(tmp_path))
+    (line,) = [line for line in failure.log.splitlines() if line.startswith("{")]
+    assert (failure.exit_code, json.loads(line)["event"]) == (1, "server.cannot_start")
+    assert f"{weights} is damaged" in json.loads(line)["reason"] and "Traceback" not in failure.log
 
 
 # Being asked ---------------------------------------------------------------------------------------------------------------------------
@@ -104,7 +115,7 @@ async def test_health_and_reflection_answer(pair: Stack):
 
 
 async def test_channelz_answers_on_a_port_of_its_own(tmp_path: Path):
-    flags = ["--model", "toy", "--channelz-address", "127.0.0.1:0"]
+    flags = ["--family", "toy", "--channelz-address", "127.0.0.1:0"]
     with ServerProcess("omnistage.diffusion", *flags, log_folder=tmp_path) as server:
         server.wait_ready()
         lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
@@ -137,6 +148,7 @@ async def test_metrics_page_shows_every_family(pair: Stack):
         "router": {
             "omnistage_router_inflight",
             "omnistage_router_places",
+            "omnistage_router_replicas",
             "omnistage_router_waiting",
             "omnistage_router_requests",
             "omnistage_router_request_seconds",

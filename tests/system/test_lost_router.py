@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from helpers.ask import Answer, ask, read, read_all, refusal, request
-from helpers.drill import MOMENTS, audio_chunks, continued, drilled, joined
+from helpers.disturbed import MOMENTS, audio_chunks, continued, disturbed, joined
 from helpers.fleet import Fleet, fleet
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
@@ -44,7 +44,7 @@ async def cut_off(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_the_rest_of_an_answer_comes_from_the_next_router(toys: Fleet, moment: str, seed: int) -> None:
-    async with drilled(toys) as stub:
+    async with disturbed(toys) as stub:
         asked = request("hello", seed, thinker=LONG, request_id="asked-twice")
         begin = await cut_off(toys, stub, asked, MOMENTS[moment])
         rest = await ask(stub, continued(asked, begin))
@@ -54,7 +54,7 @@ async def test_the_rest_of_an_answer_comes_from_the_next_router(toys: Fleet, mom
 
 
 async def test_a_router_is_killed_and_then_the_next_one(toys: Fleet, seed: int) -> None:
-    async with drilled(toys) as stub:
+    async with disturbed(toys) as stub:
         asked = request("hello", seed, thinker=LONG)
         begin = await cut_off(toys, stub, asked, audio_chunks(10))
         more = await cut_off(toys, stub, continued(asked, begin), audio_chunks(10))
@@ -65,7 +65,7 @@ async def test_a_router_is_killed_and_then_the_next_one(toys: Fleet, seed: int) 
 
 async def test_a_request_that_is_asked_again_ends_the_older_one(toys: Fleet, seed: int) -> None:
     """As when only the connection was lost and the router does not know it yet."""
-    async with drilled(toys) as stub:
+    async with disturbed(toys) as stub:
         asked = request("hello", seed, thinker=LONG, request_id="asked-again")
         begin, old = Answer(), stub.Generate(asked, timeout=60)
         while len(begin.of("audio")) < 10:

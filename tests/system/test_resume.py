@@ -14,19 +14,19 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import Answer, read, request
-from helpers.drill import MOMENTS, Step, ask_through, begun, drilled, holder, killed_holder, nothing_left, restore, text_chunks
+from helpers.disturbed import MOMENTS, Step, ask_through, begun, disturbed, holder, killed_holder, nothing_left, restore, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
-from omnistage.models.toy.stages import png
+from omnistage.models.toy.files import png
 from omnistage.v1 import omni_pb2, stage_pb2
 
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 
 SOME = {("thinker", "talker"), ("talker", "talker"), ("code2wav", "thinker"), ("thinker", "code2wav")}
-"""Every kind first and every kind second, neighbours and not, and one kind twice; the other pairs are drills."""
+"""Every kind first and every kind second, neighbours and not, and one kind twice; the other pairs run in the long form."""
 
-PAIRS = [pytest.param(*pair, marks=() if pair in SOME else pytest.mark.drill) for pair in itertools.product(CHAIN, CHAIN)]
+PAIRS = [pytest.param(*pair, marks=() if pair in SOME else pytest.mark.long) for pair in itertools.product(CHAIN, CHAIN)]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
     async def kill() -> None:
         lost.append(toys.address(await killed_holder(toys, kind)))
 
-    async with drilled(toys) as stub:
+    async with disturbed(toys) as stub:
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(MOMENTS[moment], kill))
         answer.check_toy(seed, "hello", TOKENS)
         assert [failover.lost for failover in answer.failovers] == lost
@@ -58,7 +58,7 @@ async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, 
     async def kill() -> None:
         await killed_holder(toys, kind)
 
-    async with drilled(toys) as stub:
+    async with disturbed(toys) as stub:
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(5), kill), Step(text_chunks(25), kill))
         answer.check_toy(seed, "hello", TOKENS)
         assert len(answer.failovers) == 2
@@ -77,7 +77,7 @@ async def test_a_second_kill_hits_the_resume(toys: Fleet, first: str, second: st
         await asyncio.sleep(chance.uniform(0.001, 0.005))
         toys.signal(other, signal.SIGKILL)
 
-    async with drilled(toys) as stub:
+    async with disturbed(toys) as stub:
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(MOMENTS[moment], kill_both))
         answer.check_toy(seed, "hello", TOKENS)
         assert answer.failovers
@@ -94,7 +94,7 @@ async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> No
     async def kill_talker() -> None:
         lost.append(toys.address(await killed_holder(toys, "talker")))
 
-    async with drilled(toys) as stub:
+    async with disturbed(toys) as stub:
         steps = [Step(text_chunks(10), kill_thinker), Step(lambda answer: text_chunks(30)(answer) and bool(answer.failovers), kill_talker)]
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), *steps)
         answer.check_toy(seed, "hello", TOKENS)
@@ -106,7 +106,7 @@ async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int, rou
     """The client goes away within milliseconds of a loss: at once, before anybody has seen it, or while the session is opened elsewhere."""
     chance = random.Random(seed)
     for _ in range(rounds):
-        async with drilled(toys) as stub:
+        async with disturbed(toys) as stub:
             for kind in chance.sample(CHAIN, 3):
                 call = stub.Generate(request("hello", seed, thinker=LONG), timeout=60)
                 answer = Answer()

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from helpers.ask import ask, request
-from helpers.drill import drilled, found
+from helpers.disturbed import disturbed, found
 from helpers.fleet import fleet
 from omnistage.v1 import omni_pb2_grpc
 
@@ -34,7 +34,7 @@ async def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path, see
                 failovers.append(len(answer.failovers))
             return failovers
 
-        async with drilled(running) as stub, asyncio.TaskGroup() as group:
+        async with disturbed(running) as stub, asyncio.TaskGroup() as group:
             clients = [group.create_task(client(stub, LONG if number == 0 else SHORT)) for number in range(CLIENTS)]
             try:
                 for name in running.stages:

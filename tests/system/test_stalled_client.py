@@ -12,8 +12,8 @@ import grpc.aio
 
 from helpers.ask import ask, read, read_all, refusal, request
 from helpers.servers import ServerProcess, all_free, local_stage, omni_stub, stack
-from omnistage.link.link import MAX_UNSENT
-from omnistage.models.interface import TextPiece, TextRequest
+from omnistage.link.feed import MAX_UNSENT
+from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 from omnistage.router.session import WINDOW as CLIENT_WINDOW
@@ -33,10 +33,10 @@ class CountingThinker(ToyThinker):
 
     made = 0
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        async with aclosing(super().generate(request)) as pieces:
+    async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        async with aclosing(super().generate(prepared, inputs, wanted)) as pieces:
             async for piece in pieces:
-                if request.ignore_eos:
+                if prepared.ignore_eos and isinstance(piece, TextPiece):
                     self.made += len(piece.token_ids)
                 yield piece
 

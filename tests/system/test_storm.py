@@ -15,7 +15,7 @@ from pathlib import Path
 
 from helpers import lengths
 from helpers.ask import ask, request
-from helpers.drill import drilled
+from helpers.disturbed import disturbed
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN
 
@@ -68,7 +68,7 @@ async def test_many_answers_in_a_storm(tmp_path: Path, seed: int, rounds: int) -
     options = {"interval_s": 0.1}
     with fleet(tmp_path, replicas=3, options=options, stage_args=["--inline-limit", "0"]) as running:
         killer = Killer(running, random.Random(seed))
-        async with drilled(running) as stub:
+        async with disturbed(running) as stub:
             killing = asyncio.create_task(killer.run())
             places = asyncio.Semaphore(AT_ONCE)
 

@@ -19,13 +19,13 @@ from helpers.ask import ask, request
 from helpers.processes import Family, Started
 from helpers.servers import CLIENT_OPTIONS, NotReady, ServerProcess, omni_stub, stack, stage_stub
 from omnistage.client import Omni
-from omnistage.link.token import KEY, Token
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.token import KEY, Token
 
 pytestmark = pytest.mark.serial
 
 SECRET = "a-token-of-this-test-0123456789"
-TOY = ("--model", "toy")
+TOY = ("--family", "toy")
 
 
 def refuses_to_start(folder: Path, *flags: str, **environment: str) -> str:

@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 from helpers.ask import ask, request
 from helpers.fleet import Fleet
-from helpers.previous import checkout, environment_of
+from helpers.previous import checkout, environment_of, spelled
 from helpers.servers import CHAIN, all_free, omni_stub, stage_flags
 from omnistage.models.toy import formulas
 
@@ -44,22 +45,30 @@ MIXES = [
 
 
 @pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, str]]:
-    """By version."""
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the last version."""
     folder = tmp_path_factory.mktemp("last")
     if not checkout(folder):
         pytest.skip("this clone has no earlier version")
-    return {OLD: environment_of(folder), NEW: {}}
+    return folder
 
 
 @pytest.fixture(scope="module")
-def stages(environments: Mapping[str, Mapping[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def environments(old: Path) -> Mapping[str, Mapping[str, str]]:
+    """By version."""
+    return {OLD: environment_of(old), NEW: {}}
+
+
+@pytest.fixture(scope="module")
+def stages(old: Path, environments: Mapping[str, Mapping[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Each stage in both versions; tensors travel by shared memory."""
     running = Fleet(tmp_path_factory.mktemp("logs"))
     try:
         for kind in CHAIN:
             for version, environment in environments.items():
-                running.add(f"{kind}-{version}", f"omnistage.{kind}", *stage_flags(), "--inline-limit", "0", environment=environment)
+                flags = [*stage_flags(), "--inline-limit", "0"]
+                said = spelled(old, flags) if version == OLD else flags
+                running.add(f"{kind}-{version}", f"omnistage.{kind}", *said, environment=environment)
         running.ready()
         yield running
     finally:

@@ -1,28 +1,60 @@
 """What the engine needs to know of a model: the seam between scheduling and mathematics.
 
-The engine decides which tokens run in a step and where their keys and values live; a `Decoder` turns token ids into hidden rows and
-hidden rows into logits. It calls back for attention, because only the engine knows which rows belong to which sequence.
+The engine decides which rows run in a step and where their keys and values live. A `Decoder` turns rows into hidden rows and calls back for
+attention, because only the engine knows which rows belong to which sequence; a `Head` draws the next item of a sequence from a hidden row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from omnistage.engine.sampler import Draws
+from omnistage.engine.types import Item
+
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Sizes of a decoder. context: most tokens of one sequence, prompt and answer together."""
+    """Sizes of a decoder.
+
+    item_ids: item ids are below this. context: most rows of one sequence, prompt and answer together. codebooks: ids of one item: 1 for
+    tokens, more for frames of codes. axes: kinds of positions of a row. given_width, tap_width: of a vector that is brought along for a
+    row, and of what is put out for one; 0 where there is no such thing. What such a vector holds is the family's: also what is added to a
+    row after later layers.
+    """
 
     layers: int
     query_heads: int
     kv_heads: int
     head_size: int
-    vocab_size: int
+    item_ids: int
     context: int
     dtype: torch.dtype
+    codebooks: int = 1
+    axes: int = 1
+    given_width: int = 0
+    tap_width: int = 0
+    device: torch.device = CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one step, those of a sequence next to each other.
+
+    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: [rows, given_width] in the decoder's dtype, zeros where nothing is
+    given; has_given: bool [rows, 1]; both None where no row of the step has any. taps: whether somebody wants taps of a row of this step.
+    """
+
+    items: torch.Tensor
+    positions: torch.Tensor
+    given: torch.Tensor | None = None
+    has_given: torch.Tensor | None = None
+    taps: bool = False
 
 
 class Attention(Protocol):
@@ -36,14 +68,34 @@ class Attention(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """last: [rows, hidden], after the last norm. taps: [rows, tap_width], None if `Rows.taps` was false."""
+
+    last: torch.Tensor
+    taps: torch.Tensor | None = None
+
+
 class Decoder(Protocol):
-    """A dense decoder, from token ids to logits. Holds no state of any sequence."""
+    """From rows to hidden rows. Holds no state of any sequence; what a row becomes does not depend on the rows of other sequences."""
 
     @property
     def spec(self) -> DecoderSpec: ...
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """token_ids, positions: int64 [rows], positions counted from 0 in each sequence. Returns [rows, hidden], after the last norm."""
+    def hidden(self, rows: Rows, attention: Attention) -> Hidden: ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [rows, hidden]. Returns [rows, vocab_size] in the decoder's dtype."""
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A drawn item. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters."""
+
+    item: Item
+    logprob: float | None = None
+
+
+class Head(Protocol):
+    """From hidden rows to items."""
+
+    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
+        """One item a row. hidden: [rows, hidden], of which the first len(draws) count and the others are padding. banned: first ids that
+        may not be drawn, of each row. None for a row whose numbers are not finite."""

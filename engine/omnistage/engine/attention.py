@@ -1,204 +1,360 @@
-"""Attention over paged keys and values, in three forms that all give a row the same bits whoever its neighbours are.
+"""Attention over paged keys and values. A row has the same bits whoever its neighbours are and however many rows are run with it.
 
-* `PrefillAttention`: consecutive rows of one prompt, in blocks of PAGE_TOKENS rows that begin at multiples of PAGE_TOKENS. Each block
-  is one call whose shape depends on the place in the prompt only, so neither the cut into chunks nor a shared prefix changes a bit.
-* `BatchedDecodeAttention`: one row each of many sequences as one batched product over padded pages. More columns of scores change no
-  other column, and masked weights are exact zeros; the weighted sum itself runs at each row's own number of pages. Holds for oneDNN's
-  bfloat16 products and is measured by `batches_are_exact`.
-* `SingleDecodeAttention`: the same rows one by one, each over exactly its own length; used where batches were found to differ
-  (float32 products of MKL do).
+All rows of a run lie in one page, so each of them sees equally many pages, and what lies behind a row in its own page is masked. Its scores
+are one product over those pages, its weights one soft max, its sum one product again: sizes that depend on the place of the row alone. The
+backends are a table, best first. What one claims is asserted for the shape of the heads when a model is loaded, and where it does not
+hold the next one is taken.
 
-A decode row that is recomputed (a resumed request) has the same shape as when it was first computed: both decode forms accept several
-rows of one sequence, each of which sees only what lies before it.
+* `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. Keys and values are copied out of
+  their pages, one after the other into the same piece of memory, small enough to stay in the cache next to the core: main memory is read
+  once. Masked pages behind the end of a run change nothing as long as the library makes its sums in one sweep.
+* `SdpaAttention`, for accelerators: the same batches through PyTorch's own attention, which chooses its kernel.
+* `RowAttention`: each row by itself, over exactly its own length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.adapter import DecoderSpec
-from omnistage.engine.kv import PAGE_TOKENS, KVCache, pages_for
+from omnistage.engine.adapter import Attention, DecoderSpec, Rows
+from omnistage.engine.kv import KVCache
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.plan import Plan, PlannedRun
+
+TILE_BYTES = 5 << 18
+"""Most keys of one batch, in bytes: what is copied out of the pages is to be read again before it leaves the cache."""
+
+MOST_ROWS = 32
+"""Rows of a weighted sum at most. With more, oneDNN's bfloat16 products with AMX may give a row other bits, as those of `linear` do."""
+
+_LEAST_ROWS = {torch.float32: 8}
+"""Rows of a product at least: with fewer, other kernels run."""
+
+_SWEEP_PAGES = {torch.float32: 12, torch.bfloat16: 32}
+"""So many pages are summed in one sweep, with zeros behind it or not: MKL takes 384 places in float32, oneDNN 1,024 in bfloat16."""
 
 _LEAST_PRODUCT = 16**3
-"""PyTorch gives a batched product of up to so many multiplications, all its matrices together, to another kernel than larger ones."""
-
-_TILE_PAGES = 256
-"""Most padded pages of one batched product: bounds the copy of keys and values, and keeps it in the last-level cache."""
+"""PyTorch gives a batched product of up to so many multiplications to another kernel than larger ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a step: its place in its sequence, and the pages of that sequence."""
+class AttentionBackend(Protocol):
+    """One way to attend."""
 
-    position: int
-    pages: Sequence[int]
+    @property
+    def name(self) -> str: ...
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it claims that a row does not depend on its neighbours. One that claims nothing is used, and the settings say so."""
 
-class _Places:
-    """Where the keys and values of a step's rows go."""
+    def is_viable(self, spec: DecoderSpec) -> bool:
+        """Whether it can be used for these heads on this device."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._pages = torch.tensor([row.pages[row.position // PAGE_TOKENS] for row in rows])
-        self._places = torch.tensor([row.position % PAGE_TOKENS for row in rows])
-
-    def store(self, cache: KVCache, layer: int, keys_values: torch.Tensor) -> None:
-        """Rows beyond those that were given are padding and are not stored."""
-        cache.write(layer, self._pages, self._places, keys_values[: len(self._pages)])
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        """Attention for the rows of a plan."""
 
 
-class PrefillAttention:
-    """Attention for rows `start` .. `start + count - 1` of one sequence; `start` is a multiple of PAGE_TOKENS."""
+class PagedAttention:
+    """Implements `AttentionBackend`. Not to be shared between threads."""
 
-    def __init__(self, cache: KVCache, spec: DecoderSpec, pages: Sequence[int], start: int, count: int) -> None:
-        if start % PAGE_TOKENS:
-            raise ValueError(f"a prefill chunk begins at a multiple of {PAGE_TOKENS}, got {start}")
-        self._cache, self._kv_heads, self._group, self._count = cache, spec.kv_heads, spec.query_heads // spec.kv_heads, count
-        self._places = _Places([Row(position, pages) for position in range(start, start + count)])
-        self._table = torch.tensor(pages[: pages_for(start + count)])
-        self._blocks = []
-        for first in range(0, count, PAGE_TOKENS):
-            rows = min(PAGE_TOKENS, count - first)
-            seen = start + first + torch.arange(rows)[:, None] >= torch.arange(start + first + rows)[None]
-            mask = torch.zeros(seen.shape, dtype=spec.dtype).masked_fill_(~seen, float("-inf"))
-            self._blocks.append((first, rows, mask.repeat(self._group, 1)))
+    name = "paged"
+    is_exact = True
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(0)
+
+    def is_viable(self, spec: DecoderSpec) -> bool:
+        return spec.device.type == "cpu" and spec.query_heads * PAGE_ROWS * spec.head_size > _LEAST_PRODUCT
+
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        return _Paged(cache, spec, plan, self.scratch)
+
+    def scratch(self, matrices: int, like: torch.Tensor) -> torch.Tensor:
+        """Memory for matrices such as those of `like`, whatever is in it. New memory for each product would cost more than the product."""
+        size = matrices * like[0].numel()
+        if self._scratch.dtype != like.dtype or self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=like.dtype, device=like.device)
+        return self._scratch[:size].view(matrices, *like.shape[1:])
+
+
+class SdpaAttention:
+    """Implements `AttentionBackend`."""
+
+    name = "sdpa over gathered pages"
+    is_exact = False
+
+    def is_viable(self, spec: DecoderSpec) -> bool:
+        return spec.device.type != "cpu"
+
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        return _Sdpa(cache, spec, plan)
+
+
+class RowAttention:
+    """Implements `AttentionBackend`."""
+
+    name = "row by row"
+    is_exact = True
+
+    def is_viable(self, spec: DecoderSpec) -> bool:
+        return True
+
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        return _RowByRow(cache, spec, plan)
+
+
+ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (PagedAttention, SdpaAttention, RowAttention)
+"""All ways, best first. The last one needs no claim."""
+
+
+class _Bound:
+    """What all forms share: rows are stored first; padding is neither stored nor attended."""
+
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+        self._cache, self._spec, self._plan = cache, spec, plan
+        self._group = spec.query_heads // spec.kv_heads
 
     def __call__(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-        self._places.store(self._cache, layer, keys_values)
-        held = self._cache.layer(layer).index_select(0, self._table).transpose(0, 1).flatten(1, 2)
-        keys, values = held[: self._kv_heads], held[self._kv_heads :]
-        head_size = queries.shape[-1]
-        result = torch.zeros_like(queries)
-        for first, rows, mask in self._blocks:
-            block = queries[first : first + rows].view(rows, self._kv_heads, self._group, head_size)
-            # The heads that share keys are stacked as rows of one query: [kv_heads, group * rows, head_size].
-            stacked = block.permute(1, 2, 0, 3).reshape(1, self._kv_heads, -1, head_size)
-            length = mask.shape[1]
-            attended = functional.scaled_dot_product_attention(
-                stacked, keys[None, :, :length], values[None, :, :length], attn_mask=mask, scale=1.0
-            )
-            unstacked = attended.view(self._kv_heads, self._group, rows, head_size).permute(2, 0, 1, 3)
-            result[first : first + rows] = unstacked.reshape(rows, -1, head_size)
+        plan = self._plan
+        self._cache.write(layer, plan.pages, plan.places, keys_values[: plan.count])
+        result = torch.empty_like(queries)
+        result[plan.count :] = 0
+        self.attend(layer, queries, result)
         return result.view(queries.shape[0], -1)
+
+    def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
+    """Runs of equally many rows that are attended together, over as many pages as the longest of them sees.
+
+    rows: of the step, those of a run next to each other; runs, count: how many runs, of how many rows each. keys, values: rows of
+    `KVCache.heads`, by run, head and page. mask: [runs, 1, count, 1, length], added to the scores.
+    """
+
     rows: torch.Tensor | slice
+    runs: int
     count: int
     keys: torch.Tensor
     values: torch.Tensor
     mask: torch.Tensor
-    runs: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, members: Sequence[PlannedRun], spec: DecoderSpec) -> _Tile:
+        """members: longest first."""
+        device, heads, count, width = spec.device, spec.kv_heads, members[0].count, len(members[0].pages)
+        # A short run repeats its own first page: held, finite, and masked.
+        table = torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members], device=device)
+        places = (table * 2 * heads)[:, None] + torch.arange(2 * heads, device=device)[:, None]
+        slots = torch.tensor([run.start for run in members], device=device)[:, None] + torch.arange(count, device=device)
+        hidden = torch.arange(width * PAGE_ROWS, device=device) > slots[:, :, None]
+        mask = torch.zeros(hidden.shape, dtype=spec.dtype, device=device).masked_fill_(hidden, float("-inf"))
+        rows = [run.first + at for run in members for at in range(count)]
+        # Rows in order are a plain slice: no copy of the queries.
+        in_order = rows == list(range(rows[0], rows[0] + len(rows)))
+        return cls(
+            rows=slice(rows[0], rows[0] + len(rows)) if in_order else torch.tensor(rows, device=device),
+            runs=len(members),
+            count=count,
+            keys=places[:, :heads].flatten(),
+            values=places[:, heads:].flatten(),
+            mask=mask[:, None, :, None],
+        )
 
 
-class BatchedDecodeAttention:
-    """Attention for single rows, many at a time. Rows of similar length share a product; the grouping changes no bit."""
+def _tiles(plan: Plan, spec: DecoderSpec) -> Iterator[_Tile]:
+    """All runs of a plan, in tiles.
 
-    def __init__(self, cache: KVCache, spec: DecoderSpec, rows: Sequence[Row]) -> None:
-        self._cache, self._kv_heads, self._group = cache, spec.kv_heads, spec.query_heads // spec.kv_heads
-        self._places = _Places(rows)
-        self._tiles = [self._tile(rows, members, spec.dtype) for members in _group_by_length(rows)]
-
-    def _tile(self, rows: Sequence[Row], members: list[int], dtype: torch.dtype) -> _Tile:
-        width = max(pages_for(rows[index].position + 1) for index in members)
-        tables = [list(rows[index].pages[: pages_for(rows[index].position + 1)]) for index in members]
-        # A short row repeats its own first page: held, finite, and masked.
-        table = torch.tensor([pages + pages[:1] * (width - len(pages)) for pages in tables])
-        positions = torch.tensor([rows[index].position for index in members])
-        hidden = torch.arange(width * PAGE_TOKENS)[None] > positions[:, None]
-        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-        # All rows in order are a plain slice: no copy of the queries.
-        places = slice(0, len(rows)) if members == list(range(len(rows))) else torch.tensor(members)
-        # Rows of `KVCache.heads`, ordered by sequence, head, page: what is gathered is a plain batch of matrices.
-        heads = (table * 2 * self._kv_heads)[:, None] + torch.arange(2 * self._kv_heads)[:, None]
-        keys, values = heads[:, : self._kv_heads].flatten(), heads[:, self._kv_heads :].flatten()
-        runs, first = [], 0
-        for pages, run in groupby(map(len, tables)):
-            last = first + len(list(run)) * self._kv_heads
-            runs.append((first, last, pages * PAGE_TOKENS))
-            first = last
-        return _Tile(places, len(members), keys, values, mask.repeat_interleave(self._kv_heads, 0)[:, None], tuple(runs))
-
-    def __call__(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-        self._places.store(self._cache, layer, keys_values)
-        head_size, pages = queries.shape[-1], self._cache.heads(layer)
-        result = torch.zeros_like(queries)
-        for tile in self._tiles:
-            # Batches of one matrix per sequence and key head: [count * kv_heads, ...].
-            batch = tile.count * self._kv_heads
-            keys = pages.index_select(0, tile.keys).view(batch, -1, head_size)
-            values = pages.index_select(0, tile.values).view(batch, -1, head_size)
-            scores = torch.bmm(queries[tile.rows].view(batch, self._group, head_size), keys.transpose(1, 2)).add_(tile.mask)
-            weights = torch.softmax(scores, -1, dtype=torch.float32).to(queries.dtype)
-            # Zeros appended to a sum may change how the library orders it: here, and only here, each row keeps its own length.
-            sums = [
-                torch.bmm(weights[first:last, :, :length].contiguous(), values[first:last, :length].contiguous())
-                for first, last, length in tile.runs
-            ]
-            result[tile.rows] = torch.cat(sums).view(tile.count, -1, head_size)
-        return result.view(queries.shape[0], -1)
-
-
-class SingleDecodeAttention:
-    """Attention for single rows, one product each."""
-
-    def __init__(self, cache: KVCache, spec: DecoderSpec, rows: Sequence[Row]) -> None:
-        self._cache, self._kv_heads, self._group = cache, spec.kv_heads, spec.query_heads // spec.kv_heads
-        self._places = _Places(rows)
-        self._rows = [(row.position + 1, torch.tensor(row.pages[: pages_for(row.position + 1)])) for row in rows]
-
-    def __call__(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-        self._places.store(self._cache, layer, keys_values)
-        result, head_size = torch.zeros_like(queries), queries.shape[-1]
-        for index, (length, table) in enumerate(self._rows):
-            held = self._cache.layer(layer).index_select(0, table).transpose(0, 1).flatten(1, 2)[:, :length]
-            grouped = queries[index].view(self._kv_heads, self._group, head_size)
-            weights = torch.softmax(torch.matmul(grouped, held[: self._kv_heads].transpose(1, 2)), -1)
-            result[index] = torch.matmul(weights, held[self._kv_heads :]).view(-1, head_size)
-        return result.view(queries.shape[0], -1)
-
-
-def _group_by_length(rows: Sequence[Row]) -> list[list[int]]:
-    """Row indices in groups whose padded size is at most twice their real size and within one tile."""
-    widths = [pages_for(row.position + 1) for row in rows]
-    ordered = sorted(range(len(rows)), key=widths.__getitem__, reverse=True)
-    groups: list[list[int]] = []
-    widest = 0
-    for index in ordered:
-        width = widths[index]
-        if not groups or 2 * width < widest or (len(groups[-1]) + 1) * widest > _TILE_PAGES:
-            groups.append([])
-            widest = width
-        groups[-1].append(index)
-    return groups
-
-
-def batches_are_exact(spec: DecoderSpec) -> bool:
-    """Measure on this CPU whether `BatchedDecodeAttention` gives a row the same bits alone and among others, at several lengths.
-
-    A model whose smallest product could fall to the other kernel when it is alone is not exact, however rarely that shows.
+    A call of the library costs as much as some pages do, so runs of unlike length share one, as far as that changes no bit. Padding costs
+    at most as much again as the runs themselves.
     """
-    if spec.query_heads * spec.head_size * PAGE_TOKENS <= _LEAST_PRODUCT:
-        return False
-    generator = torch.Generator().manual_seed(0)
-    small = DecoderSpec(1, spec.query_heads, spec.kv_heads, spec.head_size, spec.vocab_size, spec.context, spec.dtype)
-    positions = (5, 40, 95, 130, 17, 63, 64, 200)
-    cache = KVCache(small, sum(pages_for(position + 1) for position in positions))
-    cache.layer(0).copy_(torch.randn(cache.layer(0).shape, generator=generator))
-    rows, taken = [], 0
-    for position in positions:
-        needed = pages_for(position + 1)
-        rows.append(Row(position, range(taken, taken + needed)))
-        taken += needed
-    queries = torch.randn(len(rows), spec.query_heads, spec.head_size, generator=generator).to(spec.dtype)
-    stored = torch.randn(len(rows), 2 * spec.kv_heads, spec.head_size, generator=generator).to(spec.dtype)
-    together = BatchedDecodeAttention(cache, small, rows)(0, queries, stored)
+    page_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
+    sweep = _SWEEP_PAGES.get(spec.dtype, 0)
+    members: list[PlannedRun] = []
+    for run in sorted(plan.runs, key=lambda run: (run.count, -len(run.pages))):
+        if members:
+            width, pages = len(members[0].pages), len(run.pages)
+            is_alike = pages == width or (width <= sweep and 2 * pages >= width)
+            if run.count != members[0].count or not is_alike or (len(members) + 1) * width * page_bytes > TILE_BYTES:
+                yield _Tile.of(members, spec)
+                members = []
+        members.append(run)
+    if members:
+        yield _Tile.of(members, spec)
+
+
+class _Paged(_Bound):
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan, scratch: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(cache, spec, plan)
+        self._scratch = scratch
+        self._tiles = tuple(_tiles(plan, spec))
+
+    def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
+        heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)
+        for tile in self._tiles:
+            count, batch = tile.count, tile.runs * heads
+            held = torch.index_select(pages, 0, tile.keys, out=self._scratch(len(tile.keys), pages)).view(batch, -1, head_size)
+            # The heads that share keys are rows of one product, of every row of the run: [runs * kv_heads, count * group, head_size].
+            asked = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
+            scores = torch.bmm(_padded(asked), held.transpose(1, 2))[:, : asked.shape[1]]
+            scores.view(tile.runs, heads, count, self._group, -1).add_(tile.mask)
+            weights = torch.softmax(scores, -1)
+            # The keys have done their work: the values take their place.
+            torch.index_select(pages, 0, tile.values, out=self._scratch(len(tile.values), pages))
+            sums = _sums(weights, held).reshape(tile.runs, heads, count, self._group, head_size)
+            result[tile.rows] = sums.transpose(1, 2).reshape(tile.runs * count, -1, head_size)
+
+
+def _sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """weights @ values, of at most MOST_ROWS rows at a time. weights: [batch, rows, length]; values: [batch, length, head_size]."""
+    rows = weights.shape[1]
+    if rows <= MOST_ROWS:
+        return torch.bmm(_padded(weights), values)[:, :rows]
+    # Equal parts: none is smaller than a product may be.
+    return torch.cat([torch.bmm(part.contiguous(), values) for part in weights.tensor_split(-(-rows // MOST_ROWS), 1)], 1)
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """[batch, n, width] with as many rows as a product has at least."""
+    short = _LEAST_ROWS.get(rows.dtype, 1) - rows.shape[1]
+    return functional.pad(rows, (0, 0, 0, short)) if short > 0 else rows
+
+
+class _Sdpa(_Bound):
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+        super().__init__(cache, spec, plan)
+        self._tiles = tuple(_tiles(plan, spec))
+
+    def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
+        heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)
+        for tile in self._tiles:
+            runs, count = tile.runs, tile.count
+            keys, values = (pages.index_select(0, held).view(runs, heads, -1, head_size) for held in (tile.keys, tile.values))
+            asked = queries[tile.rows].view(runs, count, -1, head_size).transpose(1, 2)
+            mask = tile.mask.view(runs, 1, count, -1)
+            attended = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=1.0, enable_gqa=self._group > 1)
+            result[tile.rows] = attended.transpose(1, 2).reshape(runs * count, -1, head_size)
+
+
+class _RowByRow(_Bound):
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+        super().__init__(cache, spec, plan)
+        self._rows = [
+            (run.first + at, run.start + at + 1, torch.tensor(run.pages, device=spec.device))
+            for run in plan.runs
+            for at in range(run.count)
+        ]
+
+    def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
+        heads, head_size = self._spec.kv_heads, queries.shape[-1]
+        for row, length, table in self._rows:
+            # Pages beyond the row's own length, if its run has later rows, would change nothing but the size of what is copied.
+            held = self._cache.layer(layer).index_select(0, table).transpose(0, 1).flatten(1, 2)[:, :length]
+            # The heads that share keys are rows of one query. Each product has the size that this row alone gives it.
+            stacked = queries[row].view(1, heads, self._group, head_size)
+            attended = functional.scaled_dot_product_attention(stacked, held[None, :heads], held[None, heads:], scale=1.0)
+            result[row] = attended.view(heads * self._group, head_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, and why it was chosen."""
+
+    backend: AttentionBackend
+    reason: str
+
+
+def chosen(spec: DecoderSpec) -> Choice:
+    """The best backend of this device whose claim holds for these heads."""
+    refused = ""
+    for make in ATTENTION:
+        backend = make()
+        if not backend.is_viable(spec):
+            continue
+        if rows_are_independent(backend, spec):
+            return Choice(backend, refused + "rows had equal bits in blocks, in batches and alone at load")
+        if not backend.is_exact:
+            return Choice(backend, refused + "a row that is computed again may differ in its last bits")
+        refused += f"not {backend.name}: a row depended on its neighbours at load; "
+    raise ValueError(f"no way to attend on {spec.device}: {refused}")
+
+
+def rows_are_independent(backend: AttentionBackend, spec: DecoderSpec) -> bool:
+    """Measure whether rows have equal bits in runs of every length, and alone and among others, at several numbers of pages."""
+    bench = _Bench(backend, spec)
+    # The kernel hangs on the sizes of a product: every count at few, small and large numbers of pages, few counts at the others.
+    every, few = range(1, PAGE_ROWS), (1, 5, PAGE_ROWS - 1)
     return all(
-        torch.equal(BatchedDecodeAttention(cache, small, [row])(0, queries[i : i + 1], stored[i : i + 1]), together[i : i + 1])
-        for i, row in enumerate(rows)
+        bench.cuts_agree(pages, counts) for pages, counts in ((1, every), (3, every), (16, every), (2, few), (6, few), (40, few))
+    ) and (bench.company_agrees())
+
+
+class _Bench:
+    """A cache of random numbers, and random rows, to try a backend with."""
+
+    LENGTHS = (1, 1, 2, 3, 3, 4, 5, 6, 7, 9, 11, 12, 13, 16, 17, 20, 24, 31, 32, 33, 40)
+    """Pages that single rows see."""
+
+    def __init__(self, backend: AttentionBackend, spec: DecoderSpec) -> None:
+        self._backend = backend
+        self._spec = DecoderSpec(1, spec.query_heads, spec.kv_heads, spec.head_size, 1, spec.context, spec.dtype, device=spec.device)
+        self._cache = KVCache(self._spec, max(self.LENGTHS) + len(self.LENGTHS))
+        generator = torch.Generator().manual_seed(0)
+        self._cache.layer(0).copy_(torch.randn(self._cache.layer(0).shape, generator=generator))
+        self._queries = torch.randn(PAGE_ROWS, spec.query_heads, spec.head_size, generator=generator).to(spec.device, spec.dtype)
+        self._stored = torch.randn(PAGE_ROWS, 2 * spec.kv_heads, spec.head_size, generator=generator).to(spec.device, spec.dtype)
+
+    def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
+        """Whether the rows of a whole last page are those of its first `count` rows and of its last ones."""
+        start = (pages - 1) * PAGE_ROWS
+        whole = self._attend([PlannedRun(0, PAGE_ROWS, start, tuple(range(pages)))], range(PAGE_ROWS))
+        for count in counts:
+            for at in (0, PAGE_ROWS - count):
+                part = self._attend([PlannedRun(0, count, start + at, tuple(range(pages)))], range(at, at + count))
+                if not torch.equal(part, whole[at : at + count]):
+                    return False
+        return True
+
+    def company_agrees(self) -> bool:
+        """Whether single rows of several sequences are the same in one step and alone. They share all pages but their last ones."""
+        runs = [
+            PlannedRun(at, 1, (pages - 1) * PAGE_ROWS + at, (*range(pages - 1), max(self.LENGTHS) + at))
+            for at, pages in enumerate(self.LENGTHS)
+        ]
+        together = self._attend(runs, range(len(runs)))
+        alone = [self._attend([PlannedRun(0, 1, run.start, run.pages)], range(at, at + 1)) for at, run in enumerate(runs)]
+        return torch.equal(torch.cat(alone), together)
+
+    def _attend(self, runs: Sequence[PlannedRun], rows: range) -> torch.Tensor:
+        where = slice(rows.start, rows.stop)
+        return attend(self._backend, self._cache, self._spec, runs, self._queries[where], self._stored[where])
+
+
+def attend(
+    backend: AttentionBackend,
+    cache: KVCache,
+    spec: DecoderSpec,
+    runs: Sequence[PlannedRun],
+    queries: torch.Tensor,
+    stored: torch.Tensor,
+    layer: int = 0,
+) -> torch.Tensor:
+    """Attention of one layer by itself, for probes and tests. Shapes as in `Attention`."""
+    slots = [slot for run in runs for slot in range(run.start, run.start + run.count)]
+    pages = [run.pages[-1] for run in runs for _ in range(run.count)]
+    nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)
+    plan = Plan(
+        rows=Rows(nothing, nothing),
+        pages=torch.tensor(pages, device=spec.device),
+        places=torch.tensor(slots, device=spec.device) % PAGE_ROWS,
+        runs=tuple(runs),
+        drawn=nothing,
     )
+    return backend.bind(cache, spec, plan)(layer, queries, stored)

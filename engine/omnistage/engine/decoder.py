@@ -1,4 +1,4 @@
-"""A lean dense decoder (the Llama and Qwen2 layer) for the CPU.
+"""A lean dense decoder: the layer of Llama, Qwen2 and, with norms of queries and keys, Qwen3.
 
 The layer of Vaswani et al. with RMS norm (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), grouped queries (Ainslie et
 al. 2023) and SwiGLU (Shazeer 2020), as in Transformers' `Qwen2_5OmniDecoderLayer` for text. Query, key and value weights are one
@@ -13,13 +13,21 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.adapter import Attention, DecoderSpec
-from omnistage.engine.linear import Linear
+from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, Rows
+from omnistage.engine.linear import Linear, Linears, build_exact
+
+Weights = Callable[[str], torch.Tensor | None]
+"""The tensor of a name, None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes and constants of a `PackedDecoder`."""
+    """Sizes and constants of a `PackedDecoder`.
+
+    head_size: 0: hidden_size / query_heads. head_norms: queries and keys have RMS norms of their own, as in Qwen3. rope_sections: pairs of
+    components of a head that turn by the first, second, third axis of positions, as in Qwen2.5-Omni; none: there is one axis. taps: a tap
+    is the last hidden row plus the row that went in, as Qwen2.5-Omni's Talker takes it.
+    """
 
     layers: int
     hidden_size: int
@@ -30,16 +38,23 @@ class DecoderConfig:
     context: int
     norm_eps: float
     rope_theta: float
+    taps: bool = False
+    head_size: int = 0
+    head_norms: bool = False
+    rope_sections: tuple[int, ...] = ()
 
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.query_heads
+    def __post_init__(self) -> None:
+        if not self.head_size:
+            object.__setattr__(self, "head_size", self.hidden_size // self.query_heads)
+        if self.rope_sections and 2 * sum(self.rope_sections) != self.head_size:
+            raise ValueError(f"rope_sections {self.rope_sections} are pairs of components, {self.head_size // 2} together")
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention_norm: torch.Tensor
     query_key_value: Linear
+    head_norms: torch.Tensor | None  # [query_heads + kv_heads, head_size]
     output: Linear
     ffn_norm: torch.Tensor
     gate_up: Linear
@@ -51,47 +66,31 @@ class PackedDecoder:
 
     weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names
     of Transformers' text model. An absent bias is None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists.
+    products: the backend of its products, and why a faster one was refused.
     """
 
-    def __init__(self, config: DecoderConfig, weight: Callable[[str], torch.Tensor | None]) -> None:
-        def need(name: str) -> torch.Tensor:
-            tensor = weight(name)
-            if tensor is None:
-                raise ValueError(f"the checkpoint has no weight {name!r}")
-            return tensor
-
-        def fused(prefix: str, names: tuple[str, ...]) -> Linear:
-            matrix = torch.cat([need(f"{prefix}.{name}.weight") for name in names])
-            biases = [bias for bias in (weight(f"{prefix}.{name}.bias") for name in names) if bias is not None]
-            if biases and len(biases) != len(names):
-                raise ValueError(f"the checkpoint has a bias for only some of {prefix}.{names}")
-            bias = torch.cat(biases) if biases else None
-            return Linear(matrix, bias if bias is not None and bool(bias.any()) else None)
-
-        self._config = config
-        self._embedding = need("embed_tokens.weight").clone()
-        self._norm = need("norm.weight").clone()
-        self._layers = tuple(
-            _Layer(
-                attention_norm=need(f"layers.{index}.input_layernorm.weight").clone(),
-                query_key_value=fused(f"layers.{index}.self_attn", ("q_proj", "k_proj", "v_proj")),
-                output=fused(f"layers.{index}.self_attn", ("o_proj",)),
-                ffn_norm=need(f"layers.{index}.post_attention_layernorm.weight").clone(),
-                gate_up=fused(f"layers.{index}.mlp", ("gate_proj", "up_proj")),
-                down=fused(f"layers.{index}.mlp", ("down_proj",)),
-            )
-            for index in range(config.layers)
-        )
+    def __init__(self, config: DecoderConfig, weight: Weights) -> None:
+        embedding = _need(weight, "embed_tokens.weight").clone()
+        self._config, self._embedding = config, embedding
+        self._norm = _need(weight, "norm.weight").clone()
         head = weight("lm_head.weight")
-        self._head = Linear(self._embedding if head is None else head)
+
+        def build(linear: Linears) -> tuple[tuple[_Layer, ...], Linear]:
+            layers = tuple(_layer(weight, f"layers.{index}", config, linear) for index in range(config.layers))
+            return layers, linear(embedding if head is None else head)
+
+        (self._layers, self._head), self.products = build_exact(build, embedding.dtype, embedding.device)
         self._spec = DecoderSpec(
             layers=config.layers,
             query_heads=config.query_heads,
             kv_heads=config.kv_heads,
             head_size=config.head_size,
-            vocab_size=config.vocab_size,
+            item_ids=config.vocab_size,
             context=config.context,
             dtype=self._embedding.dtype,
+            axes=len(config.rope_sections) or 1,
+            given_width=config.hidden_size,
+            tap_width=config.hidden_size if config.taps else 0,
         )
         self._cos, self._sin = rotary_table(config.context, config.head_size, config.rope_theta, self._embedding.dtype)
 
@@ -99,25 +98,85 @@ class PackedDecoder:
     def spec(self) -> DecoderSpec:
         return self._spec
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+        """A given vector stands in the place of the embedding."""
         config = self._config
-        heads, rotated, width = config.query_heads, config.query_heads + config.kv_heads, config.hidden_size
-        cos, sin = self._cos[positions], self._sin[positions]
-        scale, half = config.head_size**-0.5, config.head_size // 2
-        x = functional.embedding(token_ids, self._embedding)
+        heads, width, half = config.query_heads, config.hidden_size, config.head_size // 2
+        cos, sin = self._turn(rows.positions)
+        x = functional.embedding(rows.items[:, 0], self._embedding)
+        if rows.given is not None and rows.has_given is not None:
+            x = torch.where(rows.has_given, rows.given, x)
+        entered = x
         for index, layer in enumerate(self._layers):
             normed = functional.rms_norm(x, (width,), layer.attention_norm, config.norm_eps)
             qkv = layer.query_key_value(normed).view(x.shape[0], -1, config.head_size)
-            turning = qkv[:, :rotated]
-            turning.copy_(torch.addcmul(turning * cos, turning.roll(half, -1), sin))
-            attended = attention(index, qkv[:, :heads] * scale, qkv[:, heads:])
+            if layer.head_norms is not None:
+                asking = qkv[:, : len(layer.head_norms)]
+                asking.copy_(functional.rms_norm(asking, (config.head_size,), None, config.norm_eps).mul_(layer.head_norms))
+            rolled = qkv.roll(half, -1)
+            qkv.mul_(cos).addcmul_(rolled, sin)
+            attended = attention(index, qkv[:, :heads], qkv[:, heads:])
             x = x + layer.output(attended)
             gate, up = layer.gate_up(functional.rms_norm(x, (width,), layer.ffn_norm, config.norm_eps)).chunk(2, -1)
             x = x + layer.down(functional.silu(gate) * up)
-        return functional.rms_norm(x, (width,), self._norm, config.norm_eps)
+        last = functional.rms_norm(x, (width,), self._norm, config.norm_eps)
+        return Hidden(last, last + entered if rows.taps else None)
+
+    def _turn(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What heads and their rolled components are multiplied by: queries turn and are scaled, keys turn, values stay.
+
+        positions: [axes, rows]. Returns [rows, query_heads + 2 * kv_heads, head_size] each.
+        """
+        heads, kv_heads, scale = self._config.query_heads, self._config.kv_heads, self._config.head_size**-0.5
+        cos, sin = (self._by_axis(table[positions[: self._spec.axes]]) for table in (self._cos, self._sin))
+        cosines = (cos.mul(scale).expand(-1, heads, -1), cos.expand(-1, kv_heads, -1), torch.ones_like(cos).expand(-1, kv_heads, -1))
+        sines = (sin.mul(scale).expand(-1, heads, -1), sin.expand(-1, kv_heads, -1), torch.zeros_like(sin).expand(-1, kv_heads, -1))
+        return torch.cat(cosines, 1), torch.cat(sines, 1)
+
+    def _by_axis(self, values: torch.Tensor) -> torch.Tensor:
+        """Of values for each axis those of the axis that each component turns by. [axes, rows, 1, head_size] to [rows, 1, head_size]."""
+        if values.shape[0] == 1:
+            return values[0]
+        axes = torch.arange(values.shape[0], device=values.device)
+        sections = torch.tensor(self._config.rope_sections, device=values.device)
+        of_component = axes.repeat_interleave(sections).repeat(2)
+        return values[of_component, :, 0, torch.arange(values.shape[-1], device=values.device)].t()[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
+
+
+def _need(weight: Weights, name: str) -> torch.Tensor:
+    tensor = weight(name)
+    if tensor is None:
+        raise ValueError(f"the checkpoint has no weight {name!r}")
+    return tensor
+
+
+def _layer(weight: Weights, prefix: str, config: DecoderConfig, linear: Linears) -> _Layer:
+    return _Layer(
+        head_norms=_head_norms(weight, f"{prefix}.self_attn", config) if config.head_norms else None,
+        attention_norm=_need(weight, f"{prefix}.input_layernorm.weight").clone(),
+        query_key_value=_fused(weight, f"{prefix}.self_attn", ("q_proj", "k_proj", "v_proj"), linear),
+        output=_fused(weight, f"{prefix}.self_attn", ("o_proj",), linear),
+        ffn_norm=_need(weight, f"{prefix}.post_attention_layernorm.weight").clone(),
+        gate_up=_fused(weight, f"{prefix}.mlp", ("gate_proj", "up_proj"), linear),
+        down=_fused(weight, f"{prefix}.mlp", ("down_proj",), linear),
+    )
+
+
+def _head_norms(weight: Weights, prefix: str, config: DecoderConfig) -> torch.Tensor:
+    queries, keys = (_need(weight, f"{prefix}.{name}.weight") for name in ("q_norm", "k_norm"))
+    return torch.cat((queries.expand(config.query_heads, -1), keys.expand(config.kv_heads, -1)))
+
+
+def _fused(weight: Weights, prefix: str, names: tuple[str, ...], linear: Linears) -> Linear:
+    matrix = torch.cat([_need(weight, f"{prefix}.{name}.weight") for name in names])
+    biases = [bias for bias in (weight(f"{prefix}.{name}.bias") for name in names) if bias is not None]
+    if biases and len(biases) != len(names):
+        raise ValueError(f"the checkpoint has a bias for only some of {prefix}.{names}")
+    bias = torch.cat(biases) if biases else None
+    return linear(matrix, bias if bias is not None and bool(bias.any()) else None)
 
 
 def rotary_table(context: int, head_size: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

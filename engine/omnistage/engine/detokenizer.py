@@ -55,6 +55,16 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._stopped = False
+        self.decoded = 0
+        """Characters that the tokens so far stand for, but for an incomplete one at the end."""
+        self.given = 0
+        """Characters given out; of a text that has ended, all that it has."""
+
+    @property
+    def needed(self) -> int:
+        """Characters that must be given out before the text of the tokens so far is final: a character that is incomplete is one more."""
+        incomplete, _ = self._decoder.getstate()
+        return self.decoded + bool(incomplete)
 
     @property
     def stopped(self) -> bool:
@@ -69,9 +79,16 @@ class Detokenizer:
         """The answer ended: returns what was held back. Incomplete bytes become U+FFFD."""
         text = self._advance(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
+        self.given += len(held)
         return text + held
 
     def _advance(self, fresh: str) -> str:
+        self.decoded += len(fresh)
+        final = self._final(fresh)
+        self.given += len(final)
+        return final
+
+    def _final(self, fresh: str) -> str:
         if self._stopped:
             return ""
         if not self._stop:

@@ -1,177 +1,106 @@
-"""The autoregressive engine: requests in, streams of tokens out, one thread of computation.
+"""The autoregressive engine: requests in, streams of items out, one thread of computation.
 
-The thread's loop reads: take what was asked, admit, plan, run, publish. Callers live on event loops; the border is two bounded
-queues: at most `Limits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events ahead of its reader. Nothing polls:
-the thread sleeps on a condition while there is nothing to run, and a reader on its event loop is woken once a step for all streams.
+The thread's loop reads: take orders, admit, plan, run, choose, publish. All of the engine's state is touched by that thread alone; callers
+live on event loops and leave orders in a mailbox. At most `Limits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events
+ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and a reader on its event loop is woken once a step for
+all streams.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import time
 
 import torch
 
 from omnistage.engine.activity import STEP_LIMIT_S, Activity
-from omnistage.engine.adapter import Decoder
-from omnistage.engine.kv import KVCache, PagePool, PrefixCache
-from omnistage.engine.request import EngineClosed, EngineFull, EngineStats, SequenceFailed, TokenEvent, TokenRequest
-from omnistage.engine.runner import Runner
-from omnistage.engine.sampler import sample
-from omnistage.engine.scheduler import Chunk, Limits, Scheduler, Sequence
+from omnistage.engine.adapter import Decoder, Head
+from omnistage.engine.attention import Choice, chosen
+from omnistage.engine.kv import KVCache
+from omnistage.engine.pace import STEP_S, Pace
+from omnistage.engine.pages import PagePool, PrefixCache
+from omnistage.engine.request import EngineClosed, EngineStats, Event, SequenceFailed, SequenceRequest, Taps
+from omnistage.engine.runner import Computed, Runner
+from omnistage.engine.scheduler import Limits, Run, Scheduler, Step
+from omnistage.engine.sequence import Sequence
+from omnistage.engine.stream import End, Mailbox, Outbox, SequenceStream
 from omnistage.engine.types import FinishReason
 
 _STEP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """What a model step may raise without the engine being broken."""
 
-_End = SequenceFailed | EngineClosed
-
-
-class TokenStream:
-    """The answer to one request, for one reader on the event loop that asked. Close it, or cancel by closing early."""
-
-    def __init__(self, engine: Engine, sequence: Sequence) -> None:
-        self._engine, self._sequence = engine, sequence
-        self._loop = asyncio.get_running_loop()
-        self._events: list[TokenEvent] = []
-        self._error: _End | None = None
-        self._ended = False
-        self._changed = asyncio.Event()
-
-    async def take(self) -> list[TokenEvent]:
-        """Wait for events and take all there are. Empty only after the end. Raises SequenceFailed or EngineClosed after the last event."""
-        while not self._events and not self._ended:
-            self._changed.clear()
-            await self._changed.wait()
-        events, self._events = self._events, []
-        if events:
-            self._engine._taken(self._sequence, len(events))
-        elif self._error is not None:
-            raise self._error
-        return events
-
-    async def aclose(self) -> None:
-        """Stop if it still runs, and return when every page of it is free."""
-        if not self._ended:
-            self._engine._cancel(self)
-        while not self._ended:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _deliver(self, part: _Part) -> None:
-        self._events += part.events
-        self._ended = self._ended or part.ended
-        self._error = self._error or part.error
-        self._changed.set()
-
-
-@dataclass(slots=True)
-class _Part:
-    """What a step made for one stream."""
-
-    events: list[TokenEvent] = field(default_factory=list)
-    ended: bool = False
-    error: _End | None = None
-
-
-class _Outbox:
-    """What a step made, by stream."""
-
-    def __init__(self) -> None:
-        self._parts: dict[TokenStream, _Part] = {}
-
-    def put(self, stream: TokenStream, event: TokenEvent) -> None:
-        self._parts.setdefault(stream, _Part()).events.append(event)
-
-    def end(self, stream: TokenStream, error: _End | None) -> None:
-        part = self._parts.setdefault(stream, _Part())
-        part.ended, part.error = True, error
-
-    def send(self) -> list[TokenStream]:
-        """Wake each event loop once. Returns the streams whose loop is closed: nobody will ever read them."""
-        loops: dict[asyncio.AbstractEventLoop, list[TokenStream]] = {}
-        for stream in self._parts:
-            loops.setdefault(stream._loop, []).append(stream)
-        orphans: list[TokenStream] = []
-        for loop, streams in loops.items():
-            try:
-                loop.call_soon_threadsafe(self._deliver, streams)
-            except RuntimeError:
-                orphans += streams
-        return orphans
-
-    def _deliver(self, streams: Iterable[TokenStream]) -> None:
-        for stream in streams:
-            stream._deliver(self._parts[stream])
-
 
 class Engine:
     """Runs a decoder for many requests at once.
 
-    pages: size of the KV cache in pages (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike.
-    poison: fill freed pages with NaN (tests). step_limit_s: see `Activity`; `activity` tells what
-    the thread does. It starts with the first request.
+    pages: size of the KV cache in pages (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
+    None: a quarter. poison: fill freed pages with NaN (tests). step_s: see `Pace`. step_limit_s: see `Activity`; `activity` tells what the
+    thread does. It starts with the first request. attention: which backend was chosen for the decoder, and why.
     """
 
     def __init__(
         self,
         decoder: Decoder,
+        head: Head,
         *,
         pages: int,
         limits: Limits | None = None,
-        kept_pages: int = 32,
+        kept_pages: int | None = None,
         poison: bool = False,
+        step_s: float | None = STEP_S,
         step_limit_s: float = STEP_LIMIT_S,
+        attention: Choice | None = None,
     ) -> None:
+        limits = limits or Limits()
         self.activity = Activity("omnistage-engine", step_limit_s)
-        self._limits = limits or Limits()
+        self.attention = attention or chosen(decoder.spec)
         self._spec = decoder.spec
         self._pool = PagePool(pages)
-        self._prefixes = PrefixCache(self._pool, kept_pages)
+        self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
         self._cache = KVCache(decoder.spec, pages, poison=poison)
-        self._scheduler = Scheduler(self._pool, self._prefixes, self._limits)
-        self._runner = Runner(decoder, self._cache)
-        self._lock = threading.Condition()
-        self._asked: deque[TokenStream] = deque()
-        self._cancelled: deque[TokenStream] = deque()
-        self._wake = False
-        self._closing = False
-        self._waiting = 0
-        self._streams: dict[Sequence, TokenStream] = {}
-        self._steps = self._tokens = 0
+        self._scheduler = Scheduler(self._pool, self._prefixes, limits)
+        self._runner = Runner(decoder, head, self._cache, self.attention.backend)
+        self._pace = Pace(limits.max_rows, step_s)
+        self._mailbox = Mailbox(limits.max_waiting, self.activity.begin, self.activity.rest)
+        self._outbox = Outbox()
+        self._streams: dict[Sequence, SequenceStream] = {}
+        self._idle = True
+        self._steps = self._rows = self._items = 0
         self._stats = EngineStats(pages_total=pages)
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     # Called on event loops --------------------------------------------------------------------------------------------------------
 
-    def check(self, request: TokenRequest) -> None:
+    def check(self, request: SequenceRequest) -> None:
         """Raise ValueError for a request that can never run here."""
-        if request.tokens > self._spec.context:
-            raise ValueError(f"prompt and answer may have {self._spec.context} tokens together, asked for {request.tokens}")
+        spec, prompt = self._spec, request.prompt
+        if request.rows > spec.context:
+            raise ValueError(f"prompt and answer may have {spec.context} rows together, asked for {request.rows}")
         if not self._scheduler.can_ever_run(request):
-            raise ValueError(f"the cache of {self._pool.total} pages is too small for {request.tokens} tokens")
-        named = (*request.prompt, *request.history, *request.sampling.logit_bias, *request.end_ids)
-        if not all(0 <= token_id < self._spec.vocab_size for token_id in named):
-            raise ValueError(f"a token id is not below the vocabulary size {self._spec.vocab_size}")
+            raise ValueError(f"the cache of {self._pool.total} pages is too small for {request.rows} rows")
+        if prompt.items.shape[1] != spec.codebooks or any(len(item) != spec.codebooks for item in request.history):
+            raise ValueError(f"an item of this model has {spec.codebooks} ids")
+        if prompt.positions is not None and len(prompt.positions) != spec.axes:
+            raise ValueError(f"positions of this model have {spec.axes} axes, not {len(prompt.positions)}")
+        if any(given.rows.ndim != 2 or given.rows.shape[1] != spec.given_width for given in prompt.given):
+            raise ValueError(f"vectors given for rows have the width {spec.given_width}")
+        if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):
+            raise ValueError("this model takes no appended rows, or has no taps")
+        ids = {*prompt.items.ravel().tolist(), *(part for item in request.history for part in item), *request.sampling.logit_bias}
+        if not all(0 <= item_id < spec.item_ids for item_id in ids | request.end_ids | request.banned):
+            raise ValueError(f"an id is not below {spec.item_ids}, which is the size of the vocabulary")
 
-    def submit(self, request: TokenRequest) -> TokenStream:
+    def submit(self, request: SequenceRequest) -> SequenceStream:
         """Start a request; call from a running event loop. Raises ValueError (see `check`), EngineFull or EngineClosed."""
         self.check(request)
-        stream = TokenStream(self, Sequence(request))
-        with self._lock:
-            if self._closing:
-                raise EngineClosed("the engine is closed")
-            if self._waiting >= self._limits.max_waiting:
-                raise EngineFull(f"{self._waiting} requests are waiting already")
-            self._waiting += 1
-            self._asked.append(stream)
+        stream = SequenceStream(Sequence(request), self._mailbox, self._spec.given_width)
+        self._mailbox.ask(stream)
+        with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self.activity.name, daemon=True)
                 self._thread.start()
-            self._notify()
         return stream
 
     def stats(self) -> EngineStats:
@@ -180,29 +109,11 @@ class Engine:
 
     async def close(self) -> None:
         """End every request with EngineClosed and stop the thread."""
-        with self._lock:
-            self._closing = True
-            self._notify()
+        self._mailbox.close()
+        with self._starting:
             thread = self._thread
         if thread is not None:
             await asyncio.to_thread(thread.join)
-
-    def _cancel(self, stream: TokenStream) -> None:
-        with self._lock:
-            self._cancelled.append(stream)
-            self._notify()
-
-    def _taken(self, sequence: Sequence, count: int) -> None:
-        with self._lock:
-            was_parked = sequence.parked
-            sequence.unread -= count
-            if was_parked and not sequence.parked:
-                self._notify()
-
-    def _notify(self) -> None:
-        self._wake = True
-        self.activity.begin()
-        self._lock.notify()
 
     # The thread -------------------------------------------------------------------------------------------------------------------
 
@@ -221,141 +132,157 @@ class Engine:
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread())))
         self._end_all(cause)
 
-    def _take_orders(self) -> bool:
-        """Wait until there is something to do, and take in what was asked. False when the engine is to close."""
-        with self._lock:
-            while not (self._wake or self._closing):
-                self.activity.rest()
-                self._lock.wait()
-            self._wake = False
-            asked, self._asked = self._asked, deque()
-            cancelled, self._cancelled = self._cancelled, deque()
-            closing = self._closing
-        for stream in asked:
-            self._streams[stream._sequence] = stream
-            self._scheduler.add(stream._sequence)
-        outbox = _Outbox()
-        for stream in cancelled:
-            self._end(stream._sequence, outbox)
-        self._publish(outbox)
-        return not closing
-
     def _step(self) -> None:
-        """Admit, plan, run, publish; then ask to be called again if anything was run."""
-        admitted, taken, freed = self._scheduler.admit()
-        self._cache.retire(freed)
-        self._cache.clear(taken)
-        with self._lock:
-            self._waiting -= len(admitted)
-            step = self._scheduler.plan()
-            self._wake = self._wake or bool(step)
-        outbox = _Outbox()
-        if step.decode:
-            self._decode(step.decode, outbox)
-        for chunk in step.chunks:
-            self._chunk(chunk, outbox)
-        self._steps += bool(step)
-        self._publish(outbox)
+        for sequence in self._admit():
+            self._put_found_taps(sequence)
+        step = self._plan()
+        for done in self._compute(step):
+            self._choose(done)
+        self._publish()
 
-    def _decode(self, sequences: list[Sequence], outbox: _Outbox) -> None:
+    def _take_orders(self) -> bool:
+        """Take in what was asked, and wait for that if there is nothing to run. False when the engine is to close."""
+        orders = self._mailbox.collect(wait=self._idle)
+        for stream in orders.asked:
+            self._streams[stream.sequence] = stream
+            self._scheduler.add(stream.sequence)
+        for stream, count in orders.taken.items():
+            stream.sequence.unread -= count
+        for stream, rows, end in orders.appended:
+            stream.sequence.append(rows, end)
+        for stream in orders.cancelled:
+            self._end(stream.sequence)
+        return not orders.closing
+
+    def _admit(self) -> list[Sequence]:
+        admitted = self._scheduler.admit()
+        self._mailbox.left_queue(sum(not sequence.begun for sequence in admitted))
+        for sequence in admitted:
+            sequence.begun = True
+        return admitted
+
+    def _put_found_taps(self, sequence: Sequence) -> None:
+        """Taps that were found beside kept pages go out before those that are computed."""
+        for found in sequence.found_taps:
+            self._put(sequence, Event(taps=self._fresh(sequence, found)))
+        sequence.found_taps.clear()
+
+    def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
+        """Those that were not put out before."""
+        fresh = taps.beginning_at(sequence.taps_out or 0)
+        sequence.taps_out = taps.first + len(taps.rows)
+        return fresh
+
+    def _plan(self) -> Step:
+        decoding = sum(sequence.left == 1 and not sequence.parked for sequence in self._scheduler.running)
+        step = self._scheduler.plan(self._pace.long_rows(decoding))
+        self._cache.follow(*self._pool.changes())
+        self._idle = not step
+        return step
+
+    def _compute(self, step: Step) -> list[Computed]:
+        started = time.perf_counter()
+        done = self._computed(step.runs) if step else []
+        if step:
+            self._pace.ran(step.rows, time.perf_counter() - started)
+            self._steps += 1
+            self._rows += step.rows
+        return done
+
+    def _computed(self, runs: list[Run]) -> list[Computed]:
+        """Run them in one pass. If that fails, one of them is the cause: each is run again by itself, which writes the same to the same
+        places."""
         try:
-            self._choose(sequences, self._runner.decode(sequences), outbox)
+            return self._runner.run(runs)
         except _STEP_ERRORS as error:
-            if len(sequences) == 1:
-                self._fail(sequences[0], error, outbox)
-                return
-            # One of them is the cause. A row is written to the same place each time, so each can be run again alone.
-            for sequence in sequences:
-                self._decode([sequence], outbox)
+            if len(runs) > 1:
+                return [done for run in runs if run.sequence in self._streams for done in self._computed([run])]
+            self._fail(runs[0].sequence, error)
+            return []
 
-    def _chunk(self, chunk: Chunk, outbox: _Outbox) -> None:
-        sequence = chunk.sequence
+    def _choose(self, done: Computed) -> None:
+        """What the rows of a run mean for their sequence: taps go out, and the next item, or the end."""
+        run, sequence = done.run, done.run.sequence
         if sequence not in self._streams:
             return
-        try:
-            logits = self._runner.chunk(chunk)
-        except _STEP_ERRORS as error:
-            self._fail(sequence, error, outbox)
+        sequence.computed = run.start + run.count
+        taps = None
+        if done.taps is not None:
+            sequence.keep_taps(done.taps)
+            taps = self._fresh(sequence, done.taps)
+        if run.draws and done.drawn is None:
+            self._fail(sequence, None)
             return
-        sequence.computed = chunk.start + chunk.count
-        if chunk.of_prompt and sequence.computed == len(sequence.request.prompt):
-            self._cache.retire(self._scheduler.remember(sequence))
-        if logits is not None:
-            self._choose([sequence], logits, outbox)
+        if run.start < len(sequence.request.prompt) <= sequence.computed:
+            self._scheduler.remember(sequence)
+        if done.drawn is None:
+            if taps is not None:
+                self._put(sequence, Event(taps=taps))
+        elif done.drawn.item[0] in sequence.request.end_ids:
+            self._put(sequence, Event(None, done.drawn.logprob, FinishReason.STOP, taps))
+            self._end(sequence)
+        else:
+            self._items += 1
+            sequence.items.append(done.drawn.item)
+            sequence.draws.note(done.drawn.item[0])
+            whole = len(sequence.items) == sequence.request.max_items
+            self._put(sequence, Event(done.drawn.item, done.drawn.logprob, FinishReason.LENGTH if whole else None, taps))
+            if whole:
+                self._end(sequence)
 
-    def _choose(self, sequences: list[Sequence], logits: torch.Tensor, outbox: _Outbox) -> None:
-        """Draw each sequence's next token and put it out."""
-        banned = [
-            sequence.request.end_ids if sequence.request.ignore_end or len(sequence.tokens) < sequence.request.min_tokens else ()
-            for sequence in sequences
-        ]
-        for sequence, drawn in zip(sequences, sample(logits, [sequence.draws for sequence in sequences], banned), strict=True):
-            if drawn is None:
-                self._fail(sequence, None, outbox)
-                continue
-            request, stream = sequence.request, self._streams[sequence]
-            sequence.computed = sequence.known
-            queued_s = sequence.queued_s if len(sequence.tokens) == len(request.history) else 0.0
-            if drawn.token_id in request.end_ids:
-                event = TokenEvent(None, drawn.logprob, FinishReason.STOP, queued_s)
-            else:
-                sequence.tokens.append(drawn.token_id)
-                sequence.draws.note(drawn.token_id)
-                self._tokens += 1
-                finish_reason = FinishReason.LENGTH if len(sequence.tokens) == request.max_tokens else None
-                event = TokenEvent(drawn.token_id, drawn.logprob, finish_reason, queued_s)
-            with self._lock:
-                sequence.unread += 1
-            outbox.put(stream, event)
-            if event.finish_reason is not None:
-                self._end(sequence, outbox)
+    def _put(self, sequence: Sequence, event: Event) -> None:
+        sequence.unread += 1
+        self._outbox.put(self._streams[sequence], sequence.introduced(event))
 
-    def _fail(self, sequence: Sequence, cause: BaseException | None, outbox: _Outbox) -> None:
+    def _fail(self, sequence: Sequence, cause: BaseException | None) -> None:
         error = SequenceFailed(f"a step raised {cause!r}" if cause else "the model's logits are not finite")
         error.__cause__ = cause
-        self._end(sequence, outbox, error)
+        self._end(sequence, error)
 
-    def _end(self, sequence: Sequence, outbox: _Outbox, error: _End | None = None) -> None:
+    def _end(self, sequence: Sequence, error: End | None = None) -> None:
         """Free what a sequence holds and tell its stream. One that ended before is no error: a cancel may meet the end on its way."""
         stream = self._streams.pop(sequence, None)
         if stream is None:
             return
-        if not sequence.pages:
-            with self._lock:
-                self._waiting -= 1
-        self._cache.retire(self._scheduler.remove(sequence))
-        outbox.end(stream, error)
+        if not sequence.begun:
+            self._mailbox.left_queue(1)
+        elif error is None and sequence.pages:
+            self._scheduler.remember(sequence)
+        self._scheduler.remove(sequence)
+        self._outbox.end(stream, error)
 
-    def _publish(self, outbox: _Outbox) -> None:
+    def _publish(self) -> None:
         self._stats = self._measure()
-        for orphan in outbox.send():
-            self._end(orphan._sequence, _Outbox())
+        for orphan in self._outbox.send():
+            self._end(orphan.sequence)
 
     def _measure(self) -> EngineStats:
-        admitted = self._scheduler.admitted
-        parked = sum(sequence.parked for sequence in admitted)
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        parked = sum(sequence.parked for sequence in running)
+        starved = sum(sequence.starved and not sequence.parked for sequence in running)
         kept = self._prefixes.unshared()
         return EngineStats(
-            waiting=self._scheduler.waiting,
-            running=len(admitted) - parked,
+            waiting=len(waiting),
+            preempted=sum(sequence.begun for sequence in waiting),
+            running=len(running) - parked - starved,
             parked=parked,
+            starved=starved,
             pages_used=self._pool.used - kept,
             pages_kept=kept,
             pages_total=self._pool.total,
             steps=self._steps,
-            tokens=self._tokens,
+            rows=self._rows,
+            items=self._items,
+            preemptions=self._scheduler.preemptions,
         )
 
     def _end_all(self, cause: BaseException | None) -> None:
         """The thread ends: no stream may wait for ever."""
-        with self._lock:
-            self._closing = True
-            asked, self._asked = self._asked, deque()
-        outbox = _Outbox()
+        self._mailbox.close()
         error = EngineClosed("the engine was closed" if cause is None else f"the engine's thread ended: {cause!r}")
         error.__cause__ = cause
-        for stream in asked:
-            self._streams[stream._sequence] = stream
+        for stream in self._mailbox.collect(wait=False).asked:
+            self._streams[stream.sequence] = stream
         for sequence in list(self._streams):
-            self._end(sequence, outbox, error)
-        self._publish(outbox)
+            self._end(sequence, error)
+        self._publish()

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from omnistage.engine.adapter import Attention, DecoderSpec
-from omnistage.engine.linear import Linear
+from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, Rows
+from omnistage.engine.linear import Linears, build_exact
 
 NAME = "omnistage_paged"
 """The name to register `layer_attention` under."""
@@ -49,7 +49,7 @@ class LayersDecoder:
     """Implements `Decoder` over Transformers' layers.
 
     embedding: int64 [1, rows] to [1, rows, hidden]. rotary: Transformers' rotary module; axes: how many kinds of positions it takes (3
-    for multimodal positions, 0 for plain ones). norm, head: the last norm and the output projection.
+    for multimodal positions, 0 for plain ones). norm: the last norm.
     """
 
     def __init__(
@@ -61,44 +61,49 @@ class LayersDecoder:
         rotary: nn.Module,
         axes: int,
         norm: nn.Module,
-        head: nn.Module,
     ) -> None:
         self._spec, self._embedding, self._layers, self._rotary = spec, embedding, layers, rotary
-        self._axes, self._norm, self._head = axes, norm, head
+        self._axes, self._norm = axes, norm
 
     @property
     def spec(self) -> DecoderSpec:
         return self._spec
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        x = self._embedding(token_ids[None])
-        places = positions.expand(self._axes, 1, -1) if self._axes else positions[None]
-        rotations = self._rotary(x, places)
+    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+        """A given vector stands in the place of the embedding."""
+        x = self._embedding(rows.items[None, :, 0])
+        if rows.given is not None and rows.has_given is not None:
+            x = torch.where(rows.has_given[None], rows.given[None], x)
+        entered, positions = x, rows.positions[:1]
+        rotations = self._rotary(x, rows.positions[:, None].expand(self._axes, 1, -1) if self._axes else positions)
         for layer in self._layers:
-            x = layer(x, attention_mask=None, position_ids=positions[None], position_embeddings=rotations, paged_attention=attention)
+            x = layer(x, attention_mask=None, position_ids=positions, position_embeddings=rotations, paged_attention=attention)
         normed: torch.Tensor = self._norm(x)
-        return normed[0]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self._head(hidden)
-        return scores
+        return Hidden(normed[0], (normed + entered)[0] if rows.taps else None)
 
 
 class PackedModule(nn.Module):
     """A `Linear` as a module."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, module: nn.Linear, linears: Linears) -> None:
         super().__init__()
-        self._linear = Linear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        self._linear = linears(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-def pack_linears(root: nn.Module) -> None:
-    """Replace every `nn.Linear` below `root` by a packed one: rows then do not depend on their neighbours, and small batches are faster."""
-    for name, child in list(root.named_children()):
-        if isinstance(child, nn.Linear):
-            setattr(root, name, PackedModule(child))
-        else:
-            pack_linears(child)
+def pack_linears(root: nn.Module) -> str:
+    """Replace every `nn.Linear` below `root` by one whose rows do not depend on their neighbours. Returns the backend chosen, and why."""
+    found = [(parent, name, child) for parent in root.modules() for name, child in parent.named_children() if isinstance(child, nn.Linear)]
+    if not found:
+        raise ValueError("the module has no linear layer")
+    weight = found[0][2].weight
+
+    def build(linears: Linears) -> list[PackedModule]:
+        return [PackedModule(child, linears) for _, _, child in found]
+
+    packed, chosen = build_exact(build, weight.dtype, weight.device)
+    for (parent, name, _), module in zip(found, packed, strict=True):
+        setattr(parent, name, module)
+    return chosen

@@ -1,26 +1,111 @@
 """Matrix products whose rows do not depend on the other rows of the batch.
 
-A row of `x @ W.T` is the same number whatever the batch only if the library uses one kernel for every batch size. oneDNN's
-weights-first kernels give equal bits for 4 to 32 rows, with AMX and without (with one row, and with AMX from 48 rows on, another kernel
-runs, and the last bits differ). `Linear` therefore runs blocks of `MIN_ROWS` to `MAX_ROWS` rows and nothing else, and checks the promise
-for its own weight when it is loaded. With AMX a product of 32 rows costs hardly more than one of 4. Weights are re-ordered once into the
-layout of those kernels: at small batches this is twice as fast as `torch.nn.functional.linear`, which re-orders at every call.
+A row of `x @ W.T` is the same number whatever the batch only if the library runs it in one way for every batch size. A `Product` is a
+way to run products together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. What an
+entry claims is asserted for every weight when it is loaded; where a claim fails, `build_exact` takes the next entry for all weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as functional
 
 MIN_ROWS = 4
-"""Fewest rows of a product; smaller batches are padded by the caller with `pad_rows`."""
+"""Fewest rows of a step, padding included, that no product has to pad."""
 
-MAX_ROWS = 32
-"""Most rows of one product; larger batches run in blocks."""
+_INPUTS = 2
+"""Random inputs that a weight is tried with, some sizes with one, some with the other."""
 
-_PROBE_ROWS = (4, 5, 7, 8, 13, 16, 17, 24, 31)
+Built = TypeVar("Built")
+
+
+class RowsDiffer(ValueError):
+    """A product gives a row other bits in other company, against what its backend claims."""
+
+
+class Product(Protocol):
+    """A way to run products of one weight. least, most: rows of one call of `run`; more run in blocks, fewer are padded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def least(self) -> int: ...
+
+    @property
+    def most(self) -> int: ...
+
+    def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether this machine has it."""
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight [out, in] in the form that `run` takes. It may be the same memory."""
+
+    def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [rows, in], contiguous, `least` to `most` rows. Returns [rows, out]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """oneDNN on a CPU, with weights that are re-ordered once into the layout of its kernels.
+
+    Rows have equal bits in products of 4 to 32 rows, with AMX and without. With one row, and with AMX from 48 rows on, another kernel runs.
+    With AMX 32 rows cost hardly more than 4. At small batches this is twice as fast as `torch.nn.functional.linear`, which re-orders at
+    every call.
+    """
+
+    name: str = "packed"
+    least: int = MIN_ROWS
+    most: int = 32
+
+    def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
+        if device.type != "cpu" or not torch._C._has_mkldnn:
+            return False
+        return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, self.least)
+        return packed
+
+    def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """PyTorch's own product, always with the same number of rows, so that the library has nothing to choose.
+
+    device_type: "cuda", where products of 64 rows still cost what reading the weight does, or "" for any device.
+    """
+
+    name: str
+    least: int
+    most: int
+    device_type: str = ""
+
+    def is_viable(self, dtype: torch.dtype, device: torch.device) -> bool:
+        return self.device_type in ("", device.type)
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
+
+    def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return functional.linear(x, packed, bias)
+
+
+PRODUCTS: tuple[Product, ...] = (Packed(), Fixed("blocks of 64 rows", 64, 64, "cuda"), Fixed("row by row", 1, 1))
+"""All ways, best first. The last one claims nothing: a row is always alone."""
+
+
+def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[Product]:
+    """Those of this machine, best first; at least one."""
+    return (product for product in PRODUCTS if product.is_viable(dtype, device))
 
 
 def pad_rows(count: int) -> int:
@@ -28,49 +113,84 @@ def pad_rows(count: int) -> int:
     return max(count, MIN_ROWS)
 
 
-def packing_is_viable(dtype: torch.dtype) -> bool:
-    """Whether this CPU has oneDNN kernels for packed weights of `dtype`."""
-    if not torch._C._has_mkldnn:
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
-
-
 class Linear:
-    """`x [rows, in] -> [rows, out]` for one weight `[out, in]` and an optional bias `[out]`; at least `MIN_ROWS` rows.
+    """`x [rows, in] -> [rows, out]` for one weight `[out, in]` and an optional bias `[out]`; any number of rows.
 
     The weight given is not kept when it was packed, so a memory-mapped checkpoint is read once and its pages may go.
     """
 
-    __slots__ = ("_bias", "_block", "_packed", "_weight")
+    __slots__ = ("_bias", "_packed", "_product")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._packed = packing_is_viable(weight.dtype)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, MIN_ROWS) if self._packed else weight
-        self._bias = bias
-        self._block = MAX_ROWS if rows_are_independent(self._product, weight.shape[1], weight.dtype) else MIN_ROWS
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, product: Product) -> None:
+        self._product, self._packed, self._bias = product, product.pack(weight), bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return in_blocks(self._product, x, self._block)
+        return in_blocks(self.run, x, self._product)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return product
-        return functional.linear(x, self._weight, self._bias)
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """One product, of as many rows as the backend claims."""
+        return self._product.run(x, self._packed, self._bias)
 
 
-def rows_are_independent(product: Callable[[torch.Tensor], torch.Tensor], width: int, dtype: torch.dtype) -> bool:
-    """Measure whether rows of `product` (input width `width`) are bit-equal for batches of `MIN_ROWS` to `MAX_ROWS` rows."""
-    x = torch.randn(MAX_ROWS, width).to(dtype)
-    whole = product(x)
-    return all(torch.equal(product(x[-rows:].contiguous()), whole[-rows:]) for rows in _PROBE_ROWS)
+class Linears:
+    """Makes the products of one model, all with one backend, and tries each of them out.
+
+    The library chooses its kernel by shape and number of rows, so the first weight of a shape is tried with every number of rows, the
+    others with every fourth, in turns.
+    """
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+        self._made: Counter[torch.Size] = Counter()
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Raises RowsDiffer."""
+        made = self._made[weight.shape]
+        self._made[weight.shape] += 1
+        linear = Linear(weight, bias, self._product)
+        sizes = range(self._product.least, self._product.most + 1)
+        if rows := rows_that_differ(linear.run, weight, self._product, sizes[made % 4 :: 4] if made else sizes):
+            raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")
+        return linear
 
 
-def in_blocks(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, block: int) -> torch.Tensor:
-    """`product(x)` in blocks of `block` rows, the last one of at least `MIN_ROWS`. x: at least `MIN_ROWS` rows; result: as many."""
+def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
+    """What `build` makes of the weights of a model, with the best backend that keeps its claim for all of them; and which, and why."""
+    refused: list[str] = []
+    for product in viable_products(dtype, device):
+        try:
+            built = build(Linears(product))
+        except RowsDiffer as error:
+            refused.append(str(error))
+        else:
+            return built, "; ".join((product.name, *refused))
+    raise RowsDiffer("; ".join(refused))
+
+
+def rows_that_differ(
+    run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: Product, sizes: Iterable[int] | None = None
+) -> int:
+    """The first number of rows at which `run` gives rows other bits than at `product.most`, or in another place; 0 if there is none."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(_INPUTS, product.most, weight.shape[1], generator=generator).to(weight)
+    wholes: dict[int, torch.Tensor] = {}
+    for rows in range(product.least, product.most + 1) if sizes is None else sizes:
+        which = rows // 4 % _INPUTS
+        if which not in wholes:
+            wholes[which] = run(inputs[which])
+        # The last rows come first: a row has another place than in the whole product.
+        if not torch.equal(run(inputs[which, -rows:].flip(0)), wholes[which][-rows:].flip(0)):
+            return rows
+    return 0
+
+
+def in_blocks(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, product: Product) -> torch.Tensor:
+    """`run(x)` in blocks of at most `product.most` rows, padded to at least `product.least`. x: any number of rows; result: as many."""
     rows = x.shape[0]
-    if rows <= block:
-        return product(x)
-    rest = rows % block
-    padded = functional.pad(x, (0, 0, 0, MIN_ROWS - rest)) if 0 < rest < MIN_ROWS else x
-    return torch.cat([product(part.contiguous()) for part in torch.split(padded, block)])[:rows]
+    if product.least <= rows <= product.most:
+        return run(x)
+    rest = rows % product.most
+    padded = functional.pad(x, (0, 0, 0, product.least - rest)) if 0 < rest < product.least else x
+    if padded.shape[0] <= product.most:
+        return run(padded)[:rows]
+    return torch.cat([run(part.contiguous()) for part in torch.split(padded, product.most)])[:rows]

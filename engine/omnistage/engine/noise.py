@@ -1,16 +1,26 @@
 """Noise that is a pure function of (seed, step, token id), so that a draw depends on nothing else.
 
-Gumbel-max (Gumbel 1954; Maddison et al. 2014): the arg max of `logit + g` with independent standard Gumbel `g` is a draw from the
-softmax of the logits. With noise keyed by token id, a tiny change of the logits almost never flips the choice, and a sequence that is
-taken up again elsewhere goes on with the same draws. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+Tokens race: each arrives at a time that is exponentially distributed, divided by its share, and the first one is drawn. That is a draw
+from the shares; with logits it is the arg max of `logit - log(time)` (Gumbel 1954; Maddison et al. 2014: Gumbel-max). With noise keyed
+by token id, a tiny change of the logits almost never flips the choice, and a sequence that is taken up again elsewhere goes on with the
+same draws.
+
+The times of a block of 32 tokens are made from the first of them: the least of 32 times is a 32nd of one, its place is any of the 32, and
+the others come one time later each, because the exponential distribution has no memory. They are 32 independent times all the same, and
+one number tells that no token of the block is early enough. So few tokens of a vocabulary need noise at all: see `sampler`.
+The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations
 
 import torch
 
+BLOCK = 32
+"""Tokens whose noise is made together: token id // BLOCK is its block."""
+
 _STEP_STRIDE = 0x9E3779B97F4A7C15
 _TOKEN_STRIDE = 0xD1B54A32D192ED03
+_BLOCK_STRIDE = 0xAEF17502108EF2D9
 _MASK = (1 << 64) - 1
 
 
@@ -26,25 +36,44 @@ _SECOND = _signed(0x94D049BB133111EB)
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical shift: torch shifts int64 with its sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _shift_right(x, 30)) * _FIRST
-    x = (x ^ _shift_right(x, 27)) * _SECOND
-    return x ^ _shift_right(x, 31)
+    x = (_shift_right(x, 30).bitwise_xor_(x)).mul_(_FIRST)
+    x = (_shift_right(x, 27).bitwise_xor_(x)).mul_(_SECOND)
+    return _shift_right(x, 31).bitwise_xor_(x)
 
 
-def uniform(seeds: torch.Tensor, steps: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Uniform numbers strictly between 0 and 1. seeds, steps: int64 [rows]; token_ids: int64 [rows, n]. Returns float64 [rows, n]."""
-    keys = _mix(_mix(seeds + _signed(_STEP_STRIDE)) + steps * _signed(_STEP_STRIDE))
-    bits = _mix(keys[:, None] + token_ids * _signed(_TOKEN_STRIDE))
-    return (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+def _times(bits: torch.Tensor) -> torch.Tensor:
+    """Exponentially distributed float64 from the upper 52 of 64 random bits: one more, and the uniform number could round to 1."""
+    return _shift_right(bits, 12).to(torch.float64).add_(0.5).mul_(2.0**-52).log_().neg_()
 
 
-def gumbel(seeds: torch.Tensor, steps: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel numbers, shapes and dtypes as `uniform`."""
-    return -torch.log(-torch.log(uniform(seeds, steps, token_ids)))
+def keys(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """What the noise of a step hangs on. seeds (see `seed_bits`), steps: int64 [rows]. Returns int64 [rows]."""
+    return _mix(_mix(seeds + _signed(_STEP_STRIDE)) + steps * _signed(_STEP_STRIDE))
+
+
+def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """When the first token of each block arrives, and which of its tokens that is.
+
+    keys: int64 [rows]; blocks: int64, broadcast to [rows, n]. Returns float64 and int64 [rows, n]; times lie strictly between 0 and 1.2.
+    """
+    bits = _mix(_mix(keys + _signed(_BLOCK_STRIDE))[:, None] + blocks * _signed(_BLOCK_STRIDE))
+    return _times(bits).mul_(1 / BLOCK), bits & (BLOCK - 1)
+
+
+def times(keys: torch.Tensor, blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """When tokens arrive.
+
+    keys: int64 [rows]; blocks: int64 [rows, n], the tokens' blocks; places: int64, where in them they stand, broadcast to [rows, n, m].
+    Returns float64 [rows, n, m].
+    """
+    first, place = first_times(keys, blocks)
+    tokens = blocks[:, :, None] * BLOCK + places
+    later = _times(_mix(keys[:, None, None] + tokens * _signed(_TOKEN_STRIDE)))
+    return later.masked_fill_(places == place[:, :, None], 0.0).add_(first[:, :, None])
 
 
 def seed_bits(seed: int) -> int:

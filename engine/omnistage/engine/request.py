@@ -2,66 +2,165 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from omnistage.engine.types import FinishReason, Sampling
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.engine.types import FinishReason, Item, Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRequest:
-    """Tokens to be made after a prompt.
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """Vectors that stand for consecutive rows of a prompt, such as the features of a picture.
 
-    max_tokens: tokens of the whole answer, `history` included; at least one more than the history has. min_tokens: no end token is
-    drawn before. end_ids: tokens that end the answer; they are not part of it. ignore_end: never draw one. history: the beginning
-    of the answer, made earlier by an equal request; it is computed again exactly as it was, and the answer goes on after it.
+    first: the first of the rows. rows: [n, given_width]. digest: of everything that the vectors were made from (content, settings,
+    encoder); empty: rows from here on are not kept for other prompts.
     """
 
-    prompt: tuple[int, ...]
-    seed: int
-    max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    min_tokens: int = 0
-    end_ids: frozenset[int] = frozenset()
-    ignore_end: bool = False
-    logprobs: bool = False
-    history: tuple[int, ...] = ()
+    first: int
+    rows: torch.Tensor
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """The rows that a sequence begins with.
+
+    items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
+    every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share
+    nothing.
+    """
+
+    items: NDArray[np.int64]
+    given: tuple[Given, ...] = ()
+    positions: NDArray[np.int64] | None = None
+    delta: int = 0
+    scope: bytes = b""
 
     def __post_init__(self) -> None:
-        if not self.prompt:
-            raise ValueError("the prompt has no token")
-        if self.max_tokens <= len(self.history):
-            raise ValueError(f"max_tokens is {self.max_tokens}, and the history has {len(self.history)} tokens: nothing is left to make")
+        rows = len(self.items)
+        if not rows:
+            raise ValueError("the prompt has no row")
+        if self.items.ndim != 2 or self.items.dtype != np.int64:
+            raise ValueError(f"the items of a prompt are int64 [rows, codebooks], not {self.items.dtype} {list(self.items.shape)}")
+        reached = 0
+        for given in self.given:
+            if given.first < reached or not len(given.rows) or given.first + len(given.rows) > rows:
+                raise ValueError(f"given rows at {given.first} overlap others, are none, or reach beyond the {rows} rows of the prompt")
+            reached = given.first + len(given.rows)
+        if self.positions is not None and self.positions.shape[1:] != (rows,):
+            raise ValueError(f"positions are [axes, {rows}], not {list(self.positions.shape)}")
+
+    @classmethod
+    def of_tokens(cls, token_ids: Iterable[int], scope: bytes = b"") -> Prompt:
+        """A prompt of text alone."""
+        return cls(np.array([[token_id] for token_id in token_ids], np.int64).reshape(-1, 1), scope=scope)
+
+    def __len__(self) -> int:
+        return len(self.items)
 
     @property
-    def tokens(self) -> int:
-        """Tokens that prompt and answer have at most."""
-        return len(self.prompt) + self.max_tokens
+    def text_ids(self) -> frozenset[int]:
+        """Ids of the rows for which nothing is given."""
+        is_text = np.ones(len(self.items), bool)
+        for given in self.given:
+            is_text[given.first : given.first + len(given.rows)] = False
+        return frozenset(self.items[is_text, 0].tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One step of an answer. token_id: None where an end token was drawn. finish_reason: on the last event and only there.
-    queued_s: on the first event, seconds from the request to its admission."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceRequest:
+    """Items to be made after a prompt.
 
-    token_id: int | None
+    max_items: items of the whole answer, `history` included; at least one more than the history has. min_items: no end is drawn before.
+    end_ids: an item that begins with one of these ends the answer; it is not part of it. ignore_end: never draw one. banned: ids never to
+    be drawn. history: the beginning of the answer, made earlier by an equal request; it is computed again exactly as it was, and the answer
+    goes on after it. seen: ids that count as seen for the repetition penalty, before the answer; None: the text of the prompt.
+
+    appended: the row of each item of the answer also needs a vector that comes by `SequenceStream.append`: the n-th for the n-th item, and
+    after the end of those the last one for every further item. taps_from: taps are wanted of the rows from this slot on; None: of none.
+    client: sequences of different clients take turns.
+    """
+
+    prompt: Prompt
+    seed: int
+    max_items: int
+    sampling: Sampling = field(default_factory=Sampling)
+    min_items: int = 0
+    end_ids: frozenset[int] = frozenset()
+    ignore_end: bool = False
+    banned: frozenset[int] = frozenset()
+    logprobs: bool = False
+    history: tuple[Item, ...] = ()
+    seen: frozenset[int] | None = None
+    appended: bool = False
+    taps_from: int | None = None
+    client: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_items <= len(self.history):
+            raise ValueError(f"max_items is {self.max_items}, and the history has {len(self.history)} items: nothing is left to make")
+
+    @property
+    def rows(self) -> int:
+        """Rows that prompt and answer have at most: the last item of an answer is never computed."""
+        return len(self.prompt) + self.max_items - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taps:
+    """Taps of consecutive rows. first: slot of the first one. rows: [n, tap_width], not shared with anything that changes."""
+
+    first: int
+    rows: torch.Tensor
+
+    def beginning_at(self, slot: int) -> Taps:
+        """Without the rows before a slot."""
+        skipped = max(slot - self.first, 0)
+        return Taps(self.first + skipped, self.rows[skipped:]) if skipped else self
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """One thing that happened to a sequence.
+
+    item: the item that was drawn; None where an end was drawn, or where there are taps only. finish_reason: on the last event and only
+    there. taps: of rows that were computed; the taps of an item's row come after the item. On the first event: queued_s, seconds from the
+    request to its admission; cached_rows: rows of the prompt that were found computed.
+    """
+
+    item: Item | None = None
     logprob: float | None = None
     finish_reason: FinishReason | None = None
+    taps: Taps | None = None
     queued_s: float = 0.0
+    cached_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """How busy an engine is. Sequences: waiting for a place, running, parked because nobody reads them. Pages held by sequences
-    (`pages_used`) and pages kept only for prompts to come (`pages_kept`). Counted since the start: steps, tokens."""
+    """How busy an engine is.
+
+    Sequences: waiting for a place, of these preempted ones, running, parked because nobody reads them, starved of rows. Pages held by
+    sequences (`pages_used`) and pages kept only for prompts to come (`pages_kept`). Counted since the start: steps, rows that were
+    computed, items that were drawn, sequences that were preempted.
+    """
 
     waiting: int = 0
+    preempted: int = 0
     running: int = 0
     parked: int = 0
+    starved: int = 0
     pages_used: int = 0
     pages_kept: int = 0
     pages_total: int = 0
     steps: int = 0
-    tokens: int = 0
+    rows: int = 0
+    items: int = 0
+    preemptions: int = 0
 
 
 class EngineFull(RuntimeError):

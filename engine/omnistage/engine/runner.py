@@ -1,52 +1,50 @@
-"""Runs rows of sequences through a decoder and the cache: token ids in, logits out."""
+"""Runs steps through a decoder, a head and the cache, one after the other on the calling thread."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import torch
 
-from omnistage.engine.adapter import Attention, Decoder
-from omnistage.engine.attention import BatchedDecodeAttention, PrefillAttention, Row, SingleDecodeAttention, batches_are_exact
+from omnistage.engine.adapter import Decoder, Drawn, Head
+from omnistage.engine.attention import AttentionBackend
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
-from omnistage.engine.scheduler import Chunk, Sequence
+from omnistage.engine.plan import planned
+from omnistage.engine.request import Taps
+from omnistage.engine.scheduler import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What became of a run. taps: of all its rows, None if none were wanted. drawn: None also where the numbers were not finite."""
+
+    run: Run
+    taps: Taps | None
+    drawn: Drawn | None
 
 
 class Runner:
-    """Runs steps one after the other on the calling thread."""
+    def __init__(self, decoder: Decoder, head: Head, cache: KVCache, attention: AttentionBackend) -> None:
+        self._decoder, self._head, self._cache, self._attention = decoder, head, cache, attention
 
-    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self._decoder, self._cache = decoder, cache
-        self._decode_attention: type[BatchedDecodeAttention | SingleDecodeAttention] = (
-            BatchedDecodeAttention if batches_are_exact(decoder.spec) else SingleDecodeAttention
-        )
-
-    def decode(self, sequences: Rows[Sequence]) -> torch.Tensor:
-        """Compute the newest token of each sequence. Returns logits [len(sequences), vocab]."""
-        rows = [Row(sequence.known - 1, sequence.pages) for sequence in sequences]
-        tokens = [sequence.token(sequence.known - 1) for sequence in sequences]
-        hidden = self._run(tokens, rows, self._decode_attention(self._cache, self._decoder.spec, rows))
-        return self._decoder.logits(hidden)[: len(rows)]
-
-    def chunk(self, chunk: Chunk) -> torch.Tensor | None:
-        """Compute a chunk of a prompt, or of a history, whose rows get the shape that decoding gave them. Returns logits [1, vocab] of its
-        last row if the chunk is the sequence's last, else None."""
-        sequence = chunk.sequence
-        places = range(chunk.start, chunk.start + chunk.count)
-        rows = [Row(position, sequence.pages) for position in places]
-        attention: Attention
-        if chunk.of_prompt:
-            attention = PrefillAttention(self._cache, self._decoder.spec, sequence.pages, chunk.start, chunk.count)
-        else:
-            attention = self._decode_attention(self._cache, self._decoder.spec, rows)
-        hidden = self._run([sequence.token(position) for position in places], rows, attention)
-        if not chunk.last:
-            return None
-        last = hidden[chunk.count - 1 : chunk.count]
-        return self._decoder.logits(last.expand(pad_rows(1), -1).contiguous())[:1]
-
-    def _run(self, tokens: list[int], rows: Rows[Row], attention: Attention) -> torch.Tensor:
-        padding = [0] * (pad_rows(len(rows)) - len(rows))
-        positions = [row.position for row in rows]
-        return self._decoder.hidden(torch.tensor(tokens + padding), torch.tensor(positions + padding), attention)
+    def run(self, runs: Many[Run]) -> list[Computed]:
+        """Compute the rows of some runs in one pass, and draw an item from each that ends with the last known row of its sequence."""
+        plan = planned(runs, self._decoder.spec, pad_rows(1))
+        hidden = self._decoder.hidden(plan.rows, self._attention.bind(self._cache, self._decoder.spec, plan))
+        drawing = [run.sequence for run in runs if run.draws]
+        drawn: list[Drawn | None] = []
+        if drawing:
+            last = hidden.last.index_select(0, plan.drawn)
+            padding = max(pad_rows(len(drawing)) - len(drawing), 0)
+            last = torch.cat([last, last[:1].expand(padding, -1)]) if padding else last
+            drawn = self._head.draw(last, [sequence.draws for sequence in drawing], [sequence.banned for sequence in drawing])
+        answers = iter(drawn)
+        results = []
+        for run, planned_run in zip(runs, plan.runs, strict=True):
+            taps = None
+            if hidden.taps is not None and run.wants_taps:
+                taps = Taps(run.start, hidden.taps[planned_run.first : planned_run.first + run.count].clone())
+            results.append(Computed(run, taps, next(answers) if run.draws else None))
+        return results

@@ -2,45 +2,72 @@
 
 Order: repetition penalty (Keskar et al. 2019: divides positive and multiplies negative logits of every token seen in prompt or
 answer), frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens,
-temperature, top-k, top-p (Holtzman et al. 2019), min-p (Nguyen et al. 2024), then Gumbel-max over what is left. Tokens with equal
-logits stand or fall together at each filter, so that nothing depends on the order of a sort. Temperature 0 takes the largest logit,
-the lowest id among equals.
-
-The vocabulary is read in few passes: filters work on the largest `_WINDOWS[0]` logits and on a larger window only for rows whose
-filters reach the window's end.
+temperature, top-k, top-p among what top-k left (Holtzman et al. 2019), min-p (Nguyen et al. 2024), then a race (see `noise`) among what is
+left. Tokens with equal logits stand or fall together at each filter, so that nothing depends on the order of a sort. Temperature 0
+takes the largest logit, the lowest id among equals.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as functional
 
-from omnistage.engine.noise import gumbel, seed_bits
+from omnistage.engine.noise import BLOCK, keys, seed_bits
+from omnistage.engine.race import WINDOWS, Filters, Scores, race, race_in_window
 from omnistage.engine.types import Sampling
 
-_WINDOWS = (64, 1024)
-_CHUNK = 32
 
+class Tally:
+    """The ids that penalties look at, each once, and how often each stands in the answer."""
 
-@dataclass(slots=True)
-class Draws:
-    """What sampling needs to know of one sequence. Grows by `note` with each token of the answer."""
+    __slots__ = ("_counts", "_ids", "_places")
 
-    sampling: Sampling
-    seed: int
-    logprobs: bool = False
-    seen: set[int] = field(default_factory=set)
-    counts: Counter[int] = field(default_factory=Counter)
-    step: int = 0
+    def __init__(self, prompt: Iterable[int]) -> None:
+        self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
+        self._ids = torch.tensor([*self._places, 0], dtype=torch.int64)
+        self._counts = torch.zeros(len(self._ids))
 
     def note(self, token_id: int) -> None:
-        self.seen.add(token_id)
-        self.counts[token_id] += 1
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._ids):
+            self._ids = torch.cat((self._ids, torch.zeros_like(self._ids)))
+            self._counts = torch.cat((self._counts, torch.zeros_like(self._counts)))
+        self._ids[place] = token_id
+        self._counts[place] += 1
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """int64 [n]."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """float32 [n]."""
+        return self._counts[: len(self._places)]
+
+
+class Draws:
+    """What sampling needs to know of one sequence. Grows by `note` with each token of the answer.
+
+    seen: token ids that count as seen for the repetition penalty before the answer begins.
+    """
+
+    __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally")
+
+    def __init__(self, sampling: Sampling, seed: int, logprobs: bool = False, seen: Iterable[int] = ()) -> None:
+        self.sampling, self.seed, self.logprobs, self.step = sampling, seed, logprobs, 0
+        repetition = sampling.repetition_penalty != 1
+        penalised = repetition or sampling.frequency_penalty or sampling.presence_penalty
+        self.tally = Tally(seen if repetition else ()) if penalised else None
+        self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
+        self.bias_amounts = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
+
+    def note(self, token_id: int) -> None:
         self.step += 1
+        if self.tally is not None:
+            self.tally.note(token_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,158 +78,105 @@ class Drawn:
     logprob: float | None
 
 
+class Sampler:
+    """Draws for the rows of one step after the other, on one thread.
+
+    Keeps the memory of its scores: new memory of that size would cost more than to fill it.
+    """
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(0)
+
+    def __call__(self, logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
+        """See `sample`."""
+        size = len(rows) * -(-logits.shape[1] // BLOCK) * BLOCK
+        if self._scratch.numel() < size or self._scratch.device != logits.device:
+            self._scratch = torch.empty(size, device=logits.device)
+        return _sample(logits, rows, banned, self._scratch[:size].view(len(rows), -1))
+
+
 def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
     """Draw one token a row. logits: [len(rows), vocab]; banned: ids that may not be drawn, per row. None where a logit is not finite."""
-    scores = logits.to(torch.float32, copy=True)
-    raw = logits if any(row.logprobs for row in rows) else None
-    _penalise(scores, rows)
-    _ban(scores, banned)
-    tops = scores.amax(-1)
-    finite = torch.isfinite(tops).tolist()
-    chosen = torch.zeros(len(rows), dtype=torch.int64)
-    greedy = [index for index, row in enumerate(rows) if finite[index] and row.sampling.temperature == 0]
-    random = [index for index, row in enumerate(rows) if finite[index] and row.sampling.temperature > 0]
-    if greedy:
-        chosen[greedy] = _largest(scores if len(greedy) == len(rows) else scores[greedy])
-    if random:
-        chosen[random] = _draw(scores if len(random) == len(rows) else scores[random], [rows[index] for index in random])
-    tokens = chosen.tolist()
-    logprobs = _logprobs(raw, chosen) if raw is not None else [None] * len(rows)
-    return [
-        Drawn(token, logprob if row.logprobs else None) if good else None
-        for token, logprob, good, row in zip(tokens, logprobs, finite, rows, strict=True)
-    ]
+    return Sampler()(logits, rows, banned)
 
 
-def _logprobs(logits: torch.Tensor, chosen: torch.Tensor) -> list[float]:
-    raw = logits.float()
-    return (raw.gather(1, chosen[:, None])[:, 0] - raw.logsumexp(-1)).tolist()
-
-
-def _penalise(scores: torch.Tensor, rows: Sequence[Draws]) -> None:
-    """Apply penalties and bias in place, as sparse updates."""
-    index: list[tuple[int, Collection[int], float]] = [
-        (at, row.seen, row.sampling.repetition_penalty) for at, row in enumerate(rows) if row.sampling.repetition_penalty != 1 and row.seen
-    ]
-    if index:
-        at = torch.tensor([row for row, ids, _ in index for _ in ids])
-        ids = torch.tensor([token for _, ids, _ in index for token in ids])
-        penalty = torch.tensor([penalty for _, ids, penalty in index for _ in ids], dtype=torch.float32)
-        values = scores[at, ids]
-        scores[at, ids] = torch.where(values < 0, values * penalty, values / penalty)
-    shifts: list[tuple[int, int, float]] = []
-    for place, row in enumerate(rows):
-        frequency, presence = row.sampling.frequency_penalty, row.sampling.presence_penalty
-        if frequency or presence:
-            shifts += [(place, token, -(count * frequency + presence)) for token, count in row.counts.items()]
-        shifts += [(place, token, bias) for token, bias in row.sampling.logit_bias.items()]
-    if shifts:
-        places, tokens, amounts = zip(*shifts, strict=True)
-        where = (torch.tensor(places), torch.tensor(tokens))
-        scores.index_put_(where, torch.tensor(amounts, dtype=torch.float32), accumulate=True)
-
-
-def _ban(scores: torch.Tensor, banned: Sequence[Collection[int]]) -> None:
-    pairs = [(row, token) for row, tokens in enumerate(banned) for token in tokens]
-    if pairs:
-        rows, tokens = zip(*pairs, strict=True)
-        # A NaN row must stay one: adding, not storing, keeps it.
-        scores[torch.tensor(rows), torch.tensor(tokens)] += float("-inf")
-
-
-def _chunks(scores: torch.Tensor) -> torch.Tensor:
-    """[rows, vocab] as [rows, chunks, _CHUNK], padded with -inf."""
-    short = -scores.shape[1] % _CHUNK
-    padded = functional.pad(scores, (0, short), value=float("-inf")) if short else scores
-    return padded.view(scores.shape[0], -1, _CHUNK)
-
-
-def _largest(scores: torch.Tensor) -> torch.Tensor:
-    """Lowest id of the largest score of each row. The vectorised maximum of chunks is many times faster than an arg max of the row."""
-    chunks = _chunks(scores)
-    best = chunks.amax(-1).argmax(-1)
-    inside = chunks[torch.arange(len(best)), best].argmax(-1)
-    return best * _CHUNK + inside
-
-
-def _window(scores: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `size` largest scores of each row, descending, and their ids. They lie in the `size` chunks with the largest maxima."""
-    chunks = _chunks(scores)
-    if size >= chunks.shape[1]:
-        values, ids = scores.topk(min(size, scores.shape[1]), -1)
-        return values, ids
-    best = chunks.amax(-1).topk(size, -1).indices
-    members = chunks.gather(1, best[:, :, None].expand(-1, -1, _CHUNK)).flatten(1)
-    values, places = members.topk(size, -1)
-    ids = best.gather(1, places // _CHUNK) * _CHUNK + places % _CHUNK
-    return values, ids
-
-
-def _draw(scores: torch.Tensor, rows: Sequence[Draws]) -> torch.Tensor:
-    """One Gumbel-max draw a row, from the smallest window that holds all survivors of the row's filters."""
-    chosen = torch.zeros(len(rows), dtype=torch.int64)
-    remaining: list[int] = []
-    for index, row in enumerate(rows):
-        if _filters(row.sampling):
-            remaining.append(index)
-        else:
-            chosen[index] = _draw_unfiltered(scores[index : index + 1], row)
-    for size in (*_WINDOWS, scores.shape[1]):
-        if not remaining:
+def _sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], memory: torch.Tensor) -> list[Drawn | None]:
+    scores = _edited(logits, rows, banned, memory)
+    finite = torch.isfinite(scores.tops[:, 0])
+    tokens, is_finite = [0] * len(rows), [True] * len(rows)
+    remaining = list(range(len(rows)))
+    for window in WINDOWS:
+        chosen, final = _choose(scores, [rows[index] for index in remaining], window)
+        # The only transfer of a step, but for the few rows that need a larger window.
+        answers = torch.stack((chosen, final.long(), finite.long())).tolist()
+        missed = []
+        for place, (token, is_final, good) in enumerate(zip(*answers, strict=True)):
+            tokens[remaining[place]], is_finite[remaining[place]] = token, bool(good)
+            if good and not is_final:
+                missed.append(place)
+        if not missed:
             break
-        members = [rows[index] for index in remaining]
-        drawn, complete = _draw_from_window(scores[remaining], members, min(size, scores.shape[1]))
-        chosen[torch.tensor(remaining)[complete]] = drawn[complete]
-        remaining = [index for index, done in zip(remaining, complete.tolist(), strict=True) if not done]
-    return chosen
+        scores, finite, remaining = scores.some(missed), finite[missed], [remaining[place] for place in missed]
+    logprobs = _logprobs(logits, rows, tokens)
+    return [Drawn(token, logprob) if good else None for token, good, logprob in zip(tokens, is_finite, logprobs, strict=True)]
 
 
-def _filters(sampling: Sampling) -> bool:
-    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-
-
-def _draw_unfiltered(scores: torch.Tensor, row: Draws) -> torch.Tensor:
-    """A draw among the whole vocabulary. scores: [1, vocab]."""
-    ids = torch.arange(scores.shape[1])[None]
-    tempered = (scores / row.sampling.temperature).double()
-    return (tempered + gumbel(torch.tensor([seed_bits(row.seed)]), torch.tensor([row.step]), ids)).argmax(-1)[0]
-
-
-def _draw_from_window(scores: torch.Tensor, rows: Sequence[Draws], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws among the `size` largest scores, and for which rows the window was large enough (bool): only those draws count."""
-    values, ids = _window(scores, size)
-    kept, values = _survivors(scores, values, rows)
-    seeds = torch.tensor([seed_bits(row.seed) for row in rows])
-    steps = torch.tensor([row.step for row in rows])
-    noisy = (values.double() + gumbel(seeds, steps, ids)).masked_fill_(~kept, float("-inf"))
-    drawn = ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
-    return drawn, ~kept[:, -1] | (size >= scores.shape[1])
-
-
-def _survivors(scores: torch.Tensor, values: torch.Tensor, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the window's tokens pass the filters, and the tempered values. values: [rows, n], descending.
-
-    A row whose last place passes may have survivors beyond the window: its answer is not final.
-    """
+def _choose(scores: Scores, rows: Sequence[Draws], window: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of rows, int64 [rows], and which are final, bool [rows]."""
+    device = scores.tops.device
+    chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
+    final = torch.ones(len(rows), dtype=torch.bool, device=device)
     settings = [row.sampling for row in rows]
-    temperature = torch.tensor([sampling.temperature for sampling in settings], dtype=torch.float32)[:, None]
-    values = values / temperature
-    width = values.shape[1]
-    ranks = torch.tensor([min(sampling.top_k or width, width) for sampling in settings])
-    kept = values >= values.gather(1, ranks[:, None] - 1)
-    kept &= torch.isfinite(values)
-    top_p = torch.tensor([sampling.top_p for sampling in settings], dtype=torch.float32)[:, None]
-    if any(sampling.top_p < 1 for sampling in settings):
-        # The share of each token among those that top-k left; without top-k that is the whole vocabulary.
-        total = values.masked_fill(~kept, float("-inf")).logsumexp(-1)
-        unbounded = [index for index, sampling in enumerate(settings) if not sampling.top_k or sampling.top_k > width]
-        if unbounded:
-            total[unbounded] = (scores[unbounded] / temperature[unbounded]).logsumexp(-1)
-        shares = (values - total[:, None]).exp().masked_fill_(~kept, 0.0)
-        before = shares.cumsum(-1) - shares
-        last = ((before < top_p) & kept).sum(-1, keepdim=True).clamp_(min=1) - 1
-        kept &= (values >= values.gather(1, last)) | (top_p >= 1)
-    if any(sampling.min_p > 0 for sampling in settings):
-        floor = torch.tensor([sampling.min_p for sampling in settings], dtype=torch.float32)[:, None].log()
-        kept &= values >= values[:, :1] + floor
-    return kept, values
+    greedy = [place for place, sampling in enumerate(settings) if sampling.temperature == 0]
+    ranked = [place for place, s in enumerate(settings) if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1)]
+    others = [place for place, s in enumerate(settings) if s.temperature > 0 and not (s.top_k > 0 or s.top_p < 1)]
+    if greedy:
+        chosen[greedy] = scores.some(greedy).largest()
+    for places in (ranked, others):
+        if places:
+            seeds, steps = torch.tensor([(seed_bits(rows[place].seed), rows[place].step) for place in places], device=device).unbind(1)
+            filters, noise_keys = Filters([settings[place] for place in places], device), keys(seeds, steps)
+            if places is ranked:
+                chosen[places], final[places] = race_in_window(scores.some(places), filters, noise_keys, window)
+            else:
+                chosen[places] = race(scores.some(places), filters, noise_keys)
+    return chosen, final
+
+
+def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
+    """The logits after penalties, bias and bans, in this order. scores: memory for them, [rows, vocab up to whole blocks]."""
+    device, width = scores.device, scores.shape[1]
+    vocab = logits.shape[1]
+    scores[:, :vocab] = logits
+    scores[:, vocab:] = float("-inf")
+    flat = scores.view(-1)
+    tallied = [(row.tally, row.sampling, place) for place, row in enumerate(rows) if row.tally is not None]
+    if tallied:
+        lengths = torch.tensor([len(tally.ids) for tally, _, _ in tallied])
+        counts = torch.cat([tally.counts for tally, _, _ in tallied]).to(device)
+        where = torch.cat([tally.ids + place * width for tally, _, place in tallied]).to(device)
+        penalties = torch.tensor([(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _ in tallied])
+        repetition, frequency, presence = penalties.repeat_interleave(lengths, 0).to(device).unbind(1)
+        values = flat[where]
+        values = torch.where(values < 0, values * repetition, values / repetition)
+        flat[where] = values - (counts * frequency + presence * (counts > 0))
+    biased = [(row, place) for place, row in enumerate(rows) if len(row.bias_ids)]
+    if biased:
+        where = torch.cat([row.bias_ids + place * width for row, place in biased]).to(device)
+        flat[where] += torch.cat([row.bias_amounts for row, _ in biased]).to(device)
+    places = [place * width + token_id for place, ids in enumerate(banned) for token_id in ids]
+    if places:
+        # A row with a NaN must stay one: adding, not storing, keeps it.
+        flat[torch.tensor(places, device=device)] += float("-inf")
+    return Scores(scores.view(len(rows), -1, BLOCK))
+
+
+def _logprobs(logits: torch.Tensor, rows: Sequence[Draws], tokens: Sequence[int]) -> list[float | None]:
+    wanted = [index for index, row in enumerate(rows) if row.logprobs]
+    logprobs: list[float | None] = [None] * len(rows)
+    if wanted:
+        raw = logits[torch.tensor(wanted, device=logits.device)].float()
+        chosen = torch.tensor([[tokens[index]] for index in wanted], device=logits.device)
+        for index, logprob in zip(wanted, (raw.gather(1, chosen)[:, 0] - raw.logsumexp(-1)).tolist(), strict=True):
+            logprobs[index] = logprob
+    return logprobs

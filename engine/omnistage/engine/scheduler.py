@@ -1,214 +1,297 @@
 """Who runs in the next step. Policy only: no tensor is touched here.
 
-Each step runs one row of every sequence that can decode, then prompt chunks up to a budget. A sequence is admitted when pages for all
-it may ever need are free, so an admitted one always reaches its end and is never put back. Admission is first come, first served,
-but a request that fits may pass one that does not, until that one was passed MAX_PASSED times. A sequence whose reader does not read
-is parked after MAX_UNREAD events: it keeps its pages and takes no step.
+A step runs one row of every sequence that has one left, which is what decoding is, and runs of those that have more, which are prompts and
+histories, up to a budget. Runs never cross a page, and what a run computes does not depend on the step that it is in: the budget decides
+when a row is computed and never what comes out.
+
+* Admission. A request is admitted when there is a place, and pages for all its rows that are known. Clients take turns: the one with the
+  fewest running sequences is next, among its requests the oldest; and a client with at least two more leaves the place and pages of its
+  youngest one. A request that does not fit may be passed by others MAX_PASSED times; from then on nobody is admitted before it. After
+  MAX_WAITED steps, or where nothing else runs, idle sequences make room for it.
+* Pages are taken as they fill. Where none is left, a sequence takes the pages of one that is idle, else of the youngest one, if that is
+  younger than itself. Whoever lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest sequence
+  loses pages only while it is idle, so it always goes on, and therefore everyone does.
+* Long runs. Clients take turns run by run; of one client, the sequence with the fewest rows left goes first, unless another one got
+  nothing in the last MAX_WAITED steps: so of m such sequences each gets a run at least every MAX_WAITED + m turns of its client.
 """
 
 from __future__ import annotations
 
+import bisect
 import time
-from collections import deque
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from omnistage.engine.kv import PAGE_TOKENS, PagePool, PrefixCache, pages_for
-from omnistage.engine.request import TokenRequest
-from omnistage.engine.sampler import Draws
-
-MAX_UNREAD = 32
-"""Events that an answer may be ahead of its reader."""
+from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache, pages_for
+from omnistage.engine.request import SequenceRequest, Taps
+from omnistage.engine.sequence import Sequence
 
 MAX_PASSED = 16
-"""How often a waiting request may be passed by smaller ones."""
+"""How often a waiting request may be passed by later ones."""
 
+MAX_TRIED = 8
+"""Requests that are looked at in a step and do not fit."""
 
-class Sequence:
-    """One request on its way through the engine.
-
-    computed: tokens of prompt and history whose keys and values are in the cache. unread: events made and not yet taken; written
-    under the engine's lock. queued_s: seconds from the request to its admission.
-    """
-
-    __slots__ = ("asked_s", "computed", "draws", "pages", "passed", "queued_s", "request", "tokens", "unread")
-
-    def __init__(self, request: TokenRequest) -> None:
-        self.request = request
-        self.tokens = list(request.history)
-        self.pages: list[int] = []
-        self.computed = 0
-        self.passed = 0
-        self.unread = 0
-        self.asked_s = time.monotonic()
-        self.queued_s = 0.0
-        self.draws = Draws(request.sampling, request.seed, request.logprobs, set(request.prompt))
-        for token_id in request.history:
-            self.draws.note(token_id)
-
-    @property
-    def known(self) -> int:
-        """Tokens that are known: prompt and answer so far."""
-        return len(self.request.prompt) + len(self.tokens)
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether more than the newest token waits to be computed. A fresh prompt counts as such to its last token."""
-        return self.computed < len(self.request.prompt) or self.computed < self.known - 1
-
-    @property
-    def parked(self) -> bool:
-        return self.unread >= MAX_UNREAD
-
-    def token(self, position: int) -> int:
-        prompt = self.request.prompt
-        return prompt[position] if position < len(prompt) else self.tokens[position - len(prompt)]
+MAX_WAITED = 16
+"""Steps in which a long run may be passed by shorter ones, and steps that a request which does not fit leaves idle sequences their
+pages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens `start` .. `start + count - 1` of a sequence, all of the prompt or all of the history. last: its end gives the next token."""
+class Run:
+    """Rows `start` .. `start + count - 1` of a sequence, all in one page."""
 
     sequence: Sequence
     start: int
     count: int
 
     @property
-    def of_prompt(self) -> bool:
-        return self.start < len(self.sequence.request.prompt)
+    def draws(self) -> bool:
+        """Whether the next item is drawn from the last row."""
+        return self.start + self.count == self.sequence.known
 
     @property
-    def last(self) -> bool:
-        return self.start + self.count == self.sequence.known
+    def wants_taps(self) -> bool:
+        """Whether taps of some of the rows are still to be put out."""
+        first = self.sequence.taps_out
+        return first is not None and self.start + self.count > first
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run: one new row of each of `decode`, then each chunk."""
+    """What to run: all of it in one pass."""
 
-    decode: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.decode or self.chunks)
+        return bool(self.runs)
+
+    @property
+    def rows(self) -> int:
+        return sum(run.count for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_sequences: admitted at a time. max_waiting: requests that wait for admission. chunk_tokens: most tokens of a prompt chunk, a
-    multiple of PAGE_TOKENS. step_tokens: most prompt tokens of a step."""
+    """max_sequences: admitted at a time. max_waiting: requests that wait for their first admission. max_rows: of a step; one row of each
+    running sequence is always run, and of longer runs one row at least."""
 
     max_sequences: int = 64
     max_waiting: int = 64
-    chunk_tokens: int = 64
-    step_tokens: int = 128
+    max_rows: int = 512
 
     def __post_init__(self) -> None:
-        if self.chunk_tokens % PAGE_TOKENS or self.chunk_tokens < PAGE_TOKENS:
-            raise ValueError(f"chunk_tokens must be a multiple of {PAGE_TOKENS}, got {self.chunk_tokens}")
-        if self.step_tokens < self.chunk_tokens:
-            raise ValueError("step_tokens must not be smaller than chunk_tokens")
-        if self.max_sequences < 1 or self.max_waiting < 1:
-            raise ValueError("max_sequences and max_waiting must be at least 1")
+        for name in ("max_sequences", "max_waiting", "max_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 class Scheduler:
-    """Holds waiting and admitted sequences; hands out pages."""
+    """Holds waiting and running sequences; hands out pages."""
 
     def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: Limits) -> None:
         self._pool, self._prefixes, self._limits = pool, prefixes, limits
-        self._waiting: deque[Sequence] = deque()
-        self._admitted: dict[Sequence, None] = {}
+        self._arrivals = 0
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        """Both in order of arrival."""
+        self._turns: Counter[str] = Counter()
+        """Runs that each client with long runs has had, counted from the least of them."""
+        self.preemptions = 0
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
 
     @property
-    def admitted(self) -> tuple[Sequence, ...]:
-        return tuple(self._admitted)
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
 
-    def can_ever_run(self, request: TokenRequest) -> bool:
-        return pages_for(request.tokens) <= self._pool.total
+    def can_ever_run(self, request: SequenceRequest) -> bool:
+        return pages_for(request.rows) <= self._pool.total
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in the queue; the engine has seen to the queue's bound and to `can_ever_run`."""
+        self._arrivals += 1
+        sequence.number = self._arrivals
         self._waiting.append(sequence)
 
-    def admit(self) -> tuple[list[Sequence], list[int], list[int]]:
-        """Admit what fits. Returns the sequences, the pages they took, and pages of forgotten prompts that became free on the way."""
-        admitted: list[Sequence] = []
-        taken: list[int] = []
-        freed: list[int] = []
-        refused: list[Sequence] = []
-        while self._waiting and len(self._admitted) < self._limits.max_sequences:
-            sequence = self._waiting.popleft()
-            shared = self._prefixes.find(sequence.request.prompt)
-            needed = pages_for(sequence.request.tokens) - len(shared)
-            # Kept beginnings are forgotten only if that makes room.
-            can_fit = needed <= self._pool.free + self._prefixes.unshared()
-            while can_fit and needed > self._pool.free and len(self._prefixes):
-                freed += self._prefixes.shrink(1)
-            if needed > self._pool.free:
-                freed += self._pool.give_back(shared)
-                refused.append(sequence)
-                if sequence.passed >= MAX_PASSED:
-                    break
-                continue
-            fresh = self._pool.take(needed)
-            taken += fresh
-            sequence.pages = shared + fresh
-            sequence.computed = len(shared) * PAGE_TOKENS
-            sequence.queued_s = time.monotonic() - sequence.asked_s
-            self._admitted[sequence] = None
-            admitted.append(sequence)
-            for earlier in refused:
-                earlier.passed += 1
-        self._waiting.extendleft(reversed(refused))
-        return admitted, taken, freed
-
-    def plan(self) -> Step:
-        """The next step over admitted sequences; empty if all are parked."""
-        step = Step()
-        budget = self._limits.step_tokens
-        for sequence in self._admitted:
-            if sequence.parked:
-                continue
-            if not sequence.prefilling:
-                step.decode.append(sequence)
-            elif budget:
-                for chunk in self._chunks(sequence, budget):
-                    step.chunks.append(chunk)
-                    budget -= chunk.count
-        return step
-
-    def _chunks(self, sequence: Sequence, budget: int) -> list[Chunk]:
-        """The next chunks of a sequence within a budget. Each ends at a multiple of PAGE_TOKENS or at the end of prompt or history."""
-        chunks: list[Chunk] = []
-        start = sequence.computed
-        while start < sequence.known:
-            prompt = len(sequence.request.prompt)
-            end = prompt if start < prompt else sequence.known
-            count = min(end - start, self._limits.chunk_tokens)
-            if count > budget:
-                count = budget - budget % PAGE_TOKENS
-            if count == 0:
-                break
-            chunks.append(Chunk(sequence, start, count))
-            start += count
-            budget -= count
-        return chunks
-
-    def remember(self, sequence: Sequence) -> list[int]:
-        """The prompt of this sequence is in the cache: keep its full pages. Returns pages that became free to make room."""
-        return self._prefixes.remember(sequence.request.prompt, sequence.pages)
-
-    def remove(self, sequence: Sequence) -> list[int]:
-        """Take a sequence out, wherever it is; returns the pages that became free. A sequence that is not here is no error."""
-        if sequence in self._admitted:
-            del self._admitted[sequence]
-            freed = self._pool.give_back(sequence.pages)
-            sequence.pages = []
-            return freed
-        if sequence in self._waiting:
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is. One that is not here is no error."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._give_back(sequence)
+        elif sequence in self._waiting:
             self._waiting.remove(sequence)
-        return []
+
+    def remember(self, sequence: Sequence) -> None:
+        """Keep the full pages that were computed, for whoever begins alike."""
+        for index, key in enumerate(sequence.page_keys(sequence.computed)):
+            self._prefixes.remember(key, sequence.pages[index], sequence.taps_of_page(index))
+        sequence.forget_taps()
+
+    # Admission --------------------------------------------------------------------------------------------------------------------
+
+    def admit(self) -> list[Sequence]:
+        """Admit what fits; returns those that begin now, also again. Pages that were found for them are theirs; others are taken as they
+        fill."""
+        admitted: list[Sequence] = []
+        refused: list[Sequence] = []
+        while len(refused) < MAX_TRIED and (sequence := self._next(refused)) is not None:
+            if self._find_room(sequence):
+                self._begin(sequence)
+                admitted.append(sequence)
+                for earlier in refused:
+                    earlier.passed += earlier.number < sequence.number
+            elif sequence.passed >= MAX_PASSED:
+                break
+            else:
+                refused.append(sequence)
+        return admitted
+
+    def _next(self, refused: list[Sequence]) -> Sequence | None:
+        """The request whose turn it is, those that were refused already left out. One that could not go on is left waiting."""
+        able = [sequence for sequence in self._waiting if not sequence.parked and sequence.ready == sequence.known]
+        overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
+        running = self._running_by_client()
+        candidates = [sequence for sequence in overdue or able if sequence not in refused]
+        return min(candidates, key=lambda sequence: (running[sequence.request.client], sequence.number), default=None)
+
+    def _running_by_client(self) -> Counter[str]:
+        return Counter(sequence.request.client for sequence in self._running)
+
+    def _find_room(self, sequence: Sequence) -> bool:
+        """Hold the pages of the sequence that are there already, and say whether the others fit beside the running sequences. If not, hold
+        none."""
+        # At least one row is computed: the next item is drawn from it.
+        keys = sequence.page_keys(sequence.known - 1)
+        pages, taps = self._prefixes.find(keys, sequence.taps_out)
+        while not self._fits(sequence, len(pages)):
+            victim = self._leaving_for(sequence)
+            if victim is None:
+                self._pool.give_back(pages)
+                sequence.waited += 1
+                return False
+            self._preempt(victim)
+        sequence.pages = pages
+        first = len(pages) - len(taps)
+        sequence.found_taps = [Taps((first + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
+        return True
+
+    def _fits(self, sequence: Sequence, found: int) -> bool:
+        """Whether there is a place, and the rows that are known fit beside those of the running sequences. Who was preempted before also
+        leaves a page to each of those, or it would be preempted again at once."""
+        if len(self._running) >= self._limits.max_sequences:
+            return False
+        needed = pages_for(sequence.known) - found
+        promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in self._running)
+        spare = len(self._running) if sequence.begun else 0
+        return needed + promised + spare <= self._pool.free + self._prefixes.unshared()
+
+    def _leaving_for(self, sequence: Sequence) -> Sequence | None:
+        """Who of the running sequences leaves its place and pages to one that waits."""
+        # A reader that is slow for a moment is not to cost its sequence a prefill; one that is slow for long may not hold up others.
+        long = sequence.passed >= MAX_PASSED or sequence.waited >= MAX_WAITED
+        if long or all(other.idle for other in self._running):
+            idle = max((other for other in self._running if other.idle), key=_arrival, default=None)
+            if idle is not None:
+                return idle
+        # With two more than the client of this one, the other client still has as many when one of its own has left.
+        running = self._running_by_client()
+        client, most = max(running.items(), key=lambda counted: counted[1], default=("", 0))
+        if most - running[sequence.request.client] < 2:
+            return None
+        return max((other for other in self._running if other.request.client == client), key=_arrival)
+
+    def _begin(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        bisect.insort(self._running, sequence, key=_arrival)
+        sequence.computed = len(sequence.pages) * PAGE_ROWS
+        sequence.passed = sequence.waited = 0
+        if not sequence.begun:
+            sequence.queued_s = time.monotonic() - sequence.asked_s
+            sequence.cached = sequence.computed
+
+    # The step ---------------------------------------------------------------------------------------------------------------------
+
+    def plan(self, most_rows: int) -> Step:
+        """The next step; empty if no running sequence has a row that can be computed. most_rows: of long runs; one of them is run at
+        least."""
+        runs: dict[Sequence, list[Run]] = {}
+        able = [sequence for sequence in self._running if not sequence.idle]
+        for sequence in able:
+            if sequence.left == 1:
+                self._add_run(sequence, 1, runs)
+        self._plan_long([sequence for sequence in able if sequence.left > 1], most_rows, runs)
+        return Step([run for ordered in runs.values() for run in ordered])
+
+    def _plan_long(self, sequences: list[Sequence], most_rows: int, runs: dict[Sequence, list[Run]]) -> None:
+        self._take_turns(sequence.request.client for sequence in sequences)
+        waiting, rows = list(sequences), 0
+        while waiting and rows < most_rows:
+            sequence = min(waiting, key=lambda sequence: (self._turns[sequence.request.client], *_rank(sequence, runs)))
+            run = self._add_run(sequence, most_rows - rows, runs)
+            if run is None or run.start + run.count == sequence.ready:
+                waiting.remove(sequence)
+            if run is not None:
+                self._turns[sequence.request.client] += 1
+                sequence.waited = 0
+                rows += run.count
+        for sequence in sequences:
+            sequence.waited += sequence not in runs
+
+    def _add_run(self, sequence: Sequence, most_rows: int, runs: dict[Sequence, list[Run]]) -> Run | None:
+        """The next run of a sequence, behind those that it has in this step; None if there is no page for it."""
+        if sequence not in self._running:
+            return None
+        before = runs.get(sequence)
+        start = before[-1].start + before[-1].count if before else sequence.computed
+        while start // PAGE_ROWS >= len(sequence.pages):
+            if self._pool.free or self._prefixes.make_room():
+                sequence.pages.append(self._pool.take())
+            elif (victim := self._victim(sequence)) is not None:
+                self._preempt(victim)
+                runs.pop(victim, None)
+            else:
+                return None
+        run = Run(sequence, start, min(sequence.ready - start, PAGE_ROWS - start % PAGE_ROWS, most_rows))
+        runs.setdefault(sequence, []).append(run)
+        return run
+
+    def _take_turns(self, clients: Iterable[str]) -> None:
+        """Count turns for these clients only. One that comes anew has had as many as the one that had the fewest."""
+        clients = set(clients)
+        least = min((self._turns[client] for client in clients if client in self._turns), default=0)
+        self._turns = Counter({client: self._turns.get(client, least) - least for client in clients})
+
+    # Pages are given and taken ----------------------------------------------------------------------------------------------------
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """Whose pages a sequence may have."""
+        others = [other for other in self._running if other.pages and other is not sequence]
+        idle = max((other for other in others if other.idle), key=_arrival, default=None)
+        return idle or max((other for other in others if other.number > sequence.number), key=_arrival, default=None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take all pages of a sequence: it waits, and computes its rows again later. Those that are kept go first when a page is needed."""
+        self.preemptions += 1
+        self.remember(sequence)
+        self._running.remove(sequence)
+        self._give_back(sequence)
+        bisect.insort(self._waiting, sequence, key=_arrival)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._pool.give_back(sequence.pages)
+        sequence.pages = []
+        sequence.computed = 0
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.number
+
+
+def _rank(sequence: Sequence, runs: dict[Sequence, list[Run]]) -> tuple[int, int, int]:
+    """Order of the long runs of one client: who waited too long, then who has the fewest rows left."""
+    overdue = sequence.waited if sequence.waited >= MAX_WAITED and sequence not in runs else 0
+    return -overdue, sequence.left, sequence.number

@@ -1,10 +1,14 @@
-"""The words that the engine and its callers share: sampling parameters and finish reasons. No torch here: the toy models use them too."""
+"""The words that the engine and its callers share: items, sampling parameters, finish reasons. No torch here: the toy models use them
+too."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+Item = tuple[int, ...]
+"""What a sequence is made of: one token id, or the codes of one frame."""
 
 
 class FinishReason(enum.Enum):

@@ -6,12 +6,18 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 MAX_WAITING = 10_000
 """Lines that wait to be written. What comes then is dropped and counted."""
 
 FLUSH_S = 1.0
 """What a process that ends waits for its last lines, at most."""
+
+
+def plain_words(lines: int) -> str:
+    """What stands in the log for lines that were dropped."""
+    return f"{lines} log lines were dropped here: nobody read them"
 
 
 class LogWriter:
@@ -21,6 +27,8 @@ class LogWriter:
     """
 
     def __init__(self, descriptor: int, max_waiting: int = MAX_WAITING) -> None:
+        self.words: Callable[[int], str] = plain_words
+        """For the number of lines that were dropped: a line, without its end, of the form that the others have."""
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(max_waiting)
         self._dropped = 0
@@ -58,7 +66,7 @@ class LogWriter:
         with self._counting:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            line = f"{dropped} log lines were dropped here: nobody read them\n{line}"
+            line = f"{self.words(dropped)}\n{line}"
         data = line.encode(errors="backslashreplace")
         try:
             while data:

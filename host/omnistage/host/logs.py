@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import sys
 from functools import cache
 
 import structlog
 
-from omnistage.host.log_writer import LogWriter
+from omnistage.host.log_writer import LogWriter, plain_words
 
 STDERR = 2
 
@@ -23,6 +24,7 @@ def configure_logs(level: str, style: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    _writer().words = plain_words if console else _event_of_dropped
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -33,6 +35,14 @@ def configure_logs(level: str, style: str) -> None:
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=[*shared, structlog.processors.format_exc_info], processor=renderer)
     handler.setFormatter(formatter)
     logging.basicConfig(level=max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING), handlers=[handler], force=True)
+
+
+def _event_of_dropped(lines: int) -> str:
+    """As a log of JSON says that lines were dropped."""
+    event: structlog.typing.EventDict = {"event": "log.dropped", "lines": lines, "why": "nobody read them"}
+    structlog.processors.add_log_level(None, "warning", event)
+    structlog.processors.TimeStamper(fmt="iso", utc=True)(None, "warning", event)
+    return json.dumps(event)
 
 
 def drain_logs() -> None:

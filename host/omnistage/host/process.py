@@ -33,7 +33,7 @@ from omnistage.host.logs import drain_logs
 from omnistage.host.memory import use_huge_pages
 from omnistage.host.settings import ServerSettings
 from omnistage.host.watchdog import Watchdog, Watched
-from omnistage.link.channel import server_options
+from omnistage.wire.channel import server_options
 
 log = structlog.get_logger(__name__)
 

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from omnistage.host.addresses import check_address, host_and_port, is_loopback
-from omnistage.link.channel import MAX_MESSAGE_BYTES
-from omnistage.link.limits import HOP_ROOM_BYTES
+from omnistage.wire.channel import MAX_MESSAGE_BYTES
+from omnistage.wire.limits import HOP_ROOM_BYTES
 
 Address = Annotated[str, AfterValidator(check_address), Field(json_schema_extra={"metavar": "HOST:PORT"})]
 """HOST:PORT; port 0 takes a free one."""

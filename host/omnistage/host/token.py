@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from omnistage.host.errors import StartError
-from omnistage.link.token import VARIABLE, Token
+from omnistage.wire.token import VARIABLE, Token
+
+__all__ = ["FILE_VARIABLE", "VARIABLE", "make_file", "new_token", "read_token"]
 
 FILE_VARIABLE = f"{VARIABLE}_FILE"
 

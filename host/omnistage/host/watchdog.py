@@ -1,6 +1,6 @@
 """Finds a computing thread that hangs: it has work, and does nothing.
 
-A thread hangs when it has work and, within one step, used no CPU for STILL_S, or when one step took longer than its family says. A busy
+A thread hangs when it has work and, within one step, used no CPU for IDLE_S, or when one step took longer than its family says. A busy
 machine makes nobody hang. A look that came late itself is not counted, because then this process was held up as a whole (by a full machine,
 SIGSTOP, or a call that keeps Python's lock). Of the others, the time is left out in which a thread of the process waited for a CPU, as the
 kernel counts it (run delay): the watched thread, or one that the watched thread may wait for. A thread that waits for Python's lock wakes
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from omnistage.host import tasks
-from omnistage.host.tasks import Task
+from omnistage.host import kernel_threads
+from omnistage.host.kernel_threads import KernelThread
 
 PERIOD_S = 0.25
 LATE_S = 0.1
 """A look that comes later than this after its time is not judged."""
-STILL_S = 1.5
+IDLE_S = 1.5
 
 
 class Watched(Protocol):
@@ -78,16 +78,16 @@ class Watchdog:
             self._awake.set()
 
     def _watch(self) -> None:
-        seen: Mapping[int, Task] = {}
+        seen: Mapping[int, KernelThread] = {}
         while True:
             self._awake.wait()
-            seen = seen or tasks.seen()
+            seen = seen or kernel_threads.seen()
             begun = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
             self._awake.clear()  # Before the look: work that comes from here on is seen by it, or wakes this thread again.
             elapsed_s = time.monotonic() - begun  # Without what follows, which takes long where others want Python's lock.
-            before, seen = seen, tasks.seen()
+            before, seen = seen, kernel_threads.seen()
             look = _look(before, seen, elapsed_s)
             for judge in self._judges:
                 if reason := judge.judge(look):
@@ -107,7 +107,7 @@ class _Judge:
         self.active = False
         self._steps = 0
         self._judged = False
-        self._still_s = 0.0
+        self._idle_s = 0.0
         self._step_s = 0.0
 
     def judge(self, look: _Look) -> str:
@@ -118,18 +118,18 @@ class _Judge:
         use = None if self.thread.thread_id is None or not busy else look.uses.get(self.thread.thread_id)
         judged_before, self._judged = self._judged, use is not None
         if use is None or not judged_before or self._steps != steps_before:
-            self._still_s = self._step_s = 0.0
+            self._idle_s = self._step_s = 0.0
             return ""
         if use.cpu_s:
-            self._still_s = 0.0
+            self._idle_s = 0.0
         elif use.state == "S":  # In state D it waits for a disk, which says nothing of the thread.
-            self._still_s += look.still_s if self.thread.helped else look.counted_s
+            self._idle_s += look.idle_s if self.thread.helped else look.counted_s
         self._step_s += max(use.cpu_s, look.counted_s)
         return self._verdict()
 
     def _verdict(self) -> str:
-        if self._still_s >= STILL_S:
-            return f"it has work and used no CPU for {self._still_s:.1f} s"
+        if self._idle_s >= IDLE_S:
+            return f"it has work and used no CPU for {self._idle_s:.1f} s"
         if self._step_s > self.thread.step_limit_s:
             return f"the step took {self._step_s:.0f} s, and may take {self.thread.step_limit_s:g} s"
         return ""
@@ -148,16 +148,16 @@ class _Use:
 class _Look:
     """What the threads of the process did in a time.
 
-    uses: by the kernel's number. counted_s: how much of the time none of them waited for a CPU. still_s: how much of it no native thread
+    uses: by the kernel's number. counted_s: how much of the time none of them waited for a CPU. idle_s: how much of it no native thread
     computed either.
     """
 
     uses: Mapping[int, _Use]
     counted_s: float
-    still_s: float
+    idle_s: float
 
 
-def _look(before: Mapping[int, Task], after: Mapping[int, Task], elapsed_s: float) -> _Look:
+def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread], elapsed_s: float) -> _Look:
     """elapsed_s: what the watchdog waited between the two."""
     uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
     if elapsed_s > PERIOD_S + LATE_S:
@@ -169,8 +169,8 @@ def _look(before: Mapping[int, Task], after: Mapping[int, Task], elapsed_s: floa
     return _Look(uses, max(elapsed_s - delay_s, 0.0), max(elapsed_s - max(delay_s, native_s), 0.0))
 
 
-def _use(before: Task, after: Task, elapsed_s: float) -> _Use:
+def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> _Use:
     cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
     # The kernel counts a wait for a CPU when it is over. One that is under way shows in a thread that could run and did not.
-    waits = after.state == "R" and not delay_s and (not cpu_s or not tasks.DELAYS_ARE_TOLD)
+    waits = after.state == "R" and not delay_s and (not cpu_s or not kernel_threads.DELAYS_ARE_TOLD)
     return _Use(after.state, cpu_s, elapsed_s if waits else delay_s)

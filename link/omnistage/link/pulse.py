@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc
 import grpc.aio
 
-from omnistage.link.durations import duration
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.durations import duration
 
 TICK_S = 0.1
 """Between two looks, and the period that a stage is asked to beat in."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnistage.connector.transport import Parcel, Sender
-from omnistage.link.errors import StageError, protocol_error
-from omnistage.link.limits import MAX_PORTS
-from omnistage.link.ports import Content, MessagePayload, Output, PortReader, PortWriter
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError, protocol_error
+from omnistage.wire.limits import MAX_PORTS
+from omnistage.wire.ports import Content, MessagePayload, Output, PortReader, PortWriter
 
 
 class ReplayExpired(StageError):
-    """A replacement needs input that the log has no more: whoever made that input has to be opened again."""
+    """A replacement needs input that the log does not hold any more. The stage that made that input has to be opened again."""
 
     def __init__(self, port: str, needed: int, first: int) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class _Entry:
 
 
 class InputLog:
-    """One input port of the next stage: what waits to be sent, and behind it what a replacement may need again.
+    """One input port of the next stage: the pieces that wait to be sent, and before them those that a replacement may need again.
 
     dropped (Keep, or cut)  |  sent, kept for a replay  |  not sent on this stream yet
                           first                        next                          end
@@ -73,16 +73,18 @@ class InputLog:
 
     @property
     def can_cut(self) -> bool:
-        """An entry was sent. The bare end of the port stays: without it a replica that needs no item any more would wait for ever."""
+        """Whether `cut` may be called: an entry was sent, and is more than the bare end of the port. The end stays, because a replica that
+        needs no item any more would wait for it for ever."""
         return self._next > 0 and not (self._entries[0].last and not self._entries[0].count)
 
     def add(self, output: Output, sender: Sender) -> None:
-        """Take a piece. A tensor is placed here, before anything is awaited, so that a cancelled session knows of all memory it owns."""
+        """Take a piece. A tensor gets its memory here, before anything is awaited, so that a session that is cancelled knows of all memory
+        that it owns."""
         if self._ended:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
         entry = _Entry(self._end, output.count, output.last, None, None, 0)
         if isinstance(output.payload, np.ndarray):
-            entry.parcel = sender.store(output.payload)
+            entry.parcel = sender.store(output.payload, element_type=output.element_type)
             entry.size = entry.parcel.size
         elif output.payload is not None:
             entry.payload = output.payload
@@ -99,14 +101,15 @@ class InputLog:
         return self._pending[0] if self._pending[0].seq < credit else None
 
     def next_chunk(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
-        """The same, and it counts as sent."""
+        """The same chunk, which counts as sent from now on."""
         chunk = self.peek(sender, credit)
         if chunk is not None:
             self._pending.popleft()
         return chunk
 
     def _load(self, sender: Sender, credit: int) -> bool:
-        """Make chunks of the next entry. One that ends before what the stage needs is not sent."""
+        """Make chunks of the next entry that the stage needs; whether there was one. An entry that ends before the first needed item is
+        passed over."""
         while self._next < len(self._entries):
             if self._writer.seq >= credit:
                 return False
@@ -121,8 +124,8 @@ class InputLog:
         return False
 
     def restart(self, needed: int) -> None:
-        """A new stream: send again, numbered from 0, from the entry that holds item `needed` or the first that is still to be kept.
-        Raises ReplayExpired."""
+        """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one that holds item `needed`, or, where that is
+        later, the first item that has to be kept. Raises ReplayExpired."""
         self._start = max(needed, self._kept)
         if self._start < self.first:
             raise ReplayExpired(self.port, self._start, self.first)
@@ -132,13 +135,13 @@ class InputLog:
         self._writer = PortWriter(self.port, first=first)
 
     def keep(self, first: int) -> None:
-        """No replacement needs items before `first`."""
+        """No replacement will need items before `first`: forget them."""
         self._kept = max(self._kept, min(first, self._end))
         while self._next and self._entries[0].end <= self._kept and not self._entries[0].last:
             self._drop_first()
 
     def cut(self) -> None:
-        """Forget the oldest sent entry, needed or not, but for the end of the port."""
+        """Forget the oldest entry that was sent, whether it may be needed or not. The end of the port is kept."""
         ended = self._entries[0].last
         self._drop_first()
         if ended:
@@ -162,7 +165,8 @@ class InputLog:
 
 
 class OutputAccount:
-    """What came up from a stage and all behind it: a place on every port, and the checkpoints, which rebuild that stage elsewhere."""
+    """What came up from a stage and from all hops behind it: the place that every port has reached, and the checkpoints, from which another
+    replica rebuilds the stage."""
 
     def __init__(self, expected: Iterable[str], checkpoints: Iterable[str], resume: stage_pb2.Resume | None = None) -> None:
         """expected: ports that must end. resume: what the caller held already when it opened this link."""
@@ -196,7 +200,7 @@ class OutputAccount:
         return self._expected <= self._ports.keys() and all(reader.ended for reader in self._ports.values())
 
     def expect(self, port: str) -> None:
-        """The caller made room for this port: it must end too."""
+        """The caller gave credit for this port, so the port has to end too before all is complete."""
         self._expected.add(port)
 
     def has_ended(self, port: str) -> bool:
@@ -209,15 +213,15 @@ class OutputAccount:
         return not any(reader.seq for reader in self._ports.values())
 
     def new_stream(self) -> None:
-        """From here on another stream counts its credit from 0."""
+        """From now on the chunks come on another stream, which counts its credit from 0."""
         self._stream_began = {port: reader.seq for port, reader in self._ports.items()}
 
     def earlier(self, port: str) -> int:
-        """Chunks of the port that came to this link on streams before this one: what credit counts less there."""
+        """Chunks of the port that came to this link on streams before the present one. Credit on the present stream is less by so many."""
         return self._stream_began.get(port, 0) - self._begin.get(port, 0)
 
     def resume(self) -> stage_pb2.Resume:
-        """All of it, for the next replica."""
+        """The whole account, for the Open of the next replica."""
         resume = stage_pb2.Resume()
         for reader in self._ports.values():
             resume.positions.add(port=reader.port, seq=reader.seq, first=reader.first, ended=reader.ended)

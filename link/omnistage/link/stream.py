@@ -9,32 +9,37 @@ from collections.abc import Callable, Sequence
 import grpc.aio
 
 from omnistage.connector.transport import Sender
-from omnistage.link.channel import Channels, connect
-from omnistage.link.errors import StageError, protocol_error
-from omnistage.link.ports import Allowance
+from omnistage.link.channels import Channels
 from omnistage.link.pulse import Attendance
-from omnistage.link.writer import StreamWriter
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.channel import connect
+from omnistage.wire.errors import LOST_HERE, Reason, StageError, protocol_error
+from omnistage.wire.ports import Allowance
+from omnistage.wire.writer import StreamWriter
 
 CONNECT_TIMEOUT_S = 5.0
 
 OPEN_TIMEOUT_S = 30.0
 OPEN_TIMEOUT_BEHIND_S = 15.0
-"""Time for Opened of a replica that gives signs of life, and as much more for each hop behind it: the innermost link gives up first, and
-blames by name whom it waited for. One that is silent is left much sooner."""
+"""Time for Opened of a replica that gives signs of life, and of each hop behind it more: the innermost link gives up first, and its error
+names the stage that did not answer. A replica that is silent is left much sooner."""
 
 HANDSHAKE_TIMEOUT_S = 15.0
-"""Time for the half-close after Ended. A busy caller still reads what came before it. Nothing but the stream itself is held meanwhile."""
+"""Time for the half-close after Ended: a busy caller still reads what came before. Meanwhile only the stream itself is held."""
 
 Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
 Metadata = Sequence[tuple[str, str]]
 
 
 class StreamLost(StageError):
-    """This end saw that the replica is gone: no Ended came and none will."""
+    """The replica is gone, as this end of the stream saw: no Ended came and none will."""
 
     def __init__(self, stage: str, message: str) -> None:
-        super().__init__("STAGE_LOST", message, metadata={"stage": stage}, retry_delay_s=0.5)
+        super().__init__("STAGE_LOST", message, metadata={"stage": stage})
+
+    @property
+    def meaning(self) -> Reason:
+        return LOST_HERE
 
 
 class Deadline:

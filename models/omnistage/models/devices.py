@@ -16,7 +16,9 @@ def check_possible(device: str) -> None:
     if device == "cpu":
         return
     if (installed := version("torch")).endswith("+cpu"):
-        raise LoadError(f"device {device}: torch {installed} is a build for CPUs; install one for CUDA, or compute on cpu")
+        raise LoadError(
+            f"device {device}: torch {installed} is a build for CPUs; `make setup DEVICE=cuda` installs one for CUDA, or compute on cpu"
+        )
     if not any(driver.exists() for driver in DRIVERS):
         raise LoadError(f"device {device}: this machine has no NVIDIA driver; compute on cpu")
 

@@ -1,22 +1,36 @@
 """What a model of each stage kind offers to the server of that kind.
 
-Plain Python and numpy: a model knows neither protobuf nor its neighbours. Each kind is one async generator from what comes in to
-what goes out; closing the generator (`aclose`) cancels the work and frees everything it held before `aclose` returns. A model may be
-asked for many sessions at once from one event loop, and never computes on that loop: it has a thread of its own.
+    request --prepare--> prepared --generate | speak | decode | draw--> pieces
+
+Plain Python and numpy: a model knows neither protobuf nor its neighbours. `prepare` is awaited once for every request: it refuses what the
+model cannot do, with the field and what to do instead, or returns what the run needs, in a type of the model's own. The run is an async
+generator from what comes in to what goes out; closing the generator (`aclose`) cancels the work and frees everything it held before
+`aclose` returns. A model may be asked for many sessions at once from one event loop, and never computes on that loop: it has a thread of
+its own.
+
+The server has checked the form and the ranges of a request that stage.proto states; the model checks what it is able to do. Nothing is
+checked by both.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.engine.activity import Activity
-from omnistage.engine.types import FinishReason, Sampling
+from omnistage.engine.activity import Activity as Activity
+from omnistage.engine.types import FinishReason as FinishReason
+from omnistage.engine.types import Sampling as Sampling
+
+Array = NDArray[np.generic]
+
+P = TypeVar("P")
+"""What a model makes of a request in `prepare`, and what only that model reads."""
 
 
 class BadRequest(ValueError):
@@ -28,6 +42,9 @@ class BadRequest(ValueError):
         self.description = description
 
 
+# What a model is -------------------------------------------------------------------------------------------------------------------
+
+
 class Content(enum.Enum):
     """What a port carries."""
 
@@ -35,8 +52,27 @@ class Content(enum.Enum):
     CODES = "codes"
     AUDIO = "audio"
     IMAGE = "image"
+    VIDEO = "video"
     TENSOR = "tensor"
     PROGRESS = "progress"
+
+
+class ElementType(enum.Enum):
+    """Type of the elements of a tensor port, as in tensor.proto."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of the arrays that carry it. NumPy has no bfloat16: its bits travel as uint16 (`torch.from_numpy(a).view(torch.bfloat16)`)."""
+        return np.dtype("uint16" if self is ElementType.BFLOAT16 else self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +80,7 @@ class PortSpec:
     """One input or output port of a model.
 
     rate_hz: frames (codes, tensors that are frames) or samples (audio) per second, 0 where that means nothing.
-    width: size of a row (tensor, float32), codebooks (codes) or channels (audio).
+    width: size of a row (tensor), codebooks (codes) or channels (audio). element_type: of a tensor.
     compact: small enough to be kept by the caller as a checkpoint. window: input only; a replacement replica needs a window of it, not all.
     """
 
@@ -52,13 +88,22 @@ class PortSpec:
     content: Content
     rate_hz: float = 0.0
     width: int = 0
+    element_type: ElementType = ElementType.FLOAT32
     compact: bool = False
     window: bool = False
 
 
+Medium = Literal["text", "image", "audio", "video"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Constant facts of a loaded model. revision: changes whenever equal input could give other output (weights, dtype, code, schedule)."""
+    """Constant facts of a loaded model.
+
+    revision: changes whenever equal input could give other output (weights, dtype, code, schedule). accepts, produces: its ports.
+    inputs: what a message or request may hold. constraints: forms of Constraint that it can keep to.
+    settings: what it chose and why, by name of the setting, for humans.
+    """
 
     name: str
     revision: str
@@ -66,6 +111,9 @@ class ModelInfo:
     produces: tuple[PortSpec, ...]
     max_sessions: int
     voices: tuple[str, ...] = ()
+    inputs: tuple[Medium, ...] = ("text",)
+    constraints: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +144,96 @@ class Model(Protocol):
         """Stop the thread and free the memory. No session is running."""
 
 
+# What goes in and out ------------------------------------------------------------------------------------------------------------------
+
+Wanted = Mapping[str, int]
+"""Output ports that somebody takes, and the first item wanted of each: 0, or later in a session that was begun elsewhere. A port that is
+not named is neither computed nor put out. At least one is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text whose characters are final, and the tokens it came from.
+
+    logprobs: natural log, one per token, empty if not asked for. finish_reason: set on the last piece and only there.
+    queued_s, cached_tokens: on the first piece, seconds the request waited before its first step, and tokens of its prompt that need not be
+    computed again.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    finish_reason: FinishReason | None = None
+    queued_s: float = 0.0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive rows of a tensor port, [n, width] in the port's element type; n may be 0 only where `last`, after which the port has
+    nothing more. A port counts its own rows: those of a token may come later than the token."""
+
+    port: str
+    rows: Array
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came in on a port. first: index of its first item. last: the port has nothing more.
+
+    content, by the content of the port: text: TextPiece; tensor: [n, width] in its element type; codes: uint32 [n, codebooks]; audio:
+    float32 [n, channels]; image, video: encoded bytes. n may be 0. An array is valid until the next piece is asked for.
+    """
+
+    port: str
+    first: int
+    last: bool
+    content: TextPiece | Array | bytes
+
+
+async def no_inputs() -> AsyncIterator[Piece]:
+    """The inputs of a model without input ports."""
+    return
+    yield
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Consecutive samples, [n, channels] float32 in -1..1. needs: first frame that a replacement Code2Wav needs to go on after them."""
+
+    samples: NDArray[np.float32]
+    needs: int = 0
+
+
 # Thinker ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A picture, sound or film as it was sent. media_type: such as image/png, not checked against the bytes. digest: SHA-256 of them, so
+    that equal media need to be computed once. use_audio: of a film, its sound too."""
+
+    media_type: str
+    data: bytes = field(repr=False)
+    digest: bytes
+    use_audio: bool = False
+
+    @classmethod
+    def of(cls, media_type: str, data: bytes, *, use_audio: bool = False) -> Media:
+        """Takes 1 ms for each 0.5 to 2 MB."""
+        return cls(media_type, data, hashlib.sha256(data).digest(), use_audio)
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Media that come piece by piece on an input port of the model."""
+
+    port: str
+
+
+Part = str | Media | Streamed
+"""A piece of a turn, where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +241,29 @@ class Turn:
     """One turn of a conversation. role: system, user or assistant."""
 
     role: str
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        """Its text alone, for a model that takes nothing else."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the text must keep to. form: json_schema or regex."""
+
+    form: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """What a Thinker is asked. max_tokens >= 1. verbatim: say exactly this instead of generating; empty: generate.
+    """What a Thinker is asked. verbatim: say exactly this instead of generating; empty: generate. client: who asks, a name without meaning,
+    equal for all requests of one client; empty: nobody in particular.
 
-    To go on with an answer that an equal request began: history: all tokens it has so far. rows_from: hidden rows are wanted
-    from this token on, at most len(history). finished: the answer has ended so; only rows of its history are wanted.
-
-    token_ids: what the model made of the text when it prepared the request; empty before, and for models that need none.
+    To go on with an answer that an equal request began: history: all tokens it has so far. finished: the answer has ended so; then only
+    rows are wanted.
     """
 
     turns: tuple[Turn, ...]
@@ -126,42 +275,25 @@ class TextRequest:
     ignore_eos: bool = False
     logprobs: bool = False
     verbatim: str = ""
+    constraint: Constraint | None = None
+    client: str = ""
     history: tuple[int, ...] = ()
-    rows_from: int = 0
     finished: FinishReason | None = None
-    token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Text whose characters are final, and the tokens it came from.
+class ThinkerModel(Model, Protocol[P]):
+    """Text, and rows, from a conversation."""
 
-    logprobs: natural log, one per token, empty if not asked for. hidden: float32 [len(token_ids), width] for models with a hidden port.
-    finish_reason: set on the last piece and only there. queued_s: on the first piece, seconds the request waited before its first step.
-    """
+    async def prepare(self, request: TextRequest) -> P:
+        """What `generate` needs. What is too long is refused before anything is done with it, and what takes long is done on a thread that
+        `threads` names. Raises BadRequest."""
 
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()
-    hidden: NDArray[np.float32] | None = None
-    finish_reason: FinishReason | None = None
-    queued_s: float = 0.0
+    def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them. inputs: media that are streamed.
 
-
-class ThinkerModel(Model, Protocol):
-    """Text from a conversation."""
-
-    async def prepare(self, request: TextRequest) -> TextRequest:
-        """The request as `generate` takes it without doing the same work again. Called before a session is opened, for every request, so
-        nothing that takes long is done on the event loop, and what is too long is refused before anything is done with it. Raises
-        BadRequest for what `generate` would refuse."""
-
-    def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them.
-
-        With a history, a model with hidden rows first yields pieces for the tokens history[rows_from:] again, with their rows and without
-        text; no piece has tokens of both sides. Then, and in a model without rows at once, the answer goes on: token for token as if it had
-        never stopped. `finished` is on the last piece. A history costs a prefill, not a repetition.
+        With a history the answer goes on after it, token for token as if it had never stopped: text from the first new token on, each row
+        port from its wanted row on. A history costs a prefill, not a repetition. Nobody has rows that come from tokens which are not in the
+        history, and a row is put out only when the text of its token is final: what a stop string cuts off has no rows either.
         """
 
 
@@ -170,10 +302,11 @@ class ThinkerModel(Model, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2.
+    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. client: as in
+    TextRequest.
 
-    To go on with speech that an equal request began: first: the frame that is to come first. history: [first, codebooks], the codes made so
-    far, for a model whose codes are kept by the caller; None for others.
+    To go on with speech that an equal request began: history: [frames, codebooks], the codes made so far, for a model whose codes are kept
+    by the caller; None for others.
     """
 
     seed: int
@@ -181,26 +314,28 @@ class SpeechRequest:
     sampling: Sampling = field(default_factory=Sampling)
     max_frames: int = 0
     speed: float = 1.0
-    first: int = 0
+    client: str = ""
     history: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Consecutive speech frames. rows: [n, width], uint32 for a codes port, float32 for a tensor port; n may be 0 only on the last."""
+    """Consecutive speech frames. rows: [n, width], uint32 for a codes port, the port's element type for a tensor port; n may be 0 only on
+    the last, which has the finish_reason."""
 
-    rows: NDArray[np.uint32] | NDArray[np.float32]
+    rows: Array
     finish_reason: FinishReason | None = None
 
 
-class TalkerModel(Model, Protocol):
-    """Speech frames from text pieces or hidden rows."""
+class TalkerModel(Model, Protocol[P]):
+    """Speech frames from text, rows, or both."""
 
-    def check(self, request: SpeechRequest) -> None: ...
+    async def prepare(self, request: SpeechRequest) -> P:
+        """What `speak` needs. Raises BadRequest."""
 
-    def speak(self, request: SpeechRequest, inputs: AsyncIterator[TextPiece | NDArray[np.float32]]) -> AsyncGenerator[Frames, None]:
-        """inputs: TextPiece for a text port, [n, width] rows for a tensor port (a row array is valid until the next is asked for); always
-        all of them, from the first. Raises BadRequest for speech that ends before frame `request.first`."""
+    def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+        """inputs: pieces of all input ports in order of arrival; always all of them, from item 0. Yields the frames of the only output port
+        from the wanted one on. Raises BadRequest for speech that ends before it."""
 
 
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
@@ -208,44 +343,30 @@ class TalkerModel(Model, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
-    """What a Code2Wav is asked. profile: latency, balanced, quality, offline. sample_rate_hz: 0 is the model's own. first: the sample (per
-    channel) that is to come first, for a sound that an equal request began."""
+    """What a Code2Wav is asked. profile: latency, balanced, quality, offline. sample_rate_hz: 0 is the model's own. client: as in
+    TextRequest."""
 
     seed: int
     profile: str = "balanced"
     sample_rate_hz: int = 0
     voice: str = ""
-    first: int = 0
+    client: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechFrames:
-    """Consecutive frames that go into a Code2Wav. first: index of the first one. rows: [n, width], valid until the next are asked for."""
-
-    first: int
-    rows: NDArray[np.uint32] | NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Sound:
-    """Consecutive samples, [n, channels] float32 in -1..1. needs: first frame that a replacement would need to go on after them."""
-
-    samples: NDArray[np.float32]
-    needs: int = 0
-
-
-class Code2WavModel(Model, Protocol):
+class Code2WavModel(Model, Protocol[P]):
     """Sound from speech frames."""
 
-    def check(self, request: WaveRequest) -> None: ...
+    async def prepare(self, request: WaveRequest) -> P:
+        """What `decode` needs. Raises BadRequest."""
 
-    def first_frame(self, request: WaveRequest) -> int:
-        """First frame needed for sound from sample `request.first` on: left context included, 0 where only the frames themselves tell."""
+    def first_frame(self, prepared: P, sample: int) -> int:
+        """First frame needed for sound from that sample (per channel) on, left context included; 0 where only the frames themselves
+        tell."""
 
-    def decode(self, request: WaveRequest, frames: AsyncIterator[SpeechFrames]) -> AsyncGenerator[Sound, None]:
-        """frames: without gap, from frame first_frame(request), or from the `Sound.needs` of a sound before sample `request.first`, or from
-        any frame between. Yields the sound from that sample on; chunk borders that change the samples are a function of the frame index,
-        never of how the frames arrived or where they began. Raises BadRequest for sound that ends before sample `request.first`."""
+    def decode(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+        """inputs: frames without gap, from frame `first_frame` of the wanted sample, or from the `Sound.needs` of a sound before it, or
+        from any frame between. Yields the sound from the wanted sample on; chunk borders that change the samples are a function of the
+        frame index, never of how the frames arrived or where they began. Raises BadRequest for sound that ends before the wanted sample."""
 
 
 # Diffusion -------------------------------------------------------------------------------------------------------------------------
@@ -253,38 +374,82 @@ class Code2WavModel(Model, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """What a Diffusion model is asked. Pixels, steps: 0 is the model's default. results: 1 to 8. first: the picture that is to come first,
-    below `results`, for a request that an equal one began."""
+    """What a Diffusion model is asked: `results` pictures, or each as so many layers; a film of so many frames; seconds of sound.
+
+    images: to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from what
+    negative_prompt says towards what prompt says; None is the default. previews: how many are wanted on the way. media_type: of what comes
+    out; empty is the default. client: as in TextRequest.
+    """
 
     seed: int
     prompt: str
     negative_prompt: str = ""
+    images: tuple[Media, ...] = ()
     width: int = 0
     height: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+    layers: int = 0
     steps: int = 0
     guidance_scale: float | None = None
     results: int = 1
     previews: int = 0
-    first: int = 0
+    media_type: str = ""
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """One encoded picture, a preview of one, or progress (data empty). step, steps: how far the work is."""
+class Progress:
+    """So many of the steps are done; steps: 0 if unknown."""
+
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """An encoded picture of how far the work is. step: that it shows."""
 
     data: bytes
     media_type: str
     step: int
-    steps: int
-    preview: bool = False
 
 
-class DiffusionModel(Model, Protocol):
-    """Pictures from a prompt."""
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One encoded picture, or one layer of it: an item of the image port. layer: its index, 0 at the bottom."""
 
-    def check(self, request: DrawRequest) -> None: ...
+    data: bytes
+    media_type: str
+    layer: int = 0
 
-    def draw(self, request: DrawRequest) -> AsyncGenerator[Picture, None]: ...
+
+MAX_CLIP_BYTES = 1 << 20
 
 
-StageModel = ThinkerModel | TalkerModel | Code2WavModel | DiffusionModel
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A piece of an encoded film, at most MAX_CLIP_BYTES. frames: that become showable with it, one at least: they are the items of the
+    video port, and what has none would come twice in a session that goes on elsewhere."""
+
+    data: bytes
+    media_type: str
+    frames: int
+
+
+Drawn = Progress | Preview | Picture | Clip | Sound
+
+
+class DiffusionModel(Model, Protocol[P]):
+    """Pictures, films and sound from a prompt."""
+
+    async def prepare(self, request: DrawRequest) -> P:
+        """What `draw` needs. Raises BadRequest."""
+
+    def draw(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
+        """Yield what is drawn: pictures, frames and samples from the wanted one of their ports on. Progress begins anew in a session that
+        was begun elsewhere."""
+
+
+StageModel = Model
+"""A model of any kind."""

@@ -1,153 +1,282 @@
-"""Which families of models there are. One line a family: how to load its model of each kind, imported when it is asked for."""
+"""Which families of models there are: a table, what installed packages add to it, and what is read out of it. Whatever a family has is
+imported when it is asked for."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
-from omnistage.models.devices import check_possible
+from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, check_files, json_object, read_config
+from omnistage.models.common.fetch import Progress
+from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Code2WavModel, DiffusionModel, StageModel, TalkerModel, ThinkerModel
+from omnistage.models.family import Family, Loader, Mark, OptionsReader, Part
+from omnistage.models.interface import StageModel
+from omnistage.models.options import SOMETIMES, LoadOptions, shown
 
 
-class UnknownModel(LoadError):
+class UnknownFamily(LoadError):
     """No such family, or it has no model of that kind."""
 
 
-class SettingsLike(Protocol):
-    """The settings of a server that say how to load; see omnistage.stage.settings."""
-
-    model_path: str
-    device: str
-    threads: int
-    max_sessions: int
-    options: dict[str, int | float | str | bool]
-
-    @property
-    def dtype(self) -> str: ...
+class UnknownCheckpoint(LoadError):
+    """A folder that is a checkpoint of no family, or of several."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How to load. path: folder of a checkpoint, None for the family's own default. max_sessions: 0 for the model's own limit."""
+INSTEAD: Mapping[str, str] = {
+    "tensor_parallel_size": "computes on one device; for more answers at once run more replicas of it",
+    "max_batch_size": "computes one session after the other; leave it out",
+}
+"""What is to be said to whoever gives a setting to a model that has no use for it."""
 
-    path: Path | None = None
-    device: str = "cpu"
-    dtype: str = "auto"
-    threads: int = 1
-    max_sessions: int = 0
-    family: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, settings: SettingsLike) -> LoadOptions:
-        path = Path(settings.model_path) if settings.model_path else None
-        return cls(path, settings.device, settings.dtype, settings.threads, settings.max_sessions, settings.options)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """check: raises LoadError for what can be known to be wrong with the options without importing anything heavy. load: raises it for the
-    rest. devices, dtypes: what a kind can compute on and in, where that is more than cpu and float32; auto is always one."""
-
-    kinds: frozenset[str]
-    check: Callable[[str, LoadOptions], None]
-    load: Callable[[str, LoadOptions], StageModel]
-    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def _check_toy(kind: str, options: LoadOptions) -> None:
-    from omnistage.models.toy import stages
-
-    if options.path is not None:
-        raise LoadError(f"the toy models have no weights: leave the folder {options.path} out")
-    stages.ToyOptions.from_settings(dict(options.family))
-
-
-def _toy(kind: str, options: LoadOptions) -> StageModel:
-    from omnistage.models.toy import stages
-
-    models: Mapping[str, Callable[[stages.ToyOptions], StageModel]] = {
-        "thinker": stages.ToyThinker,
-        "talker": stages.ToyTalker,
-        "code2wav": stages.ToyCode2Wav,
-        "diffusion": stages.ToyDiffusion,
-    }
-    return models[kind](stages.ToyOptions.from_settings(dict(options.family)))
-
-
-def _check_smol(kind: str, options: LoadOptions) -> None:
-    from omnistage.models.smol.family import check
-
-    check(kind, options)
-
-
-def _smol(kind: str, options: LoadOptions) -> StageModel:
-    from omnistage.models.smol.family import load
-
-    return load(kind, options)
-
+CONVERTED = ("config.json", WEIGHTS)
 
 FAMILIES: Mapping[str, Family] = {
-    "toy": Family(frozenset({"thinker", "talker", "code2wav", "diffusion"}), _check_toy, _toy),
+    "toy": Family(
+        parts={
+            "thinker": Part("omnistage.models.toy.stages:ToyThinker"),
+            "talker": Part("omnistage.models.toy.stages:ToyTalker"),
+            "code2wav": Part("omnistage.models.toy.stages:ToyCode2Wav"),
+            "diffusion": Part("omnistage.models.toy.stages:ToyDiffusion"),
+        },
+        options="omnistage.models.toy.stages:ToyOptions",
+    ),
+    "toy-omni": Family(
+        parts={
+            "thinker": Part("omnistage.models.toy.omni:OmniThinker"),
+            "talker": Part("omnistage.models.toy.omni:OmniTalker"),
+            "code2wav": Part("omnistage.models.toy.omni:OmniCode2Wav"),
+        },
+        options="omnistage.models.toy.omni:OmniOptions",
+    ),
+    "toy-film": Family(
+        parts={"diffusion": Part("omnistage.models.toy.film:FilmMaker")},
+        options="omnistage.models.toy.film:FilmOptions",
+    ),
     "smol": Family(
-        frozenset({"thinker", "talker", "code2wav"}),
-        _check_smol,
-        _smol,
-        devices={"code2wav": ("cpu", "cuda")},
-        dtypes={"thinker": ("float32", "bfloat16")},
+        parts={
+            "thinker": Part(
+                "omnistage.models.smol.thinker:SmolThinker",
+                dtypes=("float32", "bfloat16"),
+                heeds=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache"),
+                folder="thinker",
+                files=(*CONVERTED, "tokenizer.json"),
+                model_type="qwen2_5_omni_thinker",
+            ),
+            "talker": Part(
+                "omnistage.models.smol.talker:SmolTalker", heeds=("threads",), folder="talker", files=CONVERTED, model_type="hibari-talker"
+            ),
+            "code2wav": Part(
+                "omnistage.models.smol.code2wav:SmolCode2Wav",
+                devices=("cpu", "cuda"),
+                heeds=("threads",),
+                folder="code2wav",
+                files=CONVERTED,
+                model_type="hibari-code2wav",
+            ),
+        },
+        needs=("torch", "transformers", "tokenizers", "safetensors", "hibari"),
+        default="omnistage.models.smol.store:model_directory",
+        marks=(
+            (
+                Mark("thinker/config.json", "model_type", ("qwen2_5_omni_thinker",)),
+                Mark("talker/config.json", "model_type", ("hibari-talker",)),
+                Mark("code2wav/config.json", "model_type", ("hibari-code2wav",)),
+            ),
+        ),
     ),
 }
 
 
+GROUP = "omnistage.families"
+"""Entry points of this group name families that other packages bring: `name = "module:ATTRIBUTE"`, where a Family stands. One that has the
+name of a family in the table is not looked at."""
+
+
+def family_of(name: str) -> Family | None:
+    """A family of the table or of an installed package; None: there is no such. Raises LoadError for a package that does not have what it
+    says."""
+    points = () if name in FAMILIES else tuple(entry_points(group=GROUP, name=name))
+    return _brought(points) if points else FAMILIES.get(name)
+
+
+def families() -> dict[str, Family]:
+    """All that there are, by name. Raises LoadError as `family_of`."""
+    points = entry_points(group=GROUP)
+    return {**{name: _brought(tuple(points.select(name=name))) for name in sorted(points.names)}, **FAMILIES}
+
+
+def _brought(points: tuple[EntryPoint, ...]) -> Family:
+    """What the entry points of one name stand for."""
+    packages = [point.dist.name if point.dist else "a package" for point in points]
+    name = points[0].name
+    if len(points) > 1:
+        raise LoadError(f"the family {name} is brought by {' and by '.join(packages)}: uninstall one of them")
+    try:
+        found = points[0].load()
+    except (ImportError, AttributeError) as error:
+        raise LoadError(f"the family {name} of the package {packages[0]} cannot be imported: {error}") from error
+    if not isinstance(found, Family):
+        raise LoadError(f"the family {name} of the package {packages[0]}: {points[0].value} is no Family but a {type(found).__name__}")
+    return found
+
+
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
-    """What a model of a family computes in, besides auto. Raises UnknownModel."""
-    return _family(family, kind).dtypes.get(kind, ("float32",))
+    """What the model of a family for a kind computes in, besides auto. Raises UnknownFamily."""
+    return _part(family, kind).dtypes
+
+
+def heeds(family: str, kind: str, setting: str) -> bool:
+    """Whether the model of a family for a kind has a use for a setting of options.SOMETIMES. Raises UnknownFamily."""
+    return setting in _part(family, kind).heeds
+
+
+def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
+    """How the model of a family for a kind is loaded, for humans, as far as the options tell."""
+    dtypes = _part(family, kind).dtypes
+    said = {
+        "family": family,
+        "checkpoint": "own" if options.path is None else str(options.path),
+        "device": options.told("device", options.device),
+        "dtype": options.told("dtype", dtypes[0] if len(dtypes) == 1 else options.dtype),
+        "threads": options.told("threads", options.threads),
+    }
+    if options.given("gpu_memory_utilization") and options.device == "cpu":
+        said["gpu_memory_utilization"] = f"{options.gpu_memory_utilization:g}, which means nothing on a CPU"
+    return said
 
 
 def check(family: str, kind: str, options: LoadOptions) -> None:
     """Raises LoadError for a model that cannot be loaded so, as far as that can be known without importing torch: a setting that a model
     would not use is refused as well, since whoever gave it expects something of it."""
-    chosen = _family(family, kind)
-    devices = chosen.devices.get(kind, ("cpu",))
-    if options.device.partition(":")[0] not in devices:
-        raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(devices)} only")
-    if options.dtype not in ("auto", *dtypes(family, kind)):
-        raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(dtypes(family, kind))} only")
+    part = _part(family, kind)
+    if options.device.partition(":")[0] not in part.devices:
+        raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(part.devices)} only")
+    if options.dtype not in ("auto", *part.dtypes):
+        raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(part.dtypes)} only")
+    for setting in SOMETIMES:
+        is_nothing = setting == "gpu_memory_utilization" and options.device == "cpu"
+        if options.given(setting) and setting not in part.heeds and not is_nothing:
+            why = INSTEAD.get(setting, "has no use for it; leave it out")
+            raise LoadError(f"{setting} {shown(getattr(options, setting))}: the {kind} of {family} {why}")
     check_possible(options.device)
-    chosen.check(kind, options)
+    _check_options(family, options.family)
+    if options.path is None:
+        if part.files and not has_default(family):
+            raise LoadError(f"{family} has no checkpoint of its own: give the folder of one")
+        return
+    if not _known(family).marks:
+        raise LoadError(f"the models of {family} have no weights: leave the folder {options.path} out")
+    check_files(options.path, part.folder, part.files)
+    read_config(options.path / part.folder, part.model_type)
 
 
-def load_thinker(family: str, options: LoadOptions) -> ThinkerModel:
-    return _load(family, "thinker", options)  # type: ignore[return-value]
+def load(family: str, kind: str, options: LoadOptions) -> StageModel:
+    """The model of a family for a kind, from `options.path`, else from the cache, where it is fetched first if it must be.
 
-
-def load_talker(family: str, options: LoadOptions) -> TalkerModel:
-    return _load(family, "talker", options)  # type: ignore[return-value]
-
-
-def load_code2wav(family: str, options: LoadOptions) -> Code2WavModel:
-    return _load(family, "code2wav", options)  # type: ignore[return-value]
-
-
-def load_diffusion(family: str, options: LoadOptions) -> DiffusionModel:
-    return _load(family, "diffusion", options)  # type: ignore[return-value]
-
-
-def _load(family: str, kind: str, options: LoadOptions) -> StageModel:
+    Raises LoadError."""
     check(family, kind, options)
+    check_there(options.device)
+    part, folder = _part(family, kind), options.path
+    if folder is None and has_default(family):
+        folder = fetch_default(family)
+    if folder is not None:
+        folder = folder / part.folder
     try:
-        return FAMILIES[family].load(kind, options)
+        return cast(type[Loader], _named(part.loader)).loaded(folder, options)
+    except LoadError:
+        raise
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("omnistage"):
+        package = (error.name or "").partition(".")[0]
+        if package == "omnistage":
             raise
-        raise LoadError(f"the package {error.name} is missing, which {family} needs: pip install 'omnistage[models]'") from error
+        raise LoadError(f"the package {package} is missing, which {family} needs: pip install 'omnistage[models]'") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch has no class for it on a CPU
+            raise
+        raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
+    except (OSError, KeyError, ValueError) as error:
+        if folder is None:
+            raise
+        raise BadCheckpoint(f"{folder} is damaged, or of another model: {type(error).__name__}: {error}") from error
 
 
-def _family(family: str, kind: str) -> Family:
-    if family not in FAMILIES or kind not in FAMILIES[family].kinds:
-        having = sorted(name for name, known in FAMILIES.items() if kind in known.kinds)
-        raise UnknownModel(f"no {kind} named {family!r}; there are {', '.join(having)}")
-    return FAMILIES[family]
+def has_default(family: str) -> bool:
+    """Whether a family has a checkpoint of its own, which is fetched where no other one is given."""
+    return bool(_known(family).default)
+
+
+def missing_packages(family: str) -> list[str]:
+    """The packages that a family needs and that are not installed."""
+    return [name for name in _known(family).needs if find_spec(name) is None]
+
+
+def fetch_default(family: str, progress: Progress | None = None) -> Path:
+    """The folder of a family's own checkpoint, fetched first if it is not in the cache. Safe to call from several processes at once. Raises
+    FetchError."""
+    return cast(Callable[[Path | None, Progress | None], Path], _named(_known(family).default))(None, progress)
+
+
+def recognise(path: Path, among: Mapping[str, Family] | None = None) -> str:
+    """The family whose checkpoint a folder is. among: those that it can be; None: all that there are. Raises UnknownCheckpoint where that
+    is none, or more than one."""
+    among = families() if among is None else among
+    found = [name for name, family in among.items() if any(all(_bears(path, mark) for mark in marks) for marks in family.marks)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownCheckpoint(f"{path} could be a checkpoint of {' or '.join(found)}: name the family")
+    known = ", ".join(name for name, family in among.items() if family.marks) or "none"
+    raise UnknownCheckpoint(f"{path} is a checkpoint of no family that there is ({known}): {_look(path)}")
+
+
+def _bears(path: Path, mark: Mark) -> bool:
+    if not (path / mark.file).is_file():
+        return False
+    said = json_object(path / mark.file).get(mark.key)
+    return any(value in mark.values for value in (said if isinstance(said, list) else [said]))
+
+
+def _look(path: Path) -> str:
+    """What the folder says of itself, for whoever wonders why nobody knows it."""
+    if not path.is_dir():
+        return "it is not a folder"
+    said = []
+    for name, keys in (("config.json", ("model_type", "architectures")), ("model_index.json", ("_class_name",))):
+        if (path / name).is_file():
+            values = json_object(path / name)
+            said += [f"{name} has {key} {values[key]!r}" for key in keys if key in values] or [f"{name} does not say what it is of"]
+    return ", ".join(said) or "it has neither config.json nor model_index.json"
+
+
+def _check_options(family: str, options: Mapping[str, Any]) -> None:
+    if reader := _known(family).options:
+        cast(type[OptionsReader], _named(reader)).from_settings(dict(options))
+    elif options:
+        raise LoadError(f"{family} has no options, {sorted(options)} are given")
+
+
+def _known(name: str) -> Family:
+    found = family_of(name)
+    if found is None:
+        raise UnknownFamily(f"no family named {name!r}; there are {', '.join(families())}")
+    return found
+
+
+def _part(name: str, kind: str) -> Part:
+    found = family_of(name)
+    if found is None or kind not in found.parts:
+        having = sorted(name for name, known in families().items() if kind in known.parts)
+        raise UnknownFamily(f"no {kind} named {name!r}; there are {', '.join(having)}")
+    return found.parts[kind]
+
+
+def _named(name: str) -> object:
+    """What "module:name" names."""
+    module, _, attribute = name.partition(":")
+    found: object = getattr(importlib.import_module(module), attribute)
+    return found

@@ -7,10 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 
-from omnistage.link.errors import StageError
 from omnistage.router.places import Places, Refused, Ticket
-
-RETRY_DELAY_S = 1.0
+from omnistage.wire.errors import StageError
 
 WAIT_S = 3.0
 """Longest wait for a place."""
@@ -130,8 +128,8 @@ class Admission:
 
 def overloaded(why: str) -> StageError:
     """The error of what there is no room for now."""
-    return StageError("OVERLOADED", f"{why}; try again", retry_delay_s=RETRY_DELAY_S)
+    return StageError("OVERLOADED", f"{why}; try again")
 
 
 def _draining() -> StageError:
-    return StageError("DRAINING", "this router is shutting down; ask another", retry_delay_s=RETRY_DELAY_S)
+    return StageError("DRAINING", "this router is shutting down; ask another")

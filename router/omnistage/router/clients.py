@@ -31,6 +31,11 @@ def client_of(call: Caller) -> Hashable:
     return ("key", key) if key else ("host", _host(call.peer()))
 
 
+def name_of(client: Hashable) -> str:
+    """What stages tell clients apart by: it says nothing of a client, and is the same at every router."""
+    return hashlib.sha256(repr(client).encode()).hexdigest()[:16]
+
+
 def request_of(call: Caller, request_id: str) -> Hashable:
     """What is one request, so that asking it again takes the place of the first call.
 

@@ -12,17 +12,18 @@ import grpc
 import grpc.aio
 import structlog
 
-from omnistage.link.channel import Channels
-from omnistage.link.errors import StageError, abort
+from omnistage.link.channels import Channels
 from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.clients import client_of, request_of
 from omnistage.router.metrics import RouterMetrics
-from omnistage.router.pipeline import KINDS, Pipeline
+from omnistage.router.pipeline import Pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, parse, validate
-from omnistage.router.session import Answer, Limits, trace_metadata
+from omnistage.router.session import AnswerLimits, Generation, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.wire.errors import StageError, abort
+from omnistage.wire.kinds import KINDS
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +31,6 @@ GenerateContext = grpc.aio.ServicerContext[bytes, omni_pb2.GenerateResponse]
 UnaryContext = grpc.aio.ServicerContext[object, object]
 
 SERVICE = omni_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
-NOT_READY_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         metrics.places.set_function(lambda: admission.limit)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Generate gets its request as bytes: link/decoding.py makes a message of them, in bounded time. Converse reads none."""
+        """Generate gets its request as bytes: wire/decoding.py makes a message of them, in bounded time. Converse reads none."""
         omni_pb2_grpc.add_OmniServiceServicer_to_server(self, server)
         generate: grpc.RpcMethodHandler[bytes, omni_pb2.GenerateResponse] = grpc.unary_stream_rpc_method_handler(
             self.Generate, None, omni_pb2.GenerateResponse.SerializeToString
@@ -74,14 +74,14 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         """data: a GenerateRequest as it came; see `register`."""
         structlog.contextvars.clear_contextvars()
         begun = time.monotonic()
-        model, reason = "", "CANCELLED"
+        name, reason = "", "CANCELLED"
         failure = None
         try:
             if not self.served:
-                raise StageError("DRAINING", "this router still waits for its stages; try again", retry_delay_s=NOT_READY_RETRY_S)
+                raise StageError("DRAINING", "this router still waits for its stages; try again")
             client = client_of(context)
             valid = validate(await parse(data, partial(self._turns.turn, client)), self._pipelines())
-            model = valid.pipeline.name
+            name = valid.pipeline.name
             async with self._admission.place(client) as place:
                 await self._answer(valid, place, context)
             reason = "OK"
@@ -95,8 +95,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         finally:
             if failure is not None:
                 reason = failure.reason or "INTERNAL"
-            self._metrics.ended.labels(model=model, reason=reason).inc()
-            self._metrics.duration.labels(model=model).observe(time.monotonic() - begun)
+            self._metrics.ended.labels(pipeline=name, reason=reason).inc()
+            self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begun)
         if failure is not None:
             log.info("request.failed", reason=reason, message=failure.message)
             await abort(context, failure)
@@ -112,13 +112,13 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
         metadata = [(key, str(value)) for key, value in context.invocation_metadata() or ()]
-        answer = Answer(
+        answer = Generation(
             valid,
             served.descriptions,
             served.placement,
             self._channels,
             context.write,
-            Limits(time.monotonic() + limit, self._stall_limit_s),
+            AnswerLimits(time.monotonic() + limit, self._stall_limit_s),
             trace_metadata(metadata),
             place,
         )
@@ -128,9 +128,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         finally:
             for port, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
                 if port in answer.first:
-                    histogram.labels(model=valid.pipeline.name).observe(answer.first[port])
+                    histogram.labels(pipeline=valid.pipeline.name).observe(answer.first[port])
 
-    async def _run(self, answer: Answer, place: Place, request: Hashable | None) -> None:
+    async def _run(self, answer: Generation, place: Place, request: Hashable | None) -> None:
         """Run an answer to its end, or until its place is taken back, or until its client asks the same again, as it does after a lost
         connection: then the new one goes on instead."""
         run = asyncio.create_task(answer.run())
@@ -176,6 +176,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                     pid=described.pid,
                     state=replica.state,
                     load=replica.load,
+                    settings=described.settings,
                 )
         return response
 

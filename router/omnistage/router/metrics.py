@@ -1,4 +1,4 @@
-"""Prometheus metrics of the router. Labels: model; never a request."""
+"""Prometheus metrics of the router. Labels: pipeline, and where a metric joins those of stages to it, stage and model; never a request."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ class RouterMetrics:
         self.inflight = Gauge("omnistage_router_inflight", "Answers that run now.", registry=registry)
         self.waiting = Gauge("omnistage_router_waiting", "Requests that wait for a place.", registry=registry)
         self.places = Gauge("omnistage_router_places", "Answers that may run at once.", registry=registry)
-        self.ended = Counter("omnistage_router_requests_total", "Requests by how they ended.", ("model", "reason"), registry=registry)
+        self.ended = Counter("omnistage_router_requests_total", "Requests by how they ended.", ("pipeline", "reason"), registry=registry)
         self.duration = Histogram(
-            "omnistage_router_request_seconds", "From request to status.", ("model",), registry=registry, buckets=_SECONDS
+            "omnistage_router_request_seconds", "From request to status.", ("pipeline",), registry=registry, buckets=_SECONDS
+        )
+        self.replicas = Gauge(
+            "omnistage_router_replicas", "Replicas that take sessions.", ("pipeline", "stage", "model"), registry=registry
         )
         self.first_text = Histogram(
-            "omnistage_ttft_seconds", "From request to first text.", ("model",), registry=registry, buckets=_SECONDS
+            "omnistage_ttft_seconds", "From request to first text.", ("pipeline",), registry=registry, buckets=_SECONDS
         )
         self.first_audio = Histogram(
-            "omnistage_first_audio_seconds", "From request to first sound.", ("model",), registry=registry, buckets=_SECONDS
+            "omnistage_first_audio_seconds", "From request to first sound.", ("pipeline",), registry=registry, buckets=_SECONDS
         )

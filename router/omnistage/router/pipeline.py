@@ -12,15 +12,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from omnistage.host.names import check_replica_address
 from omnistage.v1 import stage_pb2
+from omnistage.wire.kinds import KINDS
 
-Kind = Literal["thinker", "talker", "code2wav", "diffusion"]
 
-KINDS: Mapping[str, stage_pb2.StageKind] = {
-    "thinker": stage_pb2.STAGE_KIND_THINKER,
-    "talker": stage_pb2.STAGE_KIND_TALKER,
-    "code2wav": stage_pb2.STAGE_KIND_CODE2WAV,
-    "diffusion": stage_pb2.STAGE_KIND_DIFFUSION,
-}
+def _check_kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise ValueError(f"must be one of {', '.join(KINDS)}")
+    return kind
+
+
+Kind = Annotated[str, AfterValidator(_check_kind)]
 
 _INSTALLED = Path(__file__).parent / "pipelines"
 _CHECKOUT = Path(__file__).resolve().parents[3] / "deploy" / "pipelines"
@@ -31,13 +32,13 @@ class PipelineError(ValueError):
 
 
 class StageSpec(BaseModel):
-    """One stage. model, options: the family that `omnistage serve` starts, and how. takes: ports of the stage before. addresses: replicas,
+    """One stage. family, options: of models, that `omnistage serve` starts, and how. takes: ports of the stage before. addresses: replicas,
     HOST:PORT each, or dns:///NAME:PORT for all addresses of a name; empty where `--stages` says them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind
-    model: str
+    family: str
     takes: tuple[str, ...] = ()
     options: dict[str, int | float | str | bool] = Field(default_factory=dict)
     addresses: tuple[Annotated[str, AfterValidator(check_replica_address)], ...] = ()
@@ -110,6 +111,10 @@ def check_pipeline(pipeline: Pipeline, descriptions: Mapping[str, stage_pb2.Desc
             seen[port.name] = stage.kind
     for before, after in zip(pipeline.stages, pipeline.stages[1:], strict=False):
         _check_edge(pipeline.name, before.kind, after, descriptions[before.kind].produces, descriptions[after.kind].accepts)
+    takes = descriptions[pipeline.stages[0].kind].inputs or ["text"]
+    for medium in pipeline.inputs:
+        if medium not in takes:
+            raise PipelineError(f"{pipeline.name}: the file says that it takes {medium}, its first stage takes {', '.join(takes)}")
     if descriptions[pipeline.stages[0].kind].accepts:
         raise PipelineError(f"{pipeline.name}: the first stage must not need input ports")
     for output in pipeline.outputs:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
 import grpc.aio
 import structlog
 
+from omnistage.connector import locality
 from omnistage.host.names import Name, Resolver, SystemResolver, name_of
-from omnistage.link.channel import Channels
-from omnistage.link.errors import StageError
-from omnistage.link.limits import MAX_ADDRESSES
-from omnistage.link.token import VARIABLE
+from omnistage.link.channels import Channels
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
+from omnistage.wire.errors import StageError
+from omnistage.wire.limits import MAX_ADDRESSES
+from omnistage.wire.token import VARIABLE
 
 log = structlog.get_logger(__name__)
 
@@ -24,31 +24,26 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 DESCRIBE_TIMEOUT_S = 2.0
 SILENCE_S = 2.5
-"""Without a report of a replica, which sends one a second; then it is taken for lost until it reports again."""
+"""A replica sends a report every second. One that has sent none for so long, and for SECOND_LOOK_S, is lost until it reports again."""
 SECOND_LOOK_S = 0.5
-"""After it, for a router that was late itself: what has come meanwhile is read first."""
+"""The router may have been late itself: it reads what has come meanwhile before it judges."""
 LOOKUP_PERIOD_S = 1.0
 MAX_WATCHED = 256
-"""Of one name that are watched."""
+"""Addresses of one name that are watched."""
 
 Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
 
 LOST, SERVING, DRAINING = omni_pb2.REPLICA_STATE_LOST, omni_pb2.REPLICA_STATE_SERVING, omni_pb2.REPLICA_STATE_DRAINING
 
 
-def own_boot_id() -> str:
-    """The boot id of this host, as in DescribeResponse.boot_id; processes of one host have it in common, containers too."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
     """One stage server.
 
-    name: the DNS name that it was found under; None: it is in the configuration. listed: the name still has its address.
-    placed: sessions that this router gave it since its last report, which may not count them yet. suspect: a link lost it since
-    then, or had no sign of life of it.
-    refused: it does not take the token of this router. silent: it is lost only because no report comes.
+    name: the DNS name under which the server was found; None: its address is in the configuration. listed: the name still has the address.
+    placed: sessions that this router gave to the server since its last report, which may not count them yet. suspect: since its last report
+    a link lost the server, or heard no sign of life from it. refused: the server does not take the token of this router. silent: the server
+    counts as lost only because no report comes.
     """
 
     kind: str
@@ -92,7 +87,7 @@ class Placement:
         host that the first stage should be on; empty: this one."""
         self._channels = channels
         self._resolve = resolve or SystemResolver()
-        self._boot_id = boot_id or own_boot_id()
+        self._boot_id = boot_id or locality.boot_id()
         self._lookup_period_s = lookup_period_s
         names = {kind: [(address, name_of(address)) for address in dict.fromkeys(addresses)] for kind, addresses in replicas.items()}
         self._names = [(kind, name) for kind, addresses in names.items() for _, name in addresses if name]
@@ -130,9 +125,10 @@ class Placement:
     def place(self, kind: str, *, near: str = "", revision: str = "") -> list[str]:
         """Addresses for a session, best first. Raises STAGE_LOST if no replica takes sessions now.
 
-        near: boot id of the host of the hop before; empty: the router's. A replica there comes before a less loaded one elsewhere while its
-        load is close: at most one session and a quarter above the least. A copy between hosts costs about as much as that, and more would
-        leave machines idle. revision: of a session that goes on; empty: any. A replica that a link lost comes last.
+        near: boot id of the host of the hop before; empty: the router's host. A replica on that host comes before a less loaded one
+        elsewhere as long as its load is close to the least: at most one session and a quarter above it. A copy between hosts costs about as
+        much as that, and a larger preference would leave machines idle. revision: of a session that goes on; empty: any. Replicas that are
+        suspect come last.
         """
         serving = self._serving(kind, revision)
         host = near or self._boot_id
@@ -148,7 +144,7 @@ class Placement:
         return [replica.address for replica in serving[:MAX_ADDRESSES]]
 
     def suspect(self, addresses: Collection[str]) -> None:
-        """A link lost these replicas, or they gave it no sign of life: they are asked last until they report again."""
+        """A link lost these replicas, or heard no sign of life from them. They are asked last until they report again."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
                 replica.suspect = True
@@ -164,10 +160,16 @@ class Placement:
     def all(self) -> list[Replica]:
         return [replica for replicas in self._replicas.values() for replica in replicas]
 
+    def serving(self, kind: str) -> int:
+        """How many replicas of a kind take sessions, by what they said last. May be called from any thread."""
+        return sum(replica.state == SERVING for replica in list(self._replicas[kind]))
+
     def _serving(self, kind: str, revision: str) -> list[Replica]:
-        """Replicas that take sessions now. Where no replica at all has the revision, all of them: a stage then says why it refuses. One
-        that has it and cannot be reached is waited for instead: it may be back at once. Where nobody serves, those that are silent are
-        asked: they may only be busy, which a link that waits for one can tell."""
+        """The replicas that take sessions now. Raises STAGE_LOST for none.
+
+        Where a replica has the revision, no other one is asked, though it may be out of reach now: it may be back at once. Where none has
+        the revision, all are asked, and the stage says why it refuses. Where no replica serves, the silent ones are asked: a silent replica
+        may only be busy, and the link that waits for it finds out."""
         fitting = [replica for replica in self._replicas[kind] if self._fits(replica)]
         if revision and any(replica.revision == revision for replica in self._replicas[kind]):
             fitting = [replica for replica in fitting if replica.revision == revision]
@@ -175,7 +177,7 @@ class Placement:
         if not serving:
             refusing = [replica.address for replica in self._replicas[kind] if replica.refused]
             why = f": the one at {refusing[0]} refuses this router's token ({VARIABLE})" if refusing else ""
-            raise StageError("STAGE_LOST", f"no {kind} is reachable now{why}", metadata={"stage": kind}, retry_delay_s=1.0)
+            raise StageError("STAGE_LOST", f"no {kind} is reachable now{why}", metadata={"stage": kind})
         return serving
 
     def _fits(self, replica: Replica) -> bool:
@@ -187,10 +189,10 @@ class Placement:
     # Watching ------------------------------------------------------------------------------------------------------------------------
 
     async def _watch(self, replica: Replica) -> None:
-        """Keep a replica's state, until it is lost and its name does not list it any more.
+        """Keep a replica's state, until the replica is lost and its name does not list it any more.
 
-        With wait_for_ready gRPC connects anew by itself, at most about a second after the replica is there; so nothing sleeps here for one
-        that is not. The pauses are for a server that answers, but not as a stage does.
+        With wait_for_ready gRPC connects anew by itself, at most about a second after a replica has come back, so a replica that is away
+        needs no pause here. The pauses are for a server that answers, but not as a stage does.
         """
         backoff = FIRST_BACKOFF_S
         stub = stage_pb2_grpc.StageServiceStub(self._channels.get(replica.address))
@@ -233,7 +235,7 @@ class Placement:
             backoff = min(2 * backoff, MAX_BACKOFF_S) if pause else backoff
 
     def _note_refusal(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
-        """Say once what an operator has to mend, and go on asking: the stage may be started again with another token."""
+        """Log once what an operator has to mend. The watch goes on: the stage may be started again with another token."""
         refused = error.code() == grpc.StatusCode.UNAUTHENTICATED
         if refused and not replica.refused:
             log.error("replica.refuses_our_token", stage=replica.kind, address=replica.address, why=error.details())
@@ -262,7 +264,7 @@ class Placement:
 
     async def _follow(self, kind: str, name: Name, group: asyncio.TaskGroup) -> None:
         """Look a name up again and again. A lookup that fails or finds nothing changes nothing: DNS is down more often than all replicas
-        are, and those that are down are seen anyway."""
+        are at once, and the watch sees those that are."""
         failing = False
         while True:
             found: Collection[str] = ()
@@ -280,8 +282,8 @@ class Placement:
             await asyncio.sleep(self._lookup_period_s)
 
     def _list(self, kind: str, name: Name, found: Sequence[str]) -> list[Replica]:
-        """Take in the addresses of a name; returns the new replicas. One that is not listed any more takes no new session at once, and is
-        watched until it is lost."""
+        """Take in the addresses of a name; returns the new replicas. A replica that the name does not list any more gets no new session,
+        and is watched until it is lost."""
         replicas = self._replicas[kind]
         known = {replica.address for replica in replicas}
         for replica in replicas:

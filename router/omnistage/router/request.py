@@ -7,15 +7,15 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import get_args
 
 from google.protobuf.message import DecodeError
 
-from omnistage.link.decoding import TooLarge, decoded
-from omnistage.link.errors import StageError, bad_request
-from omnistage.link.limits import MAX_TEXT_CHARACTERS
-from omnistage.router.pipeline import Kind, Pipeline
+from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.decoding import TooLarge, decoded
+from omnistage.wire.errors import StageError, bad_request
+from omnistage.wire.kinds import KINDS
+from omnistage.wire.limits import MAX_TEXT_CHARACTERS
 
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
@@ -54,7 +54,9 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     Raises StageError."""
     pipeline = next(iter(pipelines.values())) if not request.model else pipelines.get(request.model)
     if pipeline is None:
-        raise StageError("UNKNOWN_MODEL", f"no model {request.model[:64]!r}; there are {', '.join(pipelines)}", metadata={"field": "model"})
+        raise StageError(
+            "UNKNOWN_MODEL", f"no pipeline {request.model[:64]!r}; there are {', '.join(pipelines)}", metadata={"field": "model"}
+        )
     for name in ("conversation_id", "request_id"):
         if _ID.fullmatch(getattr(request, name)) is None:
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
@@ -62,7 +64,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     if not outputs <= set(pipeline.outputs):
         raise bad_request("outputs", f"{sorted(outputs - set(pipeline.outputs))}: {pipeline.name} gives {', '.join(pipeline.outputs)}")
     kinds = {stage.kind for stage in pipeline.stages}
-    for kind in get_args(Kind):
+    for kind in KINDS:
         if request.HasField(kind) and kind not in kinds:
             raise bad_request(kind, f"{pipeline.name} has no {kind}")
     if (

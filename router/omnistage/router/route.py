@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnistage.router.pipeline import KINDS
 from omnistage.router.placement import Placement
 from omnistage.v1 import stage_pb2
+from omnistage.wire.kinds import KINDS
 
 PATIENCE_S = 1.4
 """For a replica that comes back; with the detection of the loss an answer that has no replica left ends in less than two seconds
@@ -23,6 +23,7 @@ class Hop:
     params: stage_pb2.StageParams
     takes: Sequence[str]
     checkpoints: Sequence[str]
+    unwanted: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class PlacedRoute:
                     params=hop.params,
                     takes=hop.takes,
                     checkpoints=hop.checkpoints,
+                    unwanted=hop.unwanted,
                 )
             )
         return addresses, hops

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import grpc.aio
 import structlog
@@ -14,9 +15,7 @@ from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
 from omnistage.host.watchdog import Watched
-from omnistage.link.channel import Channels
-from omnistage.link.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
-from omnistage.link.token import Token
+from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
 from omnistage.router.capacity import capacity
 from omnistage.router.front import SERVICE, Front, Served
@@ -25,6 +24,8 @@ from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.settings import RouterSettings
+from omnistage.wire.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
+from omnistage.wire.token import Token
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,7 @@ class RouterServer:
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
         self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES, token)
         self._pipelines = pipelines
+        self._metrics = metrics
         self._placements = {name: Placement(self._channels, _addresses(pipeline, settings)) for name, pipeline in pipelines.items()}
         places = settings.max_sessions
         self._admission = Admission(lambda: places or capacity(self._placements.values()), settings.client_share)
@@ -70,6 +72,9 @@ class RouterServer:
             except PipelineError as error:
                 raise StartError(str(error)) from None
             self._placements[name].pin(descriptions)
+            for kind, described in descriptions.items():
+                counted = self._metrics.replicas.labels(pipeline=name, stage=kind, model=described.model)
+                counted.set_function(partial(self._placements[name].serving, kind))
             served[name] = Served(pipeline, descriptions, self._placements[name])
         self._front.served.update(served)
 

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 
 import structlog
 
-from omnistage.link.batches import batched, chunks_of
-from omnistage.link.channel import Channels
-from omnistage.link.durations import duration
-from omnistage.link.errors import StageError
+from omnistage.link.channels import Channels
 from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
 from omnistage.router.admission import Place
+from omnistage.router.clients import name_of
 from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
 from omnistage.router.route import Hop, PlacedRoute
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+from omnistage.wire.batches import batched, chunks_of
+from omnistage.wire.durations import duration
+from omnistage.wire.errors import StageError
 
 log = structlog.get_logger(__name__)
 
@@ -39,14 +40,14 @@ Write = Callable[[omni_pb2.GenerateResponse], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AnswerLimits:
     """deadline: in time.monotonic() seconds. stall_s: time a client may leave a written event unread once its buffers are full."""
 
     deadline: float
     stall_s: float
 
 
-class Answer:
+class Generation:
     """Runs one request to its end."""
 
     def __init__(
@@ -56,7 +57,7 @@ class Answer:
         placement: Placement,
         channels: Channels,
         write: Write,
-        limits: Limits,
+        limits: AnswerLimits,
         metadata: Metadata,
         place: Place,
     ) -> None:
@@ -150,11 +151,14 @@ class Answer:
     def _link(self) -> Link:
         stages = self._needed_stages()
         first, *rest = stages
+        unwanted: dict[str, list[str]] = {stage.kind: [] for stage in stages}
         for stage in stages:
             for port in self._descriptions[stage.kind].produces:
                 if not port.compact and not any(port.name in after.takes for after in stages):
-                    self._granted[port.name] = WINDOW
+                    self._granted[port.name] = WINDOW  # Also of one that is not wanted: an older stage sends it all the same.
                     self._written[port.name] = 0
+                    if port.name not in self._request.outputs:
+                        unwanted[stage.kind].append(port.name)
         request = stage_pb2.Open(
             session_id=self.session_id,
             model=self._descriptions[first.kind].model,
@@ -163,10 +167,12 @@ class Answer:
             credits=[stage_pb2.Credit(port=port, total=total) for port, total in self._granted.items()],
             checkpoints=self._checkpoints(first.kind),
             resume=self._request.resume,
+            unwanted=unwanted[first.kind],
+            client=name_of(self._place.ticket.client),
         )
         return Link(
             self._channels,
-            PlacedRoute(self._placement, first.kind, [self._hop(stage) for stage in rest]),
+            PlacedRoute(self._placement, first.kind, [self._hop(stage, unwanted[stage.kind]) for stage in rest]),
             request,
             deadline=self._limits.deadline,
             metadata=self._metadata,
@@ -187,11 +193,10 @@ class Answer:
         """All compact ports of a stage, wanted or not: with them a replacement says what the lost replica would have said."""
         return [port.name for port in self._descriptions[kind].produces if port.compact]
 
-    def _hop(self, stage: StageSpec) -> Hop:
+    def _hop(self, stage: StageSpec, unwanted: Sequence[str]) -> Hop:
         """A hop without its addresses, which the route looks up for every attempt."""
-        return Hop(
-            stage.kind, self._descriptions[stage.kind].model, self._request.params[stage.kind], stage.takes, self._checkpoints(stage.kind)
-        )
+        model, params = self._descriptions[stage.kind].model, self._request.params[stage.kind]
+        return Hop(stage.kind, model, params, stage.takes, self._checkpoints(stage.kind), unwanted)
 
     def _usage(self) -> omni_pb2.Usage:
         usage = omni_pb2.Usage(

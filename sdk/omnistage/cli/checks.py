@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from omnistage.cli.layout import Layout, StageLayout
 from omnistage.client.errors import StackError
 from omnistage.host.addresses import check_address, check_can_listen
 from omnistage.host.commandline import read
 from omnistage.host.errors import StartError
 from omnistage.models.errors import LoadError
-from omnistage.models.registry import LoadOptions
+from omnistage.models.options import LoadOptions
 from omnistage.models.registry import check as check_model
 from omnistage.router.settings import RouterSettings
 from omnistage.stage.settings import StageSettings
@@ -46,7 +44,5 @@ def _check_typed(option: str, address: str) -> None:
 
 
 def _check_stage(layout: Layout, stage: StageLayout) -> None:
-    read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
-    path = Path(stage.model_path) if stage.model_path else None
-    options = LoadOptions(path, stage.device, stage.dtype, layout.servers.threads, layout.servers.max_sessions, stage.options)
-    check_model(stage.model, stage.kind, options)
+    settings = read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
+    check_model(stage.family, stage.kind, LoadOptions.of(settings))

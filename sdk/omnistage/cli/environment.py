@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 
-TOKEN = "OMNISTAGE_TOKEN"
-TOKEN_FILE = "OMNISTAGE_TOKEN_FILE"
-
-_RANDOM_BYTES = 32
+from omnistage.host.token import FILE_VARIABLE, VARIABLE, new_token
 
 
 def with_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with a token of 256 random bits, unless it names one. Not on the command line: all users of a host can read that."""
-    if environment.get(TOKEN) or environment.get(TOKEN_FILE):
+    """The environment with a new token, unless it names one. Not on the command line: all users of a host can read that."""
+    if environment.get(VARIABLE) or environment.get(FILE_VARIABLE):
         return dict(environment)
-    return {**environment, TOKEN: secrets.token_urlsafe(_RANDOM_BYTES)}
+    return {**environment, VARIABLE: new_token().secret}

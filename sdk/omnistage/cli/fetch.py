@@ -1,29 +1,26 @@
-"""The default model on this machine: downloaded and converted once, with a bar."""
+"""The own checkpoint of a family on this machine: downloaded and converted once, with a bar."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from omnistage.client.errors import StackError
+from omnistage.models.common.fetch import FetchError
+from omnistage.models.registry import fetch_default, missing_packages
 
-NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "hibari")
-"""Packages without which nobody can run the default model."""
+DEFAULT_FAMILY = "smol"
 
 
-def fetch() -> Path:
-    """The folder of the default model. Bars go to stderr if that is a terminal. Raises StackError that says what to do."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+def fetch(family: str = DEFAULT_FAMILY) -> Path:
+    """The folder of the checkpoint. Bars go to stderr if that is a terminal. Raises StackError that says what to do."""
+    if missing := missing_packages(family):
         raise StackError(
-            f"the default model needs packages that are not installed: {', '.join(missing)}",
+            f"the models of {family} need packages that are not installed: {', '.join(missing)}",
             hint="pip install 'omnistage[cli,models,convert]'; convert is needed for the first start only.",
         )
-    from omnistage.models.smol.store import FetchError, model_directory
-
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:>32}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
@@ -35,6 +32,6 @@ def fetch() -> Path:
             progress.update(tasks[label], completed=fraction)
 
         try:
-            return model_directory(progress=show)
+            return fetch_default(family, show)
         except FetchError as error:
             raise StackError(str(error), hint="`omnistage fetch-default` tries again; what is already there is kept.") from error

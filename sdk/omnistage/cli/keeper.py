@@ -1,4 +1,5 @@
-"""The keeper of one process of a stack: when it ends by itself it is started again, at the same address, where everybody finds it."""
+"""The keeper of one process of a stack: when it ends by itself it is started again, at the same address, where everybody finds it. One that
+does not answer any more is ended first."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from omnistage.cli.child import Child, describe_exit
+from omnistage.cli.liveness import no_answer
 from omnistage.client.errors import StackError
 
 FIRST_BACKOFF_S = 0.1
@@ -40,9 +42,9 @@ class Keeper:
         clock = asyncio.get_running_loop().time
         while True:
             serving_since = clock()
-            code = await self.child.wait()
+            ended = await self._end()
             lost_at = clock()
-            self._tell_end(code)
+            self._tell(*ended)
             if lost_at - serving_since >= HEALTHY_S:
                 self._backoff_s = FIRST_BACKOFF_S
             failure = await self._start_again()
@@ -50,12 +52,25 @@ class Keeper:
                 return failure
             self._tell("restarted", f"{self.child.name} (pid {self.child.pid}) after {clock() - lost_at:.1f} s")
 
-    def _tell_end(self, code: int) -> None:
+    async def _end(self) -> tuple[str, str]:
+        """Wait until it has ended, and end it when it does not answer; what to tell of that."""
         who = f"{self.child.name} (pid {self.child.pid})"
+        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(no_answer(self.child.address))
+        either: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                why = hanging.result()
+                await self.child.kill()
+                return "lost", f"{who} {why} and was killed"
+            code = ending.result()
+        finally:
+            ending.cancel()
+            hanging.cancel()
+            await asyncio.wait(either)
         if code:
-            self._tell("lost", f"{who} ended with {describe_exit(code)}")
-        else:
-            self._tell("ended", f"{who} was told to, and let its sessions finish; it is started again")
+            return "lost", f"{who} ended with {describe_exit(code)}"
+        return "ended", f"{who} was told to, and let its sessions finish; it is started again"
 
     async def _start_again(self) -> StackError | None:
         """Start it until it serves; the last failure if it is not to be tried any more."""

@@ -6,32 +6,38 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from omnistage.wire.kinds import KINDS
+
 ANY_PORT = "127.0.0.1:0"
 
-STAGE_KINDS = ("thinker", "talker", "code2wav", "diffusion")
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+"""Where `omnistage serve` listens unless it is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """One stage: its model family, the folder of the checkpoint (empty: none), where and in what it computes, number of processes, and
-    options of the family."""
+    """The servers of one stage.
+
+    family: of models. checkpoint: its folder; empty: the family's own. device, dtype: where and in which numbers the model
+    computes. replicas: number of processes. settings: further settings of the servers, by name. options: of the family.
+    """
 
     kind: str
-    model: str
-    model_path: str = ""
+    family: str
+    checkpoint: str = ""
     device: str = "cpu"
     dtype: str = "auto"
     replicas: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the servers of one stack have in common; addresses are the router's. Zeros and None leave a setting to the server's default."""
+    """What the servers of one stack have in common. address, metrics_address: of the router. 0 and None: the default of the server."""
 
     address: str = ANY_PORT
     metrics_address: str = ANY_PORT
-    threads: int = 1
     max_sessions: int = 0
     inline_limit: int | None = None
     stall_limit_s: float | None = None
@@ -41,7 +47,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole stack. pipeline: name or file, as the router takes it."""
+    """A whole stack. pipeline: its name, or its file, as the router takes it."""
 
     pipeline: str
     stages: Sequence[StageLayout]
@@ -50,10 +56,12 @@ class Layout:
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of all that it may dial."""
         servers = self.servers
-        words = ["--model", stage.model, "--allow", ",".join(neighbours)]
-        words += ["--device", stage.device, "--dtype", stage.dtype, "--threads", str(servers.threads), "--grace", str(servers.grace_s)]
-        if stage.model_path:
-            words += ["--model-path", stage.model_path]
+        words = ["--family", stage.family, "--allow", ",".join(neighbours)]
+        words += ["--device", stage.device, "--dtype", stage.dtype, "--grace", str(servers.grace_s)]
+        for name, value in stage.settings.items():
+            words += [flag(name), value]
+        if stage.checkpoint:
+            words += ["--checkpoint", stage.checkpoint]
         if stage.options:
             words += ["--options", json.dumps(dict(stage.options))]
         if servers.max_sessions:
@@ -76,6 +84,11 @@ class Layout:
         return words
 
 
+def flag(setting: str) -> str:
+    """The option of a setting."""
+    return f"--{setting.replace('_', '-')}"
+
+
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
     """Read STAGE=VALUE words. A bare VALUE stands for every stage and has the key "". Raises ValueError that says what is wrong."""
     values: dict[str, str] = {}
@@ -83,8 +96,8 @@ def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
         stage, equals, value = word.partition("=")
         if not equals and word:
             values[""] = word
-        elif stage not in STAGE_KINDS or not value:
-            raise ValueError(f"{option} {word}: expected STAGE=VALUE with a stage of {', '.join(STAGE_KINDS)}")
+        elif stage not in KINDS or not value:
+            raise ValueError(f"{option} {word}: expected STAGE=VALUE with a stage of {', '.join(KINDS)}")
         else:
             values[stage] = value
     return values

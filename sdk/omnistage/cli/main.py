@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omnistage.cli.layout import Layout
+from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
-    from omnistage.cli.speak import Wish
+    from omnistage.cli.speak import Question
     from omnistage.client.request import Options
 
 app = typer.Typer(
@@ -28,14 +28,16 @@ Address = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; without it one is started.")
 ]
 Running = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; default: 127.0.0.1:50050.")
+    str | None, typer.Option(metavar="HOST:PORT", help=f"A running router, or several with commas between; default: {DEFAULT_ADDRESS}.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.wav", help="Write the sound to this file.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
-ModelName = Annotated[str, typer.Option(metavar="NAME", help="Pipeline; see `omnistage models`. Default: the router's own.")]
+PipelineName = Annotated[
+    str, typer.Option("--pipeline", "--model", metavar="NAME", help="See `omnistage pipelines`. Default: the router's own.")
+]
 Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of the call.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the servers' output and tracebacks.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, help="Longest answer, in tokens.")]
@@ -51,7 +53,7 @@ def ask(
     timeline: Timeline = None,
     json: Json = False,
     seed: Seed = None,
-    model: ModelName = "",
+    pipeline: PipelineName = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     timeout: Timeout = 120.0,
@@ -60,16 +62,16 @@ def ask(
     """Ask a question and get the answer, spoken."""
     if text_only and out is not None:
         raise typer.BadParameter("--out needs sound; leave --text-only out")
-    from omnistage.cli.speak import Wish
+    from omnistage.cli.speak import Question
 
-    options = _options(address, model, seed, timeout)
+    options = _options(address, pipeline, seed, timeout)
     if text_only:
         options["outputs"] = ["text"]
     if max_tokens is not None:
         options["max_tokens"] = max_tokens
     if temperature is not None:
         options["temperature"] = temperature
-    _speak(Wish(text, False, out, timeline, json, options), address, model, verbose)
+    _speak(Question(text, False, out, timeline, json, options), address, pipeline, verbose)
 
 
 @app.command()
@@ -80,29 +82,29 @@ def say(
     timeline: Timeline = None,
     json: Json = False,
     seed: Seed = None,
-    model: ModelName = "",
+    pipeline: PipelineName = "",
     timeout: Timeout = 120.0,
     verbose: Verbose = False,
 ) -> None:
     """Speak exactly this text."""
-    from omnistage.cli.speak import Wish
+    from omnistage.cli.speak import Question
 
-    _speak(Wish(text, True, out, timeline, json, _options(address, model, seed, timeout)), address, model, verbose)
+    _speak(Question(text, True, out, timeline, json, _options(address, pipeline, seed, timeout)), address, pipeline, verbose)
 
 
-def _options(address: str | None, model: str, seed: int | None, timeout: float) -> Options:
-    """What both commands ask of a router. model: the router that is started for a call has no other."""
+def _options(address: str | None, pipeline: str, seed: int | None, timeout: float) -> Options:
+    """What both commands ask of a router. pipeline: the router that is started for a call has no other."""
     from omnistage.client.request import Options
 
     options = Options(timeout_s=timeout)
     if seed is not None:
         options["seed"] = seed
-    if address is not None and model:
-        options["model"] = model
+    if address is not None and pipeline:
+        options["pipeline"] = pipeline
     return options
 
 
-def _speak(wish: Wish, address: str | None, model: str, verbose: bool) -> None:
+def _speak(question: Question, address: str | None, pipeline: str, verbose: bool) -> None:
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.speak import speak
 
@@ -110,18 +112,18 @@ def _speak(wish: Wish, address: str | None, model: str, verbose: bool) -> None:
         import omnistage.cli.pipelines  # noqa: F401  now, while an interrupt still just ends the process
 
     with errors_reported(verbose):
-        complete = wish.checked()
-        target = _target(address, model)
+        complete = question.checked()
+        target = _target(address, pipeline)
         Interruptible().run(lambda work: speak(work, complete, target, verbose))
 
 
-def _target(address: str | None, model: str) -> str | Layout:
+def _target(address: str | None, pipeline: str) -> str | Layout:
     """A running router, or what to start for this call."""
     if address is not None:
         return address
     from omnistage.cli.pipelines import layout_for
 
-    return layout_for(model)
+    return layout_for(pipeline)
 
 
 @app.command()
@@ -131,9 +133,26 @@ def serve(
     device: Annotated[list[str] | None, typer.Option(metavar="STAGE=DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = "127.0.0.1:50050",
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
     metrics_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Prometheus metrics of the router.")] = "127.0.0.1:0",
-    threads: Annotated[int, typer.Option(min=1, max=64, help="Compute threads per stage process.")] = 1,
+    threads: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[STAGE=]N", help="Compute threads of a process. A bare value is for the stages that have a use for it, here and below."
+        ),
+    ] = None,
+    max_batch_size: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]N", help="Sequences in one step.")] = None,
+    max_batch_tokens: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]N", help="Rows in one step, prompts included.")] = None,
+    kv_cache_bytes: Annotated[list[str] | None, typer.Option(metavar="[STAGE=]BYTES", help="Memory for keys and values.")] = None,
+    enable_cache: Annotated[
+        list[str] | None, typer.Option(metavar="[STAGE=]BOOL", help="Keep what prompts that begin alike have in common.")
+    ] = None,
+    tensor_parallel_size: Annotated[
+        list[str] | None, typer.Option(metavar="[STAGE=]N", help="Devices that a model is spread over.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        list[str] | None, typer.Option(metavar="[STAGE=]PART", help="Part of a GPU's memory that may be filled.")
+    ] = None,
     max_sessions: Annotated[int, typer.Option(min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
     inline_limit: Annotated[int | None, typer.Option(min=0, help="Tensors of fewer bytes travel in the message.")] = None,
     stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
@@ -148,36 +167,49 @@ def serve(
 ) -> None:
     """Start a router and all stages of a pipeline on this machine, until Ctrl-C."""
     from omnistage.cli import serve as serving
-    from omnistage.cli.layout import ServerOptions, by_stage, counts
+    from omnistage.cli.layout import ServerOptions, by_stage, counts, flag
     from omnistage.cli.pipelines import Choice
 
     try:
         devices = by_stage(device or (), "--device")
         processes = counts(replicas or (), "--replicas")
+        settings = {
+            name: by_stage(words, flag(name))
+            for name, words in (
+                ("threads", threads),
+                ("max_batch_size", max_batch_size),
+                ("max_batch_tokens", max_batch_tokens),
+                ("kv_cache_bytes", kv_cache_bytes),
+                ("enable_cache", enable_cache),
+                ("tensor_parallel_size", tensor_parallel_size),
+                ("gpu_memory_utilization", gpu_memory_utilization),
+            )
+            if words
+        }
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     servers = ServerOptions(
         address=address,
         metrics_address=metrics_address,
-        threads=threads,
         max_sessions=max_sessions,
         inline_limit=inline_limit,
         stall_limit_s=stall_limit,
         client_share=client_share,
         grace_s=grace,
     )
-    choice = Choice(pipeline, checkpoint, devices, processes, dtype, servers)
+    choice = Choice(pipeline, checkpoint, devices, processes, dtype, settings, servers)
     with errors_reported(verbose):
         serving.serve(choice, log_dir, verbose, ready_fd, lifeline_fd)
 
 
 @app.command()
-def models(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+@app.command("models", hidden=True)
+def pipelines(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
     """List what can be asked, or served where nothing runs. Starts nothing."""
-    from omnistage.cli.show import show_models
+    from omnistage.cli.show import show_pipelines
 
     with errors_reported(verbose):
-        asyncio.run(show_models(address, json, timeout, verbose))
+        asyncio.run(show_pipelines(address, json, timeout, verbose))
 
 
 @app.command()

@@ -100,7 +100,7 @@ class Silent(Plain):
         self._below.draw("", speaking_line(spoken))
 
 
-class Lively(Quiet):
+class Live(Quiet):
     """For a terminal: the text grows, in lines that are not broken within a word, and below it a line tells how much sound there is."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ def screen_for(as_json: bool) -> Screen:
     if not console.is_terminal or console.is_dumb_terminal or not sys.stderr.isatty():
         return Plain()
     if sys.stdout.isatty():
-        return Lively() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()
+        return Live() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()
     # What reads a pipe may write to this terminal itself.
     return Silent() if _is_file(sys.stdout) else Plain()
 

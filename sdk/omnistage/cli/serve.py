@@ -11,9 +11,9 @@ from pathlib import Path
 import typer
 
 from omnistage.cli import interrupt
-from omnistage.cli.layout import Layout
+from omnistage.cli.layout import Layout, flag
 from omnistage.cli.notices import Notices
-from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.pipelines import GPU_MEMORY, Choice, layout_of
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
 from omnistage.client.errors import OmniError, StackError
@@ -65,6 +65,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: 
         if not ready.is_wanted:
             notices.say(f"[bold]ending[/] on {why}: answers that run get up to {layout.servers.grace_s:g} s")
 
+    _tell_meaningless(layout, notices)
     ended = _call_once_at_end(lifeline_fd, end)
     try:
         async with started(layout, log_folder, verbose) as stack:
@@ -75,6 +76,12 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: 
     except asyncio.CancelledError:
         if not ended():
             raise
+
+
+def _tell_meaningless(layout: Layout, notices: Notices) -> None:
+    given = {stage.settings[GPU_MEMORY] for stage in layout.stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
+    if given:
+        notices.say(f"{flag(GPU_MEMORY)} {', '.join(sorted(given))} means nothing on a CPU")
 
 
 def _announce(stack: Stack, notices: Notices) -> None:

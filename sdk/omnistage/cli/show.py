@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from omnistage.cli.connect import connected
 from omnistage.cli.notices import Notices
 from omnistage.cli.targets import DEFAULT_ADDRESS, must_run, running
-from omnistage.client.listing import Model, Replica
+from omnistage.client.listing import Pipeline, Replica
 from omnistage.router.pipeline import load_pipeline, shipped_pipelines
 
-STATUS_KEYS = ("stage", "address", "pid", "state", "sessions", "queue", "transport")
+STATUS_KEYS = ("stage", "address", "pid", "state", "sessions", "queue", "transport", "settings")
 COLUMNS = ("pipeline", "stage", "model", "address", "pid", "state", "sessions", "queue", "transport")
 DROPPED = ("transport", "model", "pipeline", "queue", "pid")
 """The columns that a narrow terminal does without, the first of them first."""
@@ -26,23 +27,25 @@ WIDE = 200
 COLOURS = {"serving": "green", "draining": "yellow"}
 
 
-async def show_models(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The pipelines of a router; as JSON {"models": [{name, stages, inputs, outputs, voices, description}]}.
+async def show_pipelines(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
+    """The pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description}]}.
 
     address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve.
     """
     target = address if address is not None else await running()
     if target is None:
-        models = [_model_of(name) for name in shipped_pipelines()]
+        pipelines = [_pipeline_of(name) for name in shipped_pipelines()]
         Notices().say(f"[dim]nothing serves at {DEFAULT_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
     else:
         async with connected(target, timeout_s, verbose) as omni:
-            models = await omni.models(timeout_s=timeout_s)
-    print(json.dumps({"models": [asdict(model) for model in models]})) if as_json else _console().print(_models_table(models))
+            pipelines = await omni.pipelines(timeout_s=timeout_s)
+    print(json.dumps({"pipelines": [asdict(pipeline) for pipeline in pipelines]})) if as_json else _console().print(
+        _pipelines_table(pipelines)
+    )
 
 
 async def show_status(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The stage servers behind a router; as JSON {"replicas": [{stage, address, pid, state, sessions, queue, transport}]}.
+    """The stage servers behind a router; as JSON {"replicas": [{stage, address, pid, state, sessions, queue, transport, settings}]}.
 
     address: None for the one where `omnistage serve` puts it. Raises UnavailableError where nothing runs.
     """
@@ -53,12 +56,25 @@ async def show_status(address: str | None, as_json: bool, timeout_s: float, verb
     else:
         console = _console()
         console.print(_fitting(replicas, console))
+        for line in _settings(replicas):
+            console.print(line, highlight=False)
 
 
-def _model_of(pipeline_name: str) -> Model:
+def _settings(replicas: Sequence[Replica]) -> list[str]:
+    """What the stages chose, below the table: a line for all replicas of a stage that chose the same."""
+    told = [
+        f"[bold]{replica.stage}[/]  "
+        + ", ".join(f"[dim]{escape(name)}[/] {escape(value)}" for name, value in sorted(replica.settings.items()))
+        for replica in replicas
+        if replica.settings
+    ]
+    return ["", *dict.fromkeys(told)] if told else []
+
+
+def _pipeline_of(pipeline_name: str) -> Pipeline:
     """What its file says. Which voices a pipeline has, only its stages know."""
     pipeline = load_pipeline(pipeline_name)
-    return Model(
+    return Pipeline(
         name=pipeline.name,
         stages=tuple(stage.kind for stage in pipeline.stages),
         inputs=pipeline.inputs,
@@ -74,13 +90,13 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=WIDE)
 
 
-def _models_table(models: Sequence[Model]) -> Table:
+def _pipelines_table(pipelines: Sequence[Pipeline]) -> Table:
     table = Table(box=None, header_style="dim")
     for name in ("name", "stages", "takes", "gives", "voices", "about"):
         table.add_column(name, no_wrap=name == "name")
-    for model in models:
-        lists = (" > ".join(model.stages), ", ".join(model.inputs), ", ".join(model.outputs), ", ".join(model.voices))
-        table.add_row(f"[bold]{model.name}[/]", *lists, model.description)
+    for pipeline in pipelines:
+        lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), ", ".join(pipeline.outputs), ", ".join(pipeline.voices))
+        table.add_row(f"[bold]{pipeline.name}[/]", *lists, pipeline.description)
     return table
 
 

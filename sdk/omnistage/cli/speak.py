@@ -29,7 +29,7 @@ from omnistage.client.wav import write_wav
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Question:
     """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline: files to write."""
 
     text: str
@@ -39,8 +39,8 @@ class Wish:
     as_json: bool
     options: Options
 
-    def checked(self) -> Wish:
-        """The wish with its words, standard input read. Refuses what cannot be done, before anything is fetched, started or asked.
+    def checked(self) -> Question:
+        """The question with its words, standard input read. Refuses what cannot be done, before anything is fetched, started or asked.
 
         Raises RequestError.
         """
@@ -53,31 +53,32 @@ class Wish:
         return replace(self, text=words(self.text))
 
 
-async def speak(work: Interruptible, wish: Wish, target: str | Layout, verbose: bool) -> None:
+async def speak(work: Interruptible, question: Question, target: str | Layout, verbose: bool) -> None:
     """Ask, show the answer while it comes, write the files, print the figures; a private stack ends after that.
 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """
     if isinstance(target, Layout) and all(stage.kind != "thinker" for stage in target.stages):
         raise RequestError(
-            f"{target.pipeline} has no thinker, which ask and say need", hint="Give another --model, or none for the default."
+            f"{target.pipeline} has no thinker, which ask and say need", hint="Give another --pipeline, or none for the default."
         )
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.
-        out, picture = _open_files(wish.out, wish.timeline, files)
-        async with connected(target, wish.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
-            events = omni.stream_say(wish.text, **wish.options) if wish.verbatim else omni.stream(wish.text, **wish.options)
-            screen = screen_for(wish.as_json)
+        out, picture = _open_files(question.out, question.timeline, files)
+        async with connected(target, question.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
+            stream = omni.stream_say if question.verbatim else omni.stream
+            events = stream(question.text, **question.options)
+            screen = screen_for(question.as_json)
             keeping = Keeping(screen) if out is not None or picture is not None else None
             spoken, done = await follow(events, keeping or screen, keep_sound=out is not None)
             work.complete()
             try:
                 # Before another word, which may have lost its reader.
-                written = _write(wish, out, picture, spoken, done)
+                written = _write(question, out, picture, spoken, done)
             finally:
-                if not wish.as_json:
+                if not question.as_json:
                     _tell(*(sentence(failover, done.timing) for failover in done.failovers), figures(done))
-            if wish.as_json:
+            if question.as_json:
                 print(as_json(spoken, done), flush=True)
             elif written:
                 _tell(f"wrote {', '.join(written)}")
@@ -91,17 +92,17 @@ def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tu
     return sound, picture
 
 
-def _write(wish: Wish, out: OutputFile | None, picture: OutputFile | None, spoken: Spoken, done: Done) -> list[str]:
+def _write(question: Question, out: OutputFile | None, picture: OutputFile | None, spoken: Spoken, done: Done) -> list[str]:
     """Write the files that were asked for; returns their names. Raises NotSpokenError if there is no sound to write."""
     written = []
     if out is not None and spoken.sounds:
         out.write(lambda path: save(spoken, path))
         written.append(str(out.path))
     if picture is not None:
-        picture.write(lambda path: draw(path, done, spoken.text or wish.text))
+        picture.write(lambda path: draw(path, done, spoken.text or question.text))
         written.append(str(picture.path))
     if out is not None and not spoken.sounds:
-        raise NotSpokenError(f"nothing of the answer could be spoken by {done.model}: {out.path} was not written")
+        raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: {out.path} was not written")
     return written
 
 
@@ -150,7 +151,7 @@ def as_json(spoken: Spoken, done: Done) -> str:
             "rtf": _rounded(timing.rtf),
             "finish_reason": done.finish_reason,
             "seed": done.seed,
-            "model": done.model,
+            "pipeline": done.pipeline,
             "failovers": [_failover(failover) for failover in done.failovers],
         },
         ensure_ascii=False,
@@ -167,7 +168,7 @@ def figures(done: Done) -> str:
         None if timing.rtf is None else f"rtf {timing.rtf:.2f}",
         None if timing.is_continuous else f"gaps {timing.underrun_s:.2f} s",
         f"e2e {timing.e2e_s:.2f} s",
-        f"model {done.model}",
+        f"pipeline {done.pipeline}",
         f"seed {done.seed}",
     ]
     return " · ".join(part for part in parts if part)

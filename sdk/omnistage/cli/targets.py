@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from omnistage.cli.layout import DEFAULT_ADDRESS
 from omnistage.client.address import is_unknown, split
 from omnistage.client.errors import BadRequestError, UnavailableError
 from omnistage.host.addresses import host_and_port
 
-DEFAULT_ADDRESS = "127.0.0.1:50050"
-"""Where `omnistage serve` listens unless it is told otherwise."""
+__all__ = ["DEFAULT_ADDRESS", "check_target", "must_run", "running"]
 
 LOOK_S = 0.5
 LOOKUP_S = 2.0

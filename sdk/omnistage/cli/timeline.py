@@ -336,5 +336,5 @@ def _figures(done: Done, played: Sequence[Played]) -> str:
     if timing.rtf is not None:
         silence_s = sum(chunk.gap_s for chunk in played)
         parts += [f"real-time factor {timing.rtf:.2f}", "no gaps" if silence_s <= CONTINUITY_LIMIT_S else f"gaps {silence_s:.2f} s"]
-    parts.append(f"model {done.model}, seed {done.seed}")
+    parts.append(f"pipeline {done.pipeline}, seed {done.seed}")
     return "  ·  ".join(parts)

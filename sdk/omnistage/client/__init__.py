@@ -35,7 +35,7 @@ from omnistage.client.errors import (
     WrongLoopError,
 )
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
-from omnistage.client.listing import Model, Replica
+from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.omni import Omni
 from omnistage.client.playback import Timing
 from omnistage.client.private_stack import StackSettings
@@ -56,7 +56,6 @@ __all__ = [
     "Failover",
     "FieldViolation",
     "ForkedError",
-    "Model",
     "NotAvailableError",
     "NotSpokenError",
     "Omni",
@@ -64,6 +63,7 @@ __all__ = [
     "Options",
     "OverloadedError",
     "Picture",
+    "Pipeline",
     "ProtocolError",
     "Replica",
     "RequestError",

@@ -44,7 +44,7 @@ class Answer(dict[str, str]):
         self.text = text
         self.audio = audio
         self.pictures = pictures
-        self.model: str = done.model
+        self.pipeline: str = done.pipeline
         self.session_id: str = done.session_id
         self.seed: int = done.seed
         self.finish_reason: str = done.finish_reason

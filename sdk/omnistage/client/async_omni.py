@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from os import PathLike
 from types import TracebackType
@@ -14,11 +14,11 @@ import grpc
 from omnistage.client import fork
 from omnistage.client import request as requests
 from omnistage.client.answer import Answer, collect
-from omnistage.client.call import Call, Limits
+from omnistage.client.call import Call, CallLimits
 from omnistage.client.errors import ClosedError, WrongLoopError
 from omnistage.client.events import Event
 from omnistage.client.limit import Limit
-from omnistage.client.listing import Model, Replica
+from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import MediaLike
 from omnistage.client.private_stack import PrivateStack, StackPlan, StackSettings
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
@@ -49,7 +49,7 @@ class AsyncOmni:
         *,
         address: str | None = None,
         model_path: str | PathLike[str] | None = None,
-        tensor_parallel_size: int = 1,
+        tensor_parallel_size: int | Mapping[str, int] = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         resume_timeout_s: float = RESUME_TIMEOUT_S,
         **settings: Unpack[StackSettings],
@@ -149,7 +149,7 @@ class AsyncOmni:
         """The previews and pictures of a prompt, as they come."""
         return self._events(requests.for_drawing(prompt, images, options), options)
 
-    async def models(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Model]:
+    async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
         """The pipelines that this router serves."""
         limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
         router = await self._connected(limit.left_s)
@@ -157,7 +157,7 @@ class AsyncOmni:
             response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=limit.left_s)
         except grpc.aio.AioRpcError as error:
             raise limit.explain(error) from error
-        return [Model.of(model) for model in response.models]
+        return [Pipeline.of(model) for model in response.models]
 
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers behind this router and how they are."""
@@ -174,7 +174,7 @@ class AsyncOmni:
             return await collect(events)
 
     async def _events(self, request: omni_pb2.GenerateRequest, options: Options) -> AsyncGenerator[Event, None]:
-        limits = Limits(requests.time_limit_s(options), self._connect_timeout_s, self._resume_timeout_s)
+        limits = CallLimits(requests.time_limit_s(options), self._connect_timeout_s, self._resume_timeout_s)
         call = Call(await self._known(), request, limits)
         try:
             async with aclosing(call.events()) as events:

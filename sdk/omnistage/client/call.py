@@ -30,7 +30,7 @@ ROUTER_LOST = "its router was lost on the way"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallLimits:
     """Seconds. answer: for all of it. connect: for the first connection. resume: to find a router that goes on after a loss; 0: never."""
 
     answer_s: float
@@ -42,7 +42,7 @@ class Call:
     """Asks once. If the connection breaks, it asks once more for the rest, under the same request id, and the events go on as if nothing
     had happened; a second loss is an error."""
 
-    def __init__(self, routers: Routers, request: omni_pb2.GenerateRequest, limits: Limits) -> None:
+    def __init__(self, routers: Routers, request: omni_pb2.GenerateRequest, limits: CallLimits) -> None:
         self._routers = routers
         self._asked = request
         self._asked.request_id = request.request_id or uuid.uuid4().hex

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grpc
 
 from omnistage.client import fork
@@ -28,10 +30,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(address: str, options: Sequence[tuple[str, int]] = OPTIONS) -> grpc.aio.Channel:
     """An unconnected channel to HOST:PORT (or any gRPC target such as dns:///router:50050). Call it on the loop that will use it.
     Raises ForkedError."""
     fork.use()
-    channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+    channel = grpc.aio.insecure_channel(address, options=options)
     fork.leave_to_parent(channel)
     return channel

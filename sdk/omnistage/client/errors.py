@@ -95,7 +95,7 @@ class BadRequestError(RequestError):
 class UnknownModelError(RequestError):
     """No such pipeline, model or voice."""
 
-    hint = "`omnistage models` lists what this server offers."
+    hint = "`omnistage pipelines` lists what this server offers."
 
 
 class NotAvailableError(RequestError):

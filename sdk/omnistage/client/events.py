@@ -100,7 +100,7 @@ class Done:
     """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text. failovers: oldest first."""
 
     session_id: str
-    model: str
+    pipeline: str
     seed: int
     finish_reason: str
     usage: Usage

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from omnistage.client.reader import stage_name, state_name
 from omnistage.v1 import omni_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """One pipeline that can be asked."""
+class Pipeline:
+    """What can be asked."""
 
     name: str
     stages: tuple[str, ...]
@@ -20,7 +21,7 @@ class Model:
     description: str
 
     @classmethod
-    def of(cls, model: omni_pb2.Model) -> Model:
+    def of(cls, model: omni_pb2.Model) -> Pipeline:
         stages = tuple(stage_name(kind) for kind in model.stages)
         return cls(model.name, stages, tuple(model.inputs), tuple(model.outputs), tuple(model.voices), model.description)
 
@@ -28,7 +29,7 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One stage server. state: serving, draining or lost. sessions, queue: running and waiting. transport: how tensors reach it, most used
-    first, empty while it has had no session."""
+    first, empty while it has had no session. settings: what it chose and why, by name: device, dtype, sizes of batch and cache."""
 
     pipeline: str
     stage: str
@@ -39,6 +40,7 @@ class Replica:
     sessions: int
     queue: int
     transport: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, replica: omni_pb2.Replica) -> Replica:
@@ -53,4 +55,5 @@ class Replica:
             sessions=replica.load.sessions,
             queue=replica.load.queued,
             transport=",".join(name.removeprefix("TRANSPORT_KIND_").lower() for name, _ in transports),
+            settings=dict(replica.settings),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
@@ -16,7 +16,7 @@ from omnistage.client.answer import Answer
 from omnistage.client.async_omni import CONNECT_TIMEOUT_S, RESUME_TIMEOUT_S, AsyncOmni
 from omnistage.client.errors import ClosedError, OmniError
 from omnistage.client.events import Event
-from omnistage.client.listing import Model, Replica
+from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.loop_thread import LoopThread
 from omnistage.client.media import MediaLike
 from omnistage.client.private_stack import StackSettings
@@ -50,7 +50,7 @@ class Omni:
         *,
         address: str | None = None,
         model_path: str | PathLike[str] | None = None,
-        tensor_parallel_size: int = 1,
+        tensor_parallel_size: int | Mapping[str, int] = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         resume_timeout_s: float = RESUME_TIMEOUT_S,
         **settings: Unpack[StackSettings],
@@ -136,9 +136,9 @@ class Omni:
         """The previews and pictures of a prompt, as they come."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
-    def models(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Model]:
+    def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
         """The pipelines that this router serves."""
-        return self._run(checked_seconds("timeout_s", timeout_s), self._client.models(timeout_s=timeout_s))
+        return self._run(checked_seconds("timeout_s", timeout_s), self._client.pipelines(timeout_s=timeout_s))
 
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers behind this router and how they are."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from omnistage.client import fork
-from omnistage.client.errors import BadRequestError, NotAvailableError, StackError
+from omnistage.client.errors import BadRequestError, StackError
 from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
 from omnistage.client.request import checked_seconds
 
@@ -44,33 +44,38 @@ class StackSettings(TypedDict, total=False):
     """Processes by stage: {"talker": 2}."""
     max_sessions: int
     """Answers at once per stage process."""
-    threads: int
-    """Compute threads per stage process."""
     inline_limit: int
     """Tensors of more bytes travel through shared memory."""
+    threads: int | Mapping[str, int]
+    """Compute threads of a stage process; a bare value, here and below, is for the stages that have a use for it, or give it by stage."""
+    max_batch_size: int | Mapping[str, int]
+    """Sequences in one step."""
+    max_batch_tokens: int | Mapping[str, int]
+    """Rows in one step, prompts included."""
+    kv_cache_bytes: int | Mapping[str, int]
+    """Memory for keys and values."""
+    enable_cache: bool | Mapping[str, bool]
+    """Keep what prompts that begin alike have in common."""
+    gpu_memory_utilization: float | Mapping[str, float]
+    """Part of a GPU's memory that may be filled; means nothing on a CPU."""
     start_timeout_s: float
     """Time limit for download, load and start, seconds (900)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """What to start. Raises TypeError for settings that do not exist, BadRequestError for values that cannot be, NotAvailableError for what
-    this platform cannot serve yet."""
+    """What to start. Raises TypeError for settings that do not exist, BadRequestError for values that cannot be. What a model has no use
+    for is a StackError when it is started."""
 
     settings: StackSettings = field(default_factory=lambda: StackSettings())
     model_path: str | PathLike[str] | None = None
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int | Mapping[str, int] = 1
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.settings) - set(StackSettings.__annotations__))
         if unknown:
             known = ("model_path", "tensor_parallel_size", *StackSettings.__annotations__)
             raise TypeError(f"unknown settings {', '.join(unknown)}; known: {', '.join(known)}")
-        if self.tensor_parallel_size != 1:
-            raise NotAvailableError(
-                f"tensor_parallel_size={self.tensor_parallel_size}: one stage on several devices is not available on this platform yet",
-                hint="Use tensor_parallel_size=1; several replicas of a stage serve more sessions (replicas={'talker': 2}).",
-            )
         if self.model_path is not None and not Path(self.model_path).is_dir():
             raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
         checked_seconds("start_timeout_s", self.start_timeout_s)
@@ -87,17 +92,23 @@ class StackPlan:
         words += ["--ready-fd", str(ready_fd), "--lifeline-fd", str(lifeline_fd), "--client-share", "1"]
         if self.model_path is not None:
             words += ["--checkpoint", os.fspath(self.model_path)]
-        device = settings.get("device", {})
-        for word in [device] if isinstance(device, str) else [f"{stage}={name}" for stage, name in device.items()]:
-            words += ["--device", word]
-        for stage, count in settings.get("replicas", {}).items():
-            words += ["--replicas", f"{stage}={count}"]
-        for name in ("dtype", "max_sessions", "threads", "inline_limit"):
-            if name in settings:
-                words += [f"--{name.replace('_', '-')}", str(settings[name])]
+        for name, value in settings.items():
+            if name not in ("pipeline", "start_timeout_s"):
+                words += _option(name, value)
+        words += _option("tensor_parallel_size", self.tensor_parallel_size)
         if "pipeline" in settings:
             words += ["--", settings["pipeline"]]
         return words
+
+
+def _option(name: str, value: object) -> list[str]:
+    """A setting as words of the command line."""
+    texts = [f"{stage}={_text(one)}" for stage, one in value.items()] if isinstance(value, Mapping) else [_text(value)]
+    return [word for text in texts for word in (f"--{name.replace('_', '-')}", text)]
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class PrivateStack:

@@ -186,7 +186,7 @@ class Reader:
             raise NotSpokenError(f"nothing of this text could be spoken by {started.model}: no sound came")
         return Done(
             session_id=started.session_id,
-            model=started.model,
+            pipeline=started.model,
             seed=started.seed,
             # A router that went on with an answer whose text was over has not seen why it ended.
             finish_reason=finish_reason_name(usage.finish_reason or self._received.finish_reason),

@@ -20,8 +20,8 @@ TURN_KEYS = ("role", "content", "images", "audios")
 class Options(TypedDict, total=False):
     """What a single call may set. What is absent is the pipeline's default."""
 
-    model: str
-    """Pipeline name, from `models()`."""
+    pipeline: str
+    """Pipeline name, from `pipelines()`."""
     outputs: Sequence[str]
     """Ports wanted: text, audio, image."""
     seed: int
@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     frequency_penalty: float
     """-2 to 2."""
     voice: str
-    """Voice name, from `models()`."""
+    """Voice name, from `pipelines()`."""
     speed: float
     """Speed of speech, 0.5 to 2."""
     profile: str
@@ -90,7 +90,9 @@ TALKER = ("voice", "speed")
 CODE2WAV = ("profile", "sample_rate_hz")
 DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
 NEVER_ZERO = ("max_tokens", "sample_rate_hz", "width", "height", "steps", "results")
-TOP = ("model", "outputs", "seed", "conversation_id", "request_id")
+PROTO_NAMES = {"pipeline": "model"}
+"""Options that the protos call otherwise."""
+TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 
 
 def for_prompt(prompt: str, images: Sequence[MediaLike], audios: Sequence[MediaLike], options: Options) -> omni_pb2.GenerateRequest:
@@ -205,6 +207,6 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
             else:
                 if isinstance(value, str):
                     checked_text(name, value)
-                setattr(message, name, value)
+                setattr(message, PROTO_NAMES.get(name, name), value)
         except (TypeError, ValueError) as error:
             raise BadRequestError.of(name, str(error)) from error

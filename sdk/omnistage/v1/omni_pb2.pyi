@@ -166,7 +166,14 @@ class ListReplicasResponse(_message.Message):
     def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("pipeline", "kind", "model", "address", "pid", "state", "load")
+    __slots__ = ("pipeline", "kind", "model", "address", "pid", "state", "load", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +181,7 @@ class Replica(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     pipeline: str
     kind: _stage_pb2.StageKind
     model: str
@@ -181,4 +189,5 @@ class Replica(_message.Message):
     pid: int
     state: ReplicaState
     load: _stage_pb2.WatchResponse
-    def __init__(self, pipeline: _Optional[str] = ..., kind: _Optional[_Union[_stage_pb2.StageKind, str]] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., load: _Optional[_Union[_stage_pb2.WatchResponse, _Mapping]] = ...) -> None: ...
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, pipeline: _Optional[str] = ..., kind: _Optional[_Union[_stage_pb2.StageKind, str]] = ..., model: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., load: _Optional[_Union[_stage_pb2.WatchResponse, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -94,7 +94,7 @@ class RunResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., failover: _Optional[_Union[Failover, _Mapping]] = ..., chunks: _Optional[_Union[_chunk_pb2.Chunks, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints", "attempts", "batches")
+    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints", "attempts", "batches", "unwanted", "client")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,8 @@ class Open(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    UNWANTED_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     model: str
     params: StageParams
@@ -119,10 +121,12 @@ class Open(_message.Message):
     checkpoints: _containers.RepeatedScalarFieldContainer[str]
     attempts: _containers.RepeatedScalarFieldContainer[int]
     batches: bool
-    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., batches: _Optional[bool] = ...) -> None: ...
+    unwanted: _containers.RepeatedScalarFieldContainer[str]
+    client: str
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., batches: _Optional[bool] = ..., unwanted: _Optional[_Iterable[str]] = ..., client: _Optional[str] = ...) -> None: ...
 
 class Hop(_message.Message):
-    __slots__ = ("kind", "model", "addresses", "params", "takes", "checkpoints", "revision")
+    __slots__ = ("kind", "model", "addresses", "params", "takes", "checkpoints", "revision", "unwanted")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +134,7 @@ class Hop(_message.Message):
     TAKES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    UNWANTED_FIELD_NUMBER: _ClassVar[int]
     kind: StageKind
     model: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -137,7 +142,8 @@ class Hop(_message.Message):
     takes: _containers.RepeatedScalarFieldContainer[str]
     checkpoints: _containers.RepeatedScalarFieldContainer[str]
     revision: str
-    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., model: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., takes: _Optional[_Iterable[str]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ...) -> None: ...
+    unwanted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., model: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., takes: _Optional[_Iterable[str]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ..., unwanted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("credits", "needs", "revisions", "answer", "offers", "silent", "batches")
@@ -426,7 +432,14 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("kind", "model", "revision", "accepts", "produces", "boot_id", "max_sessions", "voices", "transports", "pid")
+    __slots__ = ("kind", "model", "revision", "accepts", "produces", "boot_id", "max_sessions", "voices", "transports", "pid", "settings", "inputs", "constraints")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +450,9 @@ class DescribeResponse(_message.Message):
     VOICES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     kind: StageKind
     model: str
     revision: str
@@ -447,7 +463,10 @@ class DescribeResponse(_message.Message):
     voices: _containers.RepeatedScalarFieldContainer[str]
     transports: _containers.RepeatedScalarFieldContainer[_tensor_pb2.TransportKind]
     pid: int
-    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., accepts: _Optional[_Iterable[_Union[Port, _Mapping]]] = ..., produces: _Optional[_Iterable[_Union[Port, _Mapping]]] = ..., boot_id: _Optional[str] = ..., max_sessions: _Optional[int] = ..., voices: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[_Union[_tensor_pb2.TransportKind, str]]] = ..., pid: _Optional[int] = ...) -> None: ...
+    settings: _containers.ScalarMap[str, str]
+    inputs: _containers.RepeatedScalarFieldContainer[str]
+    constraints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., accepts: _Optional[_Iterable[_Union[Port, _Mapping]]] = ..., produces: _Optional[_Iterable[_Union[Port, _Mapping]]] = ..., boot_id: _Optional[str] = ..., max_sessions: _Optional[int] = ..., voices: _Optional[_Iterable[str]] = ..., transports: _Optional[_Iterable[_Union[_tensor_pb2.TransportKind, str]]] = ..., pid: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ..., inputs: _Optional[_Iterable[str]] = ..., constraints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Port(_message.Message):
     __slots__ = ("name", "payload", "rate_millihertz", "compact", "replay", "element_type", "width")

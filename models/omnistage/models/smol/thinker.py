@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from tokenizers import Encoding, Tokenizer
 
-from omnistage.engine.activity import Activity
 from omnistage.engine.decoder import DecoderConfig, PackedDecoder
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
-from omnistage.engine.engine import Engine, TokenStream
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
-from omnistage.engine.request import TokenRequest
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
-from omnistage.engine.types import FinishReason, Sampling
-from omnistage.models.interface import BadRequest, Content, Load, ModelInfo, PortSpec, TextPiece, TextRequest, Turn
+from omnistage.engine.stream import SequenceStream
+from omnistage.models.common.answer import Answer, answered
+from omnistage.models.common.checkpoint import read_config
+from omnistage.models.common.requests import check_constraint, check_parts
+from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.tokenizer import read_tokenizer
+from omnistage.models.common.weights import Weights
+from omnistage.models.common.worker import Worker
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import (
+    Activity,
+    BadRequest,
+    Content,
+    FinishReason,
+    Load,
+    ModelInfo,
+    Piece,
+    PortSpec,
+    Rows,
+    TextPiece,
+    TextRequest,
+    Turn,
+    Wanted,
+)
+from omnistage.models.options import LoadOptions
 
 DEFAULT_SYSTEM = (
     "You are a helpful AI assistant. Give a short, clear and friendly answer of one to three complete sentences in plain English."
@@ -31,15 +53,14 @@ DEFAULT_SYSTEM = (
 """Used when a conversation has no system turn: the answer is to be heard, not read. Found by trying: a model of this size follows few
 words. With the marks around it these are the 32 tokens of a page, so the engine keeps it from one request to the next."""
 
-_ROLES = ("system", "user", "assistant")
-_MAX_STOP = 16
+TEXT = "text"
+MAX_SESSIONS = 64
+KV_CACHE_BYTES = 512 << 20
 _PIECE_TOKENS = 8
 _MAX_TOKEN_CHARACTERS = 8
 """A text with more characters than this for each token of the context is refused before it becomes tokens, which costs time. English has
 about 4.5 to a token of this vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
-_NEVER = -1e9
-"""Added to a logit: above no other one, whatever a client adds."""
-_CODE_REVISION = "3"
+_CODE_REVISION = "6"
 """Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -48,6 +69,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _LANGUAGE = "model."
 _UNUSED = ("audio_tower.", "visual.")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request, its tokens (of the prompt, or of `verbatim`), and its answer as far as the history."""
+
+    request: TextRequest
+    token_ids: tuple[int, ...]
+    answer: Answer
 
 
 class SmolThinker:
@@ -62,6 +92,7 @@ class SmolThinker:
         self._newline, self._opening = self._encode("\n"), self._encode("assistant\n")
         self._piece = BytePieces(tokenizer.id_to_token, special)
         self._unsayable = frozenset(special)
+        self._worker = Worker("tokenizer", threads=1)
 
     @classmethod
     def from_directory(
@@ -70,35 +101,65 @@ class SmolThinker:
         *,
         dtype: str = "bfloat16",
         threads: int = 1,
-        max_sessions: int = 64,
-        kv_bytes: int = 512 << 20,
+        max_sessions: int = MAX_SESSIONS,
+        limits: Limits | None = None,
+        kv_bytes: int = KV_CACHE_BYTES,
+        kept_pages: int | None = None,
         poison: bool = False,
+        settings: Mapping[str, str] | None = None,
     ) -> SmolThinker:
         """Load from a folder that `convert_thinker` wrote.
 
-        dtype: bfloat16 or float32. threads: torch threads of this process. kv_bytes: size of the KV cache, at least one full context;
-        memory is used as it is touched. poison: see `Engine`. Raises ValueError for missing, unknown or ill-shaped weights.
+        dtype: bfloat16 or float32. threads: torch threads of this process. limits: of the engine; None: those for so many sessions.
+        kv_bytes: size of the KV cache, at least one full context; memory is used as it is touched. kept_pages, poison: see `Engine`.
+        settings: for the info. Raises LoadError, or ValueError for ill-shaped weights.
         """
         if dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
         torch.set_num_threads(threads)
-        config = _read_config(directory)
-        weights = _WeightFile(directory / "model.safetensors", _DTYPES[dtype])
-        decoder = PackedDecoder(config, weights)
-        if unread := weights.unread():
-            raise ValueError(f"{directory} has weights that this model does not: {', '.join(unread[:8])}")
+        decoder = read_decoder(directory, _DTYPES[dtype])
         pages = kv_bytes // page_bytes(decoder.spec)
-        # A replica that takes another one's place has up to twice its sessions: all of them may wait at once.
-        limits = Limits(max_sequences=max_sessions, max_waiting=2 * max_sessions)
-        engine = Engine(decoder, pages=pages, limits=limits, poison=poison)
+        if (least := pages_for(decoder.spec.context)) > pages:
+            raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least * page_bytes(decoder.spec)}")
+        engine = Engine(
+            decoder, TokenHead(decoder.logits), pages=pages, limits=limits or _limits(max_sessions), kept_pages=kept_pages, poison=poison
+        )
+        results = computed(partial(fixed_results, decoder, decoder.logits, engine.attention.backend), threads)
         info = ModelInfo(
             name="smollm2-135m-instruct",
-            revision=_revision(directory, dtype),
+            revision=revision(directory, _CODE_REVISION, dtype=dtype, device="cpu", threads=threads, results=results),
             accepts=(),
-            produces=(PortSpec(name="text", content=Content.TEXT, compact=True),),
+            produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
             max_sessions=max_sessions,
+            settings={**(settings or {}), "products": decoder.products, "attention": engine.attention.reason},
         )
-        return cls(engine, Tokenizer.from_file(str(directory / "tokenizer.json")), info, config.context)
+        return cls(engine, read_tokenizer(directory), info, decoder.spec.context)
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> SmolThinker:
+        assert folder is not None
+        sessions = options.max_sessions or MAX_SESSIONS
+        limits = _limits(sessions, options.max_batch_size, options.max_batch_tokens)
+        dtype = "bfloat16" if options.dtype == "auto" else options.dtype
+        kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
+        is_kept = options.enable_cache is not False
+        chosen = {
+            "dtype": dtype,
+            "max_batch_size": limits.max_sequences,
+            "max_batch_tokens": limits.max_rows,
+            "kv_cache_bytes": kv_bytes,
+            "enable_cache": is_kept,
+        }
+        return cls.from_directory(
+            folder,
+            dtype=dtype,
+            threads=options.threads,
+            max_sessions=sessions,
+            limits=limits,
+            kv_bytes=kv_bytes,
+            kept_pages=None if is_kept else 0,
+            settings={name: options.told(name, value) for name, value in chosen.items()},
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -106,35 +167,27 @@ class SmolThinker:
 
     @property
     def threads(self) -> Sequence[Activity]:
-        return (self._engine.activity,)
+        return (self._engine.activity, self._worker.activity)
 
     def load(self) -> Load:
         stats = self._engine.stats()
-        return Load(queued=stats.waiting, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
+        return Load(queued=stats.waiting + self._worker.queued, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
 
     async def warm_up(self) -> None:
         """Answer one short question: compiles nothing, but touches every weight and keeps the pages of the default system prompt."""
-        request = TextRequest(turns=(Turn("user", "Hello!"),), seed=0, max_tokens=4)
-        async with aclosing(self.generate(request)) as pieces:
+        prepared = await self.prepare(TextRequest((Turn("user", ("Hello!",)),), seed=0, max_tokens=4))
+        async with aclosing(self._think(prepared)) as pieces:
             async for _ in pieces:
                 pass
 
     async def close(self) -> None:
         await self._engine.close()
+        await self._worker.close()
 
-    async def prepare(self, request: TextRequest) -> TextRequest:
+    async def prepare(self, request: TextRequest) -> Prepared:
         """See ThinkerModel.prepare. Text is counted before anything is done with it, and becomes tokens on a thread."""
-        if not request.turns and not request.verbatim:
-            raise BadRequest("thinker.messages", "give at least one message")
-        for turn in request.turns:
-            if turn.role not in _ROLES:
-                raise BadRequest("thinker.messages", f"the role {turn.role!r} is unknown, use one of {', '.join(_ROLES)}")
-        if request.max_tokens < 1:
-            raise BadRequest("thinker.max_tokens", "ask for at least 1 token")
-        if not 0 <= request.min_tokens <= request.max_tokens:
-            raise BadRequest("thinker.min_tokens", f"must be between 0 and max_tokens, {request.max_tokens}")
-        if len(request.stop) > _MAX_STOP or not all(request.stop):
-            raise BadRequest("thinker.stop", f"give at most {_MAX_STOP} strings, none of them empty")
+        check_parts(request, self._info)
+        check_constraint(request, self._info)
         vocabulary = self._tokenizer.get_vocab_size()
         if not all(0 <= token_id < vocabulary for token_id in request.sampling.logit_bias):
             raise BadRequest("thinker.sampling.logit_bias", f"token ids must be below {vocabulary}")
@@ -144,14 +197,14 @@ class SmolThinker:
             raise BadRequest("resume.history", "special tokens are in no answer")
         self._check_characters("thinker.verbatim", len(request.verbatim))
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
-        return await asyncio.to_thread(self._tokenized, request)
+        return await self._worker.run(partial(self._tokenized, request))
 
     def _check_characters(self, field: str, count: int) -> None:
         most = self._context * _MAX_TOKEN_CHARACTERS
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
-    def _tokenized(self, request: TextRequest) -> TextRequest:
+    def _tokenized(self, request: TextRequest) -> Prepared:
         """The request with its tokens. Raises BadRequest for what only they tell."""
         if request.verbatim:
             ids = self._encode(request.verbatim)
@@ -159,38 +212,30 @@ class SmolThinker:
                 raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
         else:
             ids = self.prompt(request.turns)
-            self._check_unfinished(request, ids)
-        return replace(request, token_ids=ids)
+        answer = Answer(
+            Detokenizer(self._piece, () if request.verbatim else request.stop), {TEXT: len(request.history)}, history=request.history
+        )
+        if not request.verbatim:
+            self._check_unfinished(request, ids, answer)
+        return Prepared(request, ids, answer)
 
-    def _check_unfinished(self, request: TextRequest, prompt: Sequence[int]) -> None:
+    def _check_unfinished(self, request: TextRequest, prompt: Sequence[int], answer: Answer) -> None:
         """An answer that has ended cannot go on; whoever has its last token also has its finish reason."""
         if request.finished is not None:
             return
         if request.history and len(request.history) >= self._max_tokens(request, prompt):
             raise BadRequest("resume.history", f"the answer ended before or with its {len(request.history)} tokens, by its length")
-        if request.stop and self._detokenizer(request).stopped:
+        if answer.ended:
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
-
-    def _sampling(self, request: TextRequest) -> Sampling:
-        """Special tokens are never drawn but for the end: one in the history of an answer would open another turn in it."""
-        bias = {**request.sampling.logit_bias, **dict.fromkeys(self._unsayable - {self._end}, _NEVER)}
-        return replace(request.sampling, logit_bias=bias)
 
     def _max_tokens(self, request: TextRequest, prompt: Sequence[int]) -> int:
         return min(request.max_tokens, self._context - len(prompt))
-
-    def _detokenizer(self, request: TextRequest) -> Detokenizer:
-        """One that has seen the history, and holds back what was held back after it."""
-        detokenizer = Detokenizer(self._piece, request.stop)
-        for token_id in request.history:
-            detokenizer.push(token_id)
-        return detokenizer
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat form (ChatML), open for the assistant's answer. Raises BadRequest if it is too
         long."""
         if not turns or turns[0].role != "system":
-            turns = (Turn("system", DEFAULT_SYSTEM), *turns)
+            turns = (Turn("system", (DEFAULT_SYSTEM,)), *turns)
         encoded = [self._encoded(f"{turn.role}\n{turn.text}") for turn in turns]
         size = sum(map(len, encoded)) + len(encoded) * (2 + len(self._newline)) + 1 + len(self._opening)
         if size >= self._context:
@@ -208,109 +253,92 @@ class SmolThinker:
         (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return encoded
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+    async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """Yield pieces as they are ready. At most `scheduler.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
         text is not among the ids; a stop string's tokens are, its text is not."""
-        if not request.token_ids:
-            request = await self.prepare(request)
-        if request.finished is not None:
-            yield TextPiece("", (), finish_reason=request.finished)
-            return
-        pieces = self._say(request) if request.verbatim else self._think(request)
+        pieces = self._say(prepared) if prepared.request.verbatim else self._think(prepared)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
-    async def _say(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        ids = request.token_ids
-        detokenizer = self._detokenizer(replace(request, stop=()))
-        for first in range(len(request.history), len(ids), _PIECE_TOKENS):
-            part = ids[first : first + _PIECE_TOKENS]
-            yield TextPiece("".join(map(detokenizer.push, part)), tuple(part))
-        yield TextPiece(detokenizer.finish(), (), finish_reason=FinishReason.STOP)
+    async def _say(self, prepared: Prepared) -> AsyncGenerator[TextPiece | Rows, None]:
+        answer, ids = prepared.answer, prepared.token_ids
+        for first in range(len(prepared.request.history), len(ids), _PIECE_TOKENS):
+            for token_id in ids[first : first + _PIECE_TOKENS]:
+                answer.token(token_id)
+            for piece in answer.take():
+                yield piece
+        answer.end(FinishReason.STOP)
+        for piece in answer.take():
+            yield piece
 
-    async def _think(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
-        stream = self._engine.submit(
-            TokenRequest(
-                prompt=request.token_ids,
-                seed=request.seed,
-                max_tokens=self._max_tokens(request, request.token_ids),
-                sampling=self._sampling(request),
-                min_tokens=request.min_tokens,
-                end_ids=frozenset({self._end}),
-                ignore_end=request.ignore_eos,
-                logprobs=request.logprobs,
-                history=request.history,
-            )
-        )
-        async with aclosing(stream):
-            async for piece in self._pieces(stream, self._detokenizer(request)):
+    async def _think(self, prepared: Prepared) -> AsyncGenerator[TextPiece | Rows, None]:
+        async with (
+            aclosing(self._ask_engine(prepared)) as stream,
+            aclosing(answered(stream, prepared.answer, torch.Tensor.numpy)) as pieces,
+        ):
+            async for piece in pieces:
                 yield piece
 
-    async def _pieces(self, stream: TokenStream, detokenizer: Detokenizer) -> AsyncGenerator[TextPiece, None]:
-        finish_reason: FinishReason | None = None
-        while finish_reason is None:
-            text, ids, logprobs, queued_s = "", [], [], 0.0
-            for event in await stream.take():
-                queued_s += event.queued_s
-                finish_reason = event.finish_reason
-                if event.token_id is not None:
-                    ids.append(event.token_id)
-                    logprobs += [] if event.logprob is None else [event.logprob]
-                    text += detokenizer.push(event.token_id)
-                if finish_reason is not None:
-                    text += detokenizer.finish()
-                if detokenizer.stopped:
-                    finish_reason = FinishReason.STOP
-                    break
-            yield TextPiece(text, tuple(ids), tuple(logprobs), finish_reason=finish_reason, queued_s=queued_s)
+    def _ask_engine(self, prepared: Prepared) -> SequenceStream:
+        request = prepared.request
+        return self._engine.submit(
+            SequenceRequest(
+                prompt=Prompt.of_tokens(prepared.token_ids),
+                seed=request.seed,
+                max_items=self._max_tokens(request, prepared.token_ids),
+                sampling=request.sampling,
+                min_items=request.min_tokens,
+                end_ids=frozenset({self._end}),
+                ignore_end=request.ignore_eos,
+                # One in the history of an answer would open another turn in it.
+                banned=self._unsayable - {self._end},
+                logprobs=request.logprobs,
+                history=tuple((token_id,) for token_id in request.history),
+                client=request.client,
+            )
+        )
 
 
-class _WeightFile:
-    """The language weights of a checkpoint by name, in one dtype."""
+def _limits(sessions: int, batch: int = 0, rows: int = 0) -> Limits:
+    """Of the engine, for so many sessions. batch, rows: of a step; 0: what is usual. Raises LoadError.
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
-        self._file = safe_open(path, framework="pt")
-        self._dtype = dtype
-        self._names = set(self._file.keys())  # type: ignore[no-untyped-call]
-        self._asked: set[str] = set()
+    A replica that takes another one's place has up to twice its sessions: all of them may wait at once."""
+    limits = Limits(max_sequences=batch or sessions, max_waiting=2 * sessions)
+    if not rows:
+        return limits
+    if rows < PAGE_ROWS:
+        raise LoadError(f"max_batch_tokens {rows}: a piece of a prompt alone has {PAGE_ROWS}")
+    return replace(limits, max_rows=rows)
 
-    def __call__(self, name: str) -> torch.Tensor | None:
-        full = name if name == "lm_head.weight" else _LANGUAGE + name
-        self._asked.add(full)
-        if full not in self._names:
-            return None
-        tensor: torch.Tensor = self._file.get_tensor(full)  # type: ignore[no-untyped-call]
-        return tensor.to(self._dtype)
 
-    def unread(self) -> list[str]:
-        """Weights that nobody asked for, those of the unused encoders aside."""
-        return sorted(name for name in self._names - self._asked if not name.startswith(_UNUSED))
+def read_decoder(directory: Path, dtype: torch.dtype) -> PackedDecoder:
+    """The language model of a folder that `convert_thinker` wrote. Raises BadCheckpoint, or ValueError for ill-shaped weights."""
+    with Weights(directory) as weights:
+        decoder = PackedDecoder(_read_config(directory), partial(_language_weight, weights, dtype))
+        weights.check_read(ignored=_UNUSED)
+    return decoder
+
+
+def _language_weight(weights: Weights, dtype: torch.dtype, name: str) -> torch.Tensor | None:
+    """A weight of the language model by the decoder's name."""
+    tensor = weights.read(name if name == "lm_head.weight" else _LANGUAGE + name)
+    return None if tensor is None else tensor.to(dtype)
 
 
 def _read_config(directory: Path) -> DecoderConfig:
-    text = json.loads((directory / "config.json").read_text(encoding="utf-8"))["text_config"]
+    text = read_config(directory, "qwen2_5_omni_thinker").section("text_config")
     return DecoderConfig(
-        layers=text["num_hidden_layers"],
-        hidden_size=text["hidden_size"],
-        ffn_size=text["intermediate_size"],
-        query_heads=text["num_attention_heads"],
-        kv_heads=text["num_key_value_heads"],
-        vocab_size=text["vocab_size"],
-        context=text["max_position_embeddings"],
-        norm_eps=text["rms_norm_eps"],
-        rope_theta=text["rope_parameters"]["rope_theta"],
+        layers=text.value("num_hidden_layers", int),
+        hidden_size=text.value("hidden_size", int),
+        ffn_size=text.value("intermediate_size", int),
+        query_heads=text.value("num_attention_heads", int),
+        kv_heads=text.value("num_key_value_heads", int),
+        vocab_size=text.value("vocab_size", int),
+        context=text.value("max_position_embeddings", int),
+        norm_eps=text.value("rms_norm_eps", float),
+        rope_theta=text.section("rope_parameters").value("rope_theta", float),
     )
-
-
-def _revision(directory: Path, dtype: str) -> str:
-    """Twelve hex digits of everything that a token can depend on: files, dtype, code, and the library and CPU that multiply."""
-    digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        with (directory / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    digest.update(f"{dtype} {_CODE_REVISION} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
-    return digest.hexdigest()[:12]
 
 
 def _special(tokenizer: Tokenizer, name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ def row(token_id: int, width: int = WIDTH) -> NDArray[np.float32]:
     return (token_id + np.arange(width)).astype(np.float32)
 
 
-def frames(rows: NDArray[np.float32]) -> NDArray[np.uint32]:
+def frames(rows: NDArray[np.generic]) -> NDArray[np.uint32]:
     """[n, width] rows to [2n, CODEBOOKS] codes."""
     first = rows[:, 0].astype(np.int64)[:, None, None]
     b = np.arange(FRAMES_PER_ROW)[None, :, None]
@@ -66,3 +67,138 @@ def stamp() -> NDArray[np.int64]:
 def stamped_at(limbs: NDArray[np.integer]) -> float:
     """Seconds of time.monotonic() that a stamp was made at."""
     return sum(int(limb) << (15 * n) for n, limb in enumerate(limbs)) / 1e6
+
+
+# Of the family toy-omni: pictures and sound go in, and everything that was said before decides what comes -----------------------------
+
+OMNI_WIDTH = 8
+PATCH = 2
+"""Pixels of a side of a patch; what is missing at the edges is black."""
+HOP = 240
+"""Samples of a sound that make one item."""
+OMNI_CODEBOOKS = 2
+TAIL = 3
+"""Frames that a Talker makes after the last row, as speech has an end that no text stands for."""
+
+Seen = str | NDArray[np.uint8] | NDArray[np.int16]
+"""Text, a picture [height, width], or the samples [n] of a sound."""
+
+
+def items(seen: Sequence[Seen]) -> NDArray[np.int64]:
+    """What a prompt is made of: value, time, y and x of each item, [n, 4]. A character is an item, its value the code point. A patch of a
+    picture is one, its value the sum of its pixels; all of them have the time of the first, and the picture takes as many positions as its
+    longer side has patches (as M-RoPE in Qwen2-VL, arXiv 2409.12191, section 2.1). HOP samples of a sound are one, their sum its value."""
+    rows: list[NDArray[np.int64]] = []
+    at = 0
+    for one in seen:
+        values = _values(one)
+        height, width = values.shape
+        y, x = np.indices(values.shape)
+        if isinstance(one, np.ndarray) and one.ndim == 2:
+            places, long = np.stack([np.full_like(y, at), at + y, at + x]), max(height, width)
+        else:
+            places, long = np.stack([at + x] * 3), width
+        rows.append(np.concatenate([values[None], places]).reshape(4, -1).T)
+        at += long
+    return np.concatenate([np.empty((0, 4), np.int64), *rows])
+
+
+def _values(one: Seen) -> NDArray[np.int64]:
+    if isinstance(one, str):
+        return np.array([[ord(character) for character in one]], np.int64).reshape(1, -1)
+    if one.ndim == 1:
+        padded = np.pad(one.astype(np.int64), (0, -len(one) % HOP))
+        summed: NDArray[np.int64] = padded.reshape(1, -1, HOP).sum(axis=2)
+        return summed
+    height, width = one.shape
+    padded = np.pad(one.astype(np.int64), ((0, -height % PATCH), (0, -width % PATCH)))
+    blocks: NDArray[np.int64] = padded.reshape(padded.shape[0] // PATCH, PATCH, -1, PATCH).sum(axis=(1, 3))
+    return blocks
+
+
+def next_place(prompt: NDArray[np.int64]) -> int:
+    """Where the answer begins: after the furthest position on any axis."""
+    return int(prompt[:, 1:].max()) + 1 if len(prompt) else 0
+
+
+def prompt_rows(prompt: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """The rows of the items, bfloat16 [n, OMNI_WIDTH]: (value + 3 t + 5 y + 7 x + j) mod 256."""
+    summed = prompt @ np.array([1, 3, 5, 7])
+    return bfloat16((summed[:, None] + np.arange(OMNI_WIDTH)) % 256)
+
+
+def omni_token(seed: int, prompt: NDArray[np.int64], n: int) -> int:
+    """Token n of the answer, which has the position after all those before it."""
+    summed = int((prompt @ np.array([1, 1, 2, 3])).sum())
+    return (31 * seed + summed + 7 * (next_place(prompt) + n)) % 1000
+
+
+def omni_rows(tokens: Sequence[int]) -> NDArray[np.uint16]:
+    """The rows of tokens, bfloat16 [n, OMNI_WIDTH]: (token + j) mod 256."""
+    return bfloat16((np.array(tokens, np.int64).reshape(-1, 1) + np.arange(OMNI_WIDTH)) % 256)
+
+
+def voice_key(prompt: NDArray[np.int64], voice: int = 0) -> int:
+    """What a Talker takes from a prompt: from its rows and from its items. voice: number of the voice that speaks."""
+    return int(100 * voice + from_bfloat16(prompt_rows(prompt))[:, 0].sum() + prompt[:, 0].sum()) % 1024
+
+
+def next_frame(before: Sequence[int], row: int, n: int) -> tuple[int, int]:
+    """Frame n, from the one before it and from the first element of row n; 0 where the rows have ended."""
+    first = (3 * before[0] + row + n) % 1024
+    return first, (5 * before[1] + first) % 1024
+
+
+def omni_frames(prompt: NDArray[np.int64], tokens: Sequence[int], voice: int = 0) -> NDArray[np.uint32]:
+    """All frames of an answer, [tokens + TAIL, OMNI_CODEBOOKS]. The frame before the first is (voice_key, 0)."""
+    frame, frames = (voice_key(prompt, voice), 0), []
+    for n, row in enumerate([*(token % 256 for token in tokens), *[0] * TAIL]):
+        frame = next_frame(frame, row, n)
+        frames.append(frame)
+    return np.array(frames, np.uint32)
+
+
+def bfloat16(values: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """The bits of whole numbers below 256, which bfloat16 has exactly."""
+    bits: NDArray[np.uint16] = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return bits
+
+
+def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.int64]:
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.int64)
+
+
+# Of the family toy-film: pictures, films and sound --------------------------------------------------------------------------------------
+
+
+def noise(seed: int, plane: NDArray[np.int64], y: NDArray[np.int64], x: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What a drawing begins with, [planes, height, width]: (seed + 3 plane + 5 y + 7 x) mod 256."""
+    begun: NDArray[np.int64] = (seed % 256 + np.add.outer(np.add.outer(3 * plane, 5 * y), 7 * x)) % 256
+    return begun
+
+
+def steer(prompt: str, negative_prompt: str, scale: int, shown: int = 0) -> int:
+    """What is added in each step: what the negative prompt says, and from there `scale` times the way to what the prompt says. shown: sum
+    of the pixels of the images that were given."""
+    to, away = (sum(map(ord, text)) for text in (prompt, negative_prompt))
+    return (away + scale * (to - away) + shown) % 256
+
+
+def drawn(begun: NDArray[np.int64], added: int, steps: int) -> NDArray[np.int64]:
+    """After so many steps x <- (3 x + added + step) mod 256: 3^n x + the sum of 3^(n - s) (added + s)."""
+    total = sum(pow(3, steps - step, 256) * (added + step) for step in range(1, steps + 1))
+    latent: NDArray[np.int64] = (pow(3, steps, 256) * begun + total) % 256
+    return latent
+
+
+def layer(latent: NDArray[np.int64], number: int) -> NDArray[np.uint8]:
+    """A layer of a picture, [height, width]: 16 brighter than the one below."""
+    pixels: NDArray[np.uint8] = ((latent + 16 * number) % 256).astype(np.uint8)
+    return pixels
+
+
+def film_sound(seed: int, added: int, first: int, count: int) -> NDArray[np.float32]:
+    """Samples from `first` on, [count, 1]: ((seed + added + 5 n) mod 2048 - 1024) / 32768."""
+    n = np.arange(first, first + count)[:, None]
+    sound: NDArray[np.float32] = (((seed % 2048 + added + 5 * n) % 2048 - 1024) / 32768).astype(np.float32)
+    return sound

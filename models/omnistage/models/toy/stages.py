@@ -4,36 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
-import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.engine.activity import Activity
-from omnistage.engine.types import FinishReason
+from omnistage.engine.detokenizer import Detokenizer
+from omnistage.models.common.answer import Answer
+from omnistage.models.common.requests import check_constraint, check_parts
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
+    Activity,
+    Array,
     BadRequest,
     Content,
     DrawRequest,
+    FinishReason,
     Frames,
     Load,
     ModelInfo,
     Picture,
+    Piece,
     PortSpec,
+    Preview,
+    Progress,
+    Rows,
     Sound,
-    SpeechFrames,
     SpeechRequest,
     TextPiece,
     TextRequest,
+    Wanted,
     WaveRequest,
 )
+from omnistage.models.options import LoadOptions
 from omnistage.models.toy import formulas
+from omnistage.models.toy.files import png
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MAX_SESSIONS = 1024
 REVISION = "1"
@@ -62,16 +73,7 @@ class ToyOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
-        known = {field.name for field in fields(cls)}
-        unknown = set(options) - known
-        if unknown:
-            raise LoadError(f"unknown options {sorted(unknown)} of the toy models; known are {sorted(known)}")
-        for name, value in options.items():
-            default = getattr(cls(), name)
-            wanted = (int, float) if isinstance(default, float) else type(default)
-            if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
-                raise LoadError(f"option {name} of the toy models is {value!r} and must be like {default!r}")
-        return cls(**options)
+        return cls(**checked_options(options, cls()))
 
     @property
     def row_width(self) -> int:
@@ -82,7 +84,21 @@ class ToyOptions:
         return formulas.CODEBOOKS + (formulas.LIMBS if self.stamp else 0)
 
 
-class _Toy:
+def checked_options(options: dict[str, Any], defaults: DataclassInstance) -> dict[str, Any]:
+    """Options that a toy has, each of the type of its default. Raises LoadError."""
+    known = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
+    unknown = sorted(options.keys() - known.keys())
+    if unknown:
+        raise LoadError(f"unknown options {unknown} of the toy models; known are {sorted(known)}")
+    for name, value in options.items():
+        default = known[name]
+        wanted = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
+            raise LoadError(f"option {name} of the toy models is {value!r} and must be like {default!r}")
+    return options
+
+
+class Toy:
     """What all toys have in common: they hold nothing."""
 
     info: ModelInfo
@@ -90,6 +106,10 @@ class _Toy:
 
     def __init__(self, options: ToyOptions) -> None:
         self.options = options
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
+        return cls(ToyOptions.from_settings(dict(options.family)))
 
     def load(self) -> Load:
         return Load()
@@ -104,7 +124,7 @@ class _Toy:
         return random.randint(1, self.options.max_chunk)
 
 
-class ToyThinker(_Toy):
+class ToyThinker(Toy):
     """Counts in sevens."""
 
     def __init__(self, options: ToyOptions) -> None:
@@ -114,8 +134,8 @@ class ToyThinker(_Toy):
         self.info = ModelInfo("toy-thinker", REVISION, (), (text, hidden), options.max_sessions)
 
     async def prepare(self, request: TextRequest) -> TextRequest:
-        if not request.turns and not request.verbatim:
-            raise BadRequest("thinker.messages", "at least one turn is needed")
+        check_parts(request, self.info)
+        check_constraint(request, self.info)
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
         return request
@@ -126,38 +146,48 @@ class ToyThinker(_Toy):
         natural = len(spoken) if spoken else self.options.length
         return request.max_tokens if request.ignore_eos and not spoken else min(natural, request.max_tokens)
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+    async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
-        await self.prepare(request)
-        async with aclosing(self._earlier(request)) as earlier:
-            async for piece in earlier:
-                yield piece
-        if request.finished is not None:
-            return
-        spoken = request.verbatim.split()
+        request, total = prepared, self._length(prepared)
+        answer = Answer(self._detokenizer(request), wanted, history=request.history, finished=request.finished, row_port="hidden")
+        for piece in self._earlier(request, answer, wanted):
+            yield piece
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
-        natural, total = len(spoken) if spoken else self.options.length, self._length(request)
-        finish = FinishReason.STOP if total == natural else FinishReason.LENGTH
         n = len(request.history)
-        while n < total:
-            if self.options.interval_s:
+        while not answer.ended:
+            if self.options.interval_s and n < total:
                 await asyncio.sleep(self.options.interval_s)
-            count = min(self._cut(), total - n)
-            tokens = tuple(formulas.token(request.seed, prompt, n + i) for i in range(count))
-            words = "".join(f"{spoken[n + i]} " if spoken else formulas.word(tokens[i]) for i in range(count))
-            n += count
-            yield TextPiece(words, tokens, hidden=self._rows(tokens), finish_reason=finish if n == total else None)
-        if total == 0:
-            yield TextPiece("", (), hidden=self._rows(()), finish_reason=finish)
+            for _ in range(min(self._cut(), total - n)):
+                token = formulas.token(request.seed, prompt, n)
+                answer.token(token)
+                if "hidden" in wanted:
+                    answer.rows(self._rows((token,)))
+                n += 1
+            if n == total:
+                answer.end(FinishReason.LENGTH if self._is_cut(request) else FinishReason.STOP)
+            for piece in answer.take():
+                yield piece
 
-    async def _earlier(self, request: TextRequest) -> AsyncGenerator[TextPiece, None]:
+    def _detokenizer(self, request: TextRequest) -> Detokenizer:
+        """The bytes of a spoken token are the next word, whatever the token is: they are asked for once each, in order."""
+        spoken = iter(request.verbatim.split())
+        if request.verbatim.split():
+            return Detokenizer(lambda token_id: f"{next(spoken)} ".encode())
+        return Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
+
+    def _is_cut(self, request: TextRequest) -> bool:
+        spoken = request.verbatim.split()
+        return self._length(request) != (len(spoken) if spoken else self.options.length)
+
+    def _earlier(self, request: TextRequest, answer: Answer, wanted: Wanted) -> Iterator[TextPiece | Rows]:
         """The rows of the history again, without a pause: like a prefill they cost next to nothing."""
-        left = request.history[request.rows_from :]
+        left = request.history[wanted["hidden"] :] if "hidden" in wanted else ()
         while left:
             tokens, left = left[: (cut := self._cut())], left[cut:]
-            yield TextPiece("", tokens, hidden=self._rows(tokens), finish_reason=None if left else request.finished)
-        if request.finished is not None and request.rows_from == len(request.history):
-            yield TextPiece("", (), hidden=self._rows(()), finish_reason=request.finished)
+            answer.rows(self._rows(tokens))
+            yield from answer.take()
+        if answer.ended:
+            yield from answer.take()
 
     def _rows(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         rows = np.empty((len(tokens), self.options.row_width), np.float32)
@@ -168,7 +198,7 @@ class ToyThinker(_Toy):
         return rows
 
 
-class ToyTalker(_Toy):
+class ToyTalker(Toy):
     """Two frames of four codes for each row."""
 
     def __init__(self, options: ToyOptions) -> None:
@@ -180,22 +210,22 @@ class ToyTalker(_Toy):
     def _rate(self) -> float:
         return formulas.SAMPLE_RATE_HZ / self.options.samples_per_frame
 
-    def check(self, request: SpeechRequest) -> None:
+    async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", "toy"):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'toy'")
-        if request.max_frames and request.first >= request.max_frames:
-            raise BadRequest("resume.history", f"{request.first} frames are there and talker.max_frames is {request.max_frames}")
+        known = 0 if request.history is None else len(request.history)
+        if request.max_frames and known >= request.max_frames:
+            raise BadRequest("resume.history", f"{known} frames are there and talker.max_frames is {request.max_frames}")
+        return request
 
-    async def speak(self, request: SpeechRequest, inputs: AsyncIterator[TextPiece | NDArray[np.float32]]) -> AsyncGenerator[Frames, None]:
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         """Codes depend on the rows alone: of the frames that were made before only the number counts."""
-        self.check(request)
-        made = 0
-        async for rows in inputs:
-            if isinstance(rows, TextPiece):
-                raise TypeError("the toy Talker takes hidden rows")
-            codes = self._codes(rows)
+        request, first, made = prepared, wanted["codes"], 0
+        async for piece in inputs:
+            assert isinstance(piece.content, np.ndarray)
+            codes = self._codes(piece.content)
             before, made = made, made + len(codes)
-            codes = codes[max(request.first - before, 0) :]
+            codes = codes[max(first - before, 0) :]
             if request.max_frames and made >= request.max_frames:
                 yield Frames(codes[: len(codes) - (made - request.max_frames)], FinishReason.LENGTH)
                 return
@@ -203,11 +233,11 @@ class ToyTalker(_Toy):
                 cut = min(self._cut(), len(codes))
                 yield Frames(codes[:cut])
                 codes = codes[cut:]
-        if made < request.first:
-            raise BadRequest("resume.positions", f"the speech has {made} frames: it cannot go on at frame {request.first}")
+        if made < first:
+            raise BadRequest("resume.positions", f"the speech has {made} frames: it cannot go on at frame {first}")
         yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
 
-    def _codes(self, rows: NDArray[np.float32]) -> NDArray[np.uint32]:
+    def _codes(self, rows: Array) -> NDArray[np.uint32]:
         codes = formulas.frames(rows)
         if self.options.differs:
             codes = (codes + np.uint32(DIFFERENCE)) % np.uint32(1024)
@@ -217,47 +247,47 @@ class ToyTalker(_Toy):
         return codes
 
 
-class ToyCode2Wav(_Toy):
+class ToyCode2Wav(Toy):
     """A saw tooth for each frame."""
 
-    def __init__(self, options: ToyOptions) -> None:
+    def __init__(self, options: ToyOptions, codebooks: int = 0) -> None:
+        """codebooks: 0 for those of the toy Talker."""
         super().__init__(options)
         rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
-        codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=options.codebooks, window=True)
+        codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=codebooks or options.codebooks, window=True)
         audio = PortSpec("audio", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1)
         self.info = ModelInfo("toy-code2wav", REVISION, (codes,), (audio,), options.max_sessions)
 
-    def check(self, request: WaveRequest) -> None:
+    async def prepare(self, request: WaveRequest) -> WaveRequest:
         if request.sample_rate_hz not in (0, formulas.SAMPLE_RATE_HZ):
             raise BadRequest("code2wav.sample_rate_hz", f"only {formulas.SAMPLE_RATE_HZ} is possible")
+        return request
 
-    def first_frame(self, request: WaveRequest) -> int:
-        return self._needs(request.first)
-
-    def _needs(self, sample: int) -> int:
+    def first_frame(self, prepared: WaveRequest, sample: int) -> int:
         return max(sample // self.options.samples_per_frame - self.options.context, 0)
 
-    async def decode(self, request: WaveRequest, frames: AsyncIterator[SpeechFrames]) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """Samples depend on their own frame alone: those of the context are dropped, and those of the frame that were heard before."""
-        reached = 0
-        async for part in frames:
-            if not reached and part.first > self.first_frame(request):
-                needed = f"frames from {self.first_frame(request)} on are needed for sample {request.first}"
-                raise BadRequest("codes", f"{needed}, the first one is {part.first}")
-            begin, reached = (place * self.options.samples_per_frame for place in (part.first, part.first + len(part.rows)))
-            if reached <= request.first or not len(part.rows):
+        first, reached = wanted["audio"], 0
+        needed = self.first_frame(prepared, first)
+        async for piece in inputs:
+            assert isinstance(piece.content, np.ndarray)
+            if not reached and piece.first > needed:
+                raise BadRequest("codes", f"frames from {needed} on are needed for sample {first}, the first one is {piece.first}")
+            begin, reached = (place * self.options.samples_per_frame for place in (piece.first, piece.first + len(piece.content)))
+            if reached <= first or not len(piece.content):
                 continue
-            sound = self._sound(np.asarray(part.rows, np.uint32))[max(request.first - begin, 0) :]
+            sound = self._sound(np.asarray(piece.content, np.uint32))[max(first - begin, 0) :]
             given = reached - len(sound)
             most = self.options.chunk_samples or max(len(sound), 1)
             for place in range(0, len(sound), most):
                 if self.options.interval_s:
                     await asyncio.sleep(self.options.interval_s)
-                piece = sound[place : place + most]
-                given += len(piece)
-                yield Sound(piece, self._needs(given))
-        if reached < request.first:
-            raise BadRequest("resume.positions", f"the sound has {reached} samples: it cannot go on at sample {request.first}")
+                part = sound[place : place + most]
+                given += len(part)
+                yield Sound(part, self.first_frame(prepared, given))
+        if reached < first:
+            raise BadRequest("resume.positions", f"the sound has {reached} samples: it cannot go on at sample {first}")
 
     def _sound(self, codes: NDArray[np.uint32]) -> NDArray[np.float32]:
         sound = formulas.samples(codes, self.options.samples_per_frame)
@@ -266,7 +296,7 @@ class ToyCode2Wav(_Toy):
         return sound
 
 
-class ToyDiffusion(_Toy):
+class ToyDiffusion(Toy):
     """A grey picture: pixel (x, y) of result n = (seed + n + x + y) mod 256, PNG. Previews have 16 shades."""
 
     def __init__(self, options: ToyOptions) -> None:
@@ -275,31 +305,31 @@ class ToyDiffusion(_Toy):
         progress = PortSpec("progress", Content.PROGRESS)
         self.info = ModelInfo("toy-diffusion", REVISION, (), (image, progress), options.max_sessions)
 
-    def check(self, request: DrawRequest) -> None:
+    async def prepare(self, request: DrawRequest) -> DrawRequest:
         for name, value in (("width", request.width), ("height", request.height)):
             if value > 1024:
                 raise BadRequest(f"diffusion.{name}", "at most 1024 pixels")
+        for name, given in (("frames", request.frames), ("duration_s", request.seconds), ("layers", request.layers)):
+            if given:
+                raise BadRequest(f"diffusion.{name}", "this model draws still pictures of one layer; leave it out")
+        if request.images:
+            raise BadRequest("diffusion.images", "this model takes no pictures; leave them out")
+        if request.media_type not in ("", "image/png"):
+            raise BadRequest("diffusion.media_type", "this model makes image/png; ask for that or leave it out")
+        return request
 
-    async def draw(self, request: DrawRequest) -> AsyncGenerator[Picture, None]:
+    async def draw(
+        self, prepared: DrawRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> AsyncGenerator[Progress | Preview | Picture, None]:
+        request = prepared
         width, height, steps = request.width or 64, request.height or 64, request.steps or 4
         for step in range(1, steps + 1):
             await asyncio.sleep(self.options.interval_s)
-            yield Picture(b"", "", step, steps)
+            yield Progress(step, steps)
             if step * request.previews // steps > (step - 1) * request.previews // steps:
-                yield Picture(png(self._pixels(request.seed, width, height) // 16 * 16), "image/png", step, steps, preview=True)
-        for n in range(request.first, request.results):
-            yield Picture(png(self._pixels(request.seed + n, width, height)), "image/png", steps, steps)
+                yield Preview(png(self._pixels(request.seed, width, height) // 16 * 16), "image/png", step)
+        for n in range(wanted.get("image", request.results), request.results):
+            yield Picture(png(self._pixels(request.seed + n, width, height)), "image/png")
 
     def _pixels(self, seed: int, width: int, height: int) -> NDArray[np.uint8]:
         return ((seed % 256 + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)
-
-
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """A grey 8-bit PNG of [height, width] pixels (PNG specification, third edition: IHDR, IDAT with filter 0, IEND)."""
-    height, width = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels], axis=1).tobytes()
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )

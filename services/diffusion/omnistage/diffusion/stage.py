@@ -1,117 +1,153 @@
-"""From DiffusionParams to pictures."""
+"""From DiffusionParams to pictures, films and sound."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from omnistage.host.watchdog import Watched
-from omnistage.models.interface import BadRequest, DiffusionModel, DrawRequest, Picture
-from omnistage.stage.describe import describe
-from omnistage.stage.logic import Input, LogicLoad, Output, Start, Timing, Work
-from omnistage.stage.params import POSITIONS, bad_request, check_kind, refusals
+from omnistage.models.interface import (
+    MAX_CLIP_BYTES,
+    Clip,
+    Content,
+    DiffusionModel,
+    Drawn,
+    DrawRequest,
+    P,
+    Picture,
+    Preview,
+    Progress,
+    Sound,
+)
+from omnistage.stage.logic import Input, Output, Start, Timing, Work
+from omnistage.stage.model import ModelStage
+from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, off_the_loop, refusals
+from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 MAX_PROMPT_CHARACTERS = 20_000
+MAX_PIXELS = 16384
+MAX_STEPS = 1000
+MAX_GUIDANCE = 100
+MAX_RESULTS = 8
+MAX_PREVIEWS = 16
+MAX_FRAMES = 1 << 16
+MAX_SECONDS = 3600
+MAX_LAYERS = 64
 MAX_PART_BYTES = 1 << 20
-MEDIA_TYPES = frozenset({"", "image/png"})
+"""Of one chunk of an encoded picture; stated in chunk.proto."""
+
+_MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}|")
 
 
-class DiffusionStage:
-    """A DiffusionModel as a stage."""
+class DiffusionStage(ModelStage[DiffusionModel[P]]):
+    """A DiffusionModel as a stage. It has one port at most for each content, whose name is the model's."""
 
-    def __init__(self, model: DiffusionModel) -> None:
-        self._model = model
-        self.description = describe(stage_pb2.STAGE_KIND_DIFFUSION, model.info)
+    kind = stage_pb2.STAGE_KIND_DIFFUSION
 
-    @property
-    def threads(self) -> Sequence[Watched]:
-        return self._model.threads
-
-    def load(self) -> LogicLoad:
-        return LogicLoad(queued=self._model.load().queued)
+    def __init__(self, model: DiffusionModel[P]) -> None:
+        super().__init__(model)
+        self._ports = {port.content: port for port in model.info.produces}
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "diffusion")
-        draw = replace(parse(request.params.diffusion, request.seed), first=start.first.get("image", 0))
-        if draw.first > draw.results:
-            raise bad_request(POSITIONS, f"port 'image' cannot go on at picture {draw.first}: {draw.results} are asked for")
-        with refusals(BadRequest):
-            self._model.check(draw)
-        return Work(partial(self._run, draw))
+        params = request.params.diffusion
+        draw = replace(await off_the_loop(params.images, partial(parse, params, request.seed)), client=request.client)
+        image = self._ports.get(Content.IMAGE)
+        total = draw.results * max(draw.layers, 1)
+        if image is not None and start.first.get(image.name, 0) > total:
+            first = start.first[image.name]
+            raise bad_request(POSITIONS, f"port {image.name!r} cannot go on at picture {first}: {total} are asked for")
+        with refusals():
+            prepared = await self._model.prepare(draw)
+        return Work(partial(self._run, prepared))
 
-    async def warm_up(self) -> None:
-        await self._model.warm_up()
-
-    async def close(self) -> None:
-        await self._model.close()
-
-    async def _run(self, request: DrawRequest, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
-        """Progress begins anew with a resumed session; pictures that the caller has are not drawn again."""
-        wants_progress, wants_image = "progress" not in start.ended, "image" not in start.ended
-        if wants_image and request.first < request.results:
-            with refusals(BadRequest):
-                async with aclosing(self._model.draw(request)) as pictures:
-                    async for picture in pictures:
-                        if picture.data:
-                            for output in _parts(picture):
+    async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
+        """Progress begins anew with a resumed session, and is made of nothing else."""
+        wanted = start.wanted(self._ports.values())
+        if any(port.name in wanted for content, port in self._ports.items() if content is not Content.PROGRESS):
+            with refusals():
+                async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
+                    async for drawn in made:
+                        for output in self._outputs(drawn):
+                            if output.port in wanted:
                                 yield output
-                        elif wants_progress:
-                            yield Output("progress", 0, chunk_pb2.ProgressChunk(done=picture.step, total=picture.steps))
-        if wants_progress:
-            yield Output("progress", 0, None, last=True)
-        if wants_image:
-            yield Output("image", 0, None, last=True)
+        for name in wanted:
+            yield Output(name, 0, None, last=True)
+
+    def _outputs(self, drawn: Drawn) -> Iterator[Output]:
+        match drawn:
+            case Progress(step, steps):
+                if Content.PROGRESS in self._ports:
+                    yield Output(self._ports[Content.PROGRESS].name, 0, chunk_pb2.ProgressChunk(done=step, total=steps))
+            case Preview(data, media_type, step):
+                yield from self._image(data, chunk_pb2.ImageChunk(media_type=media_type, preview_step=step), 0)
+            case Picture(data, media_type, layer):
+                yield from self._image(data, chunk_pb2.ImageChunk(media_type=media_type, layer=layer), 1)
+            case Clip(data, media_type, frames):
+                if not frames or len(data) > MAX_CLIP_BYTES:
+                    raise TypeError(f"a piece of a film has {frames} frames and {len(data)} bytes; see interface.Clip")
+                yield Output(self._ports[Content.VIDEO].name, frames, chunk_pb2.VideoChunk(data=data, media_type=media_type))
+            case Sound(samples):
+                port = self._ports[Content.AUDIO]
+                yield from sound_outputs(port, samples, round(port.rate_hz), chunk_pb2.AUDIO_ENCODING_PCM16)
+
+    def _image(self, data: bytes, header: chunk_pb2.ImageChunk, count: int) -> Iterator[Output]:
+        for part, whole in _parts(data):
+            chunk = chunk_pb2.ImageChunk(data=part)
+            chunk.MergeFrom(header)
+            yield Output(self._ports[Content.IMAGE].name, count if whole else 0, chunk)
+
+
+def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
+    """Parts of at most 1 MiB, and whether each is the last: only that one counts as items."""
+    size = len(data)
+    for offset in range(0, size, MAX_PART_BYTES):
+        part = data[offset : offset + MAX_PART_BYTES]
+        yield tensor_pb2.InlinePart(data=part, offset=offset, total_bytes=size), offset + len(part) == size
 
 
 def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     """Checked parameters. Raises BAD_REQUEST with the field that is bad."""
     if not params.prompt.strip():
         raise bad_request("diffusion.prompt", "a prompt is needed")
-    if len(params.prompt) > MAX_PROMPT_CHARACTERS or len(params.negative_prompt) > MAX_PROMPT_CHARACTERS:
-        raise bad_request("diffusion.prompt", f"at most {MAX_PROMPT_CHARACTERS} characters")
-    if params.results > 8:
-        raise bad_request("diffusion.results", "must be from 1 to 8")
-    if params.previews > 16:
-        raise bad_request("diffusion.previews", "must be from 0 to 16")
-    if params.steps > 1000:
-        raise bad_request("diffusion.steps", "must be at most 1000")
-    guidance = params.guidance_scale if params.HasField("guidance_scale") else None
-    if guidance is not None and not (math.isfinite(guidance) and 0 <= guidance <= 100):
-        raise bad_request("diffusion.guidance_scale", "must be from 0 to 100")
-    if params.frames or params.duration_s or params.layers:
-        field = "frames" if params.frames else "duration_s" if params.duration_s else "layers"
-        raise bad_request(f"diffusion.{field}", "this model draws still pictures of one layer; leave it out")
-    if params.media_type not in MEDIA_TYPES:
-        raise bad_request("diffusion.media_type", f"must be one of {sorted(MEDIA_TYPES - {''})}, or be left out")
-    if params.images:
-        raise bad_request("diffusion.images", "this model takes no pictures")
+    for name in ("prompt", "negative_prompt"):
+        if len(getattr(params, name)) > MAX_PROMPT_CHARACTERS:
+            raise bad_request(f"diffusion.{name}", f"at most {MAX_PROMPT_CHARACTERS} characters")
+    _at_most(params.width, MAX_PIXELS, "width")
+    _at_most(params.height, MAX_PIXELS, "height")
+    _at_most(params.results, MAX_RESULTS, "results")
+    _at_most(params.previews, MAX_PREVIEWS, "previews")
+    _at_most(params.steps, MAX_STEPS, "steps")
+    _at_most(params.frames, MAX_FRAMES, "frames")
+    _at_most(params.layers, MAX_LAYERS, "layers")
+    _at_most(params.duration_s, MAX_SECONDS, "duration_s")
+    if params.HasField("guidance_scale"):
+        _at_most(params.guidance_scale, MAX_GUIDANCE, "guidance_scale")
+    if _MEDIA_TYPE.fullmatch(params.media_type) is None:
+        raise bad_request("diffusion.media_type", "must be image/..., audio/... or video/..., such as image/png, or be left out")
     return DrawRequest(
         seed=seed,
         prompt=params.prompt,
         negative_prompt=params.negative_prompt,
+        images=tuple(media_of(image, "diffusion.images") for image in params.images),
         width=params.width,
         height=params.height,
+        frames=params.frames,
+        seconds=params.duration_s,
+        layers=params.layers,
         steps=params.steps,
-        guidance_scale=guidance,
+        guidance_scale=params.guidance_scale if params.HasField("guidance_scale") else None,
         results=params.results or 1,
         previews=params.previews,
+        media_type=params.media_type,
     )
 
 
-def _parts(picture: Picture) -> list[Output]:
-    """A picture as one chunk, or in parts of at most 1 MiB; all but the last have count 0, and so has a preview."""
-    parts = []
-    size = len(picture.data)
-    for offset in range(0, size, MAX_PART_BYTES):
-        data = picture.data[offset : offset + MAX_PART_BYTES]
-        whole = offset + len(data) == size and not picture.preview
-        inline = tensor_pb2.InlinePart(data=data, offset=offset, total_bytes=size)
-        chunk = chunk_pb2.ImageChunk(data=inline, media_type=picture.media_type)
-        if picture.preview:
-            chunk.preview_step = picture.step
-        parts.append(Output("image", 1 if whole else 0, chunk))
-    return parts
+def _at_most(value: float, most: float, name: str) -> None:
+    """NaN is in no range."""
+    if not math.isfinite(value) or not 0 <= value <= most:
+        raise bad_request(f"diffusion.{name}", f"must be from 0 to {most}")

@@ -1,17 +1,18 @@
-"""What a session may still pass up from the hops behind it."""
+"""What of the hops behind a stage may still go up to its caller."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from omnistage.link.errors import StageError
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError
 
 OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
 
 
 class CreditBehind:
-    """The caller's credit for ports of the hops behind a stage, and what of it is used up: asked only when no more can come."""
+    """The caller's credit for ports of the hops behind a stage, and how much of it is used up. It matters only after the half-close, when
+    no more credit can come."""
 
     def __init__(self, uncredited: Iterable[str] = (), ended: Iterable[str] = ()) -> None:
         """uncredited: ports whose chunks need no credit, which are checkpoints. ended: ports that had ended before this session began."""
@@ -33,8 +34,8 @@ class CreditBehind:
             self._ended.add(chunk.port)
 
     def check(self) -> None:
-        """The caller cannot send credit any more: a port that used all of its credit up and has not ended never will. The last hop has a
-        port at least that needs some. Raises HALF_CLOSED."""
+        """The caller has half-closed and can grant nothing more. A port that has used up its credit and has not ended can never end then.
+        Neither can the session if no port has any credit: the last hop has at least one port that needs some. Raises HALF_CLOSED."""
         if not self._granted and not self._ended - self._uncredited:
             raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
         for port, total in self._granted.items():

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import Enum
-from typing import Protocol
-
+from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec
 from omnistage.v1 import stage_pb2, tensor_pb2
 
-
-class PortLike(Protocol):
-    """A port as models describe it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def content(self) -> Enum: ...
-    @property
-    def rate_hz(self) -> float: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def compact(self) -> bool: ...
-    @property
-    def window(self) -> bool: ...
+_ELEMENT_TYPES = {
+    ElementType.FLOAT32: tensor_pb2.ELEMENT_TYPE_FLOAT32,
+    ElementType.FLOAT16: tensor_pb2.ELEMENT_TYPE_FLOAT16,
+    ElementType.BFLOAT16: tensor_pb2.ELEMENT_TYPE_BFLOAT16,
+    ElementType.INT64: tensor_pb2.ELEMENT_TYPE_INT64,
+    ElementType.INT32: tensor_pb2.ELEMENT_TYPE_INT32,
+    ElementType.INT16: tensor_pb2.ELEMENT_TYPE_INT16,
+    ElementType.UINT8: tensor_pb2.ELEMENT_TYPE_UINT8,
+    ElementType.BOOL: tensor_pb2.ELEMENT_TYPE_BOOL,
+}
 
 
-class InfoLike(Protocol):
-    """A model's constant facts."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def revision(self) -> str: ...
-    @property
-    def accepts(self) -> Sequence[PortLike]: ...
-    @property
-    def produces(self) -> Sequence[PortLike]: ...
-    @property
-    def max_sessions(self) -> int: ...
-    @property
-    def voices(self) -> Sequence[str]: ...
-
-
-def describe(kind: stage_pb2.StageKind, info: InfoLike) -> stage_pb2.DescribeResponse:
+def describe(kind: stage_pb2.StageKind, info: ModelInfo) -> stage_pb2.DescribeResponse:
     """The description of a model as a stage of a kind."""
     return stage_pb2.DescribeResponse(
         kind=kind,
@@ -53,11 +27,14 @@ def describe(kind: stage_pb2.StageKind, info: InfoLike) -> stage_pb2.DescribeRes
         produces=[_port(port, is_input=False) for port in info.produces],
         max_sessions=info.max_sessions,
         voices=info.voices,
+        inputs=info.inputs,
+        constraints=info.constraints,
     )
 
 
-def _port(port: PortLike, *, is_input: bool) -> stage_pb2.Port:
+def _port(port: PortSpec, *, is_input: bool) -> stage_pb2.Port:
     payload = stage_pb2.Payload.Value(f"PAYLOAD_{port.content.name}")
+    is_tensor = port.content is Content.TENSOR
     replay = stage_pb2.REPLAY_WINDOW if port.window else stage_pb2.REPLAY_ALL
     return stage_pb2.Port(
         name=port.name,
@@ -65,6 +42,11 @@ def _port(port: PortLike, *, is_input: bool) -> stage_pb2.Port:
         rate_millihertz=round(port.rate_hz * 1000),
         compact=port.compact,
         replay=replay if is_input else stage_pb2.REPLAY_UNSPECIFIED,
-        element_type=tensor_pb2.ELEMENT_TYPE_FLOAT32 if payload == stage_pb2.PAYLOAD_TENSOR else tensor_pb2.ELEMENT_TYPE_UNSPECIFIED,
+        element_type=element_type(port) if is_tensor else tensor_pb2.ELEMENT_TYPE_UNSPECIFIED,
         width=port.width,
     )
+
+
+def element_type(port: PortSpec) -> tensor_pb2.ElementType:
+    """Of a tensor port, as the contract has it."""
+    return _ELEMENT_TYPES[port.element_type]

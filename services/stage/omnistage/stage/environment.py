@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from omnistage.connector.arena import Arena
-from omnistage.link.channel import Channels
-from omnistage.link.kinds import kind_name
+from omnistage.connector.transport import Sender
+from omnistage.link.channels import Channels
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.logic import StageLogic
 from omnistage.v1 import stage_pb2
+from omnistage.wire.kinds import kind_name
 
 
 class SessionEnvironment:
@@ -40,3 +41,9 @@ class SessionEnvironment:
         self.trusted_uids = frozenset(trusted_uids)
         self.address = ""
         self.kind = kind_name(description.kind)
+
+    def new_senders(self) -> Callable[[], Sender]:
+        """Makes the senders of one session. All its streams have one share of the arena: a replaced one, whose log lives on, must not bring
+        another."""
+        share = self.arena.share() if self.arena is not None else None
+        return lambda: Sender(self.arena, inline_limit=self.inline_limit, share=share)

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.errors import StartError
-from omnistage.link.errors import StageError, abort
-from omnistage.link.token import KEY, VARIABLE, Token
 from omnistage.v1 import stage_pb2
+from omnistage.wire.calls import as_stream
+from omnistage.wire.errors import StageError, abort
+from omnistage.wire.token import KEY, VARIABLE, Token
 
 log = structlog.get_logger(__name__)
 
@@ -39,9 +39,6 @@ whoever shows the token are not counted."""
 
 REQUEST_LIMIT_S = 2.0
 """Time for the request of such a call, where it has only one."""
-
-RETRY_S = 1.0
-"""When one that was too many may come again."""
 
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -74,17 +71,16 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._refusing(details.method, refusal(bool(shown)))
 
     def _counted(self, method: str, handler: Handler) -> Handler:
-        """The handler for as many calls as there may be. As a stream, whatever it is: gRPC would wait for the one request of another call
-        for as long as the caller likes, and nobody would have counted that."""
+        """The handler for as many calls as there may be."""
 
-        async def serve(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        @contextmanager
+        def place(context: Context) -> Iterator[None]:
             if self._tokenless[method] >= MAX_TOKENLESS:
-                message = f"{MAX_TOKENLESS} calls of {method} without a token are open at this stage"
-                await abort(context, StageError("OVERLOADED", message, retry_delay_s=RETRY_S))
+                raise StageError("OVERLOADED", f"{MAX_TOKENLESS} calls of {method} without a token are open at this stage")
             with self._one_more(method):
-                await _answer(handler, requests, context)
+                yield
 
-        return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
+        return as_stream(handler, place, REQUEST_LIMIT_S)
 
     def _refusing(self, method: str, error: StageError) -> Handler:
         """Ends the call without a look at what it brings: as a stream, whatever it is, because that waits for no message. The status is
@@ -107,27 +103,6 @@ class Guard(grpc.aio.ServerInterceptor):
             yield
         finally:
             self._tokenless[method] -= 1
-
-
-async def _answer(handler: Any, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Serve a call that came as a stream as what it is. Aborts one whose only request does not come."""
-    if handler.request_streaming:
-        async for response in handler.stream_stream(requests, context):
-            await context.write(response)
-        return
-    try:
-        async with asyncio.timeout(REQUEST_LIMIT_S):
-            request = await context.read()
-    except DecodeError:
-        await abort(context, StageError("BAD_REQUEST", "these bytes are no such message"))
-    except TimeoutError:
-        request = grpc.aio.EOF
-    if request is grpc.aio.EOF:
-        await abort(context, StageError("BAD_REQUEST", f"the request of this call did not come within {REQUEST_LIMIT_S:g} s"))
-    if handler.response_streaming:
-        await handler.unary_stream(request, context)
-    else:
-        await context.write(await handler.unary_unary(request, context))
 
 
 async def _half_close(context: Context) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 
 from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, TensorView
-from omnistage.link.errors import StageError, protocol_error
-from omnistage.link.ports import PortReader
 from omnistage.stage.logic import Input, InputPayload
-from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+from omnistage.wire.errors import StageError, protocol_error
+from omnistage.wire.ports import PortReader
 
 WINDOW = 32
 """Chunks of one port that may be on their way to a stage or wait in its queue."""
@@ -32,7 +32,7 @@ Reply = Callable[[stage_pb2.RunResponse], Awaitable[None]]
 
 
 class Inputs:
-    """Async iterator over the inputs of one session, in order of arrival, until every port has ended."""
+    """The inputs of one session as an async iterator, in the order in which they came, until every port has ended."""
 
     def __init__(self, ports: Sequence[stage_pb2.Port], receiver: Receiver, reply: Reply, window: int = WINDOW) -> None:
         self._specs = {port.name: port for port in ports}
@@ -56,12 +56,12 @@ class Inputs:
         return [stage_pb2.Credit(port=port, total=reader.granted) for port, reader in self._readers.items()]
 
     def go_on_from(self, needs: Mapping[str, int]) -> None:
-        """The session was begun elsewhere. needs: first item that is still needed of each port; what comes before it is cut off."""
+        """The session was begun on another replica. needs: the first item that this one needs of each port; items before it are cut off."""
         self._needs = dict.fromkeys(self._readers, 0) | dict(needs)
 
     def put(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for one that is not right. After
-        `close` it is dropped unseen: the caller may not have read Ended yet."""
+        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for a chunk that is not right.
+        After `close` chunks are dropped unseen: the caller may not have read Ended yet."""
         if self._closed:
             return
         reader = self._readers.get(chunk.port)
@@ -78,20 +78,20 @@ class Inputs:
         self._arrived.set()
 
     def _begin(self, reader: PortReader, chunk: chunk_pb2.Chunk) -> None:
-        """A replayed port begins with the chunk that holds the needed item. One whose earlier items the caller need not keep may begin
-        later: a Keep of the replica before this one said so."""
+        """A port that is replayed begins with the chunk that holds the first needed item. A port with REPLAY_WINDOW may begin later: by a
+        Keep of an earlier replica the caller knows that it need not hold the items before."""
         may_be_later = self._specs[chunk.port].replay == stage_pb2.REPLAY_WINDOW
         if chunk.first <= self._needs[chunk.port] or may_be_later:
             reader.first = chunk.first
         self._began.add(chunk.port)
 
     def half_close(self) -> None:
-        """The caller sends nothing more. Whoever waits for input of a port that has not ended gets HALF_CLOSED."""
+        """The caller sends nothing more. The iteration raises HALF_CLOSED where it would wait for a port that has not ended."""
         self._half_closed = True
         self._arrived.set()
 
     def interrupt(self) -> None:
-        """Stop production: the iteration ends as if every port had ended."""
+        """The caller wants no more output: the iteration ends as if every port had ended."""
         self._interrupted = True
         self._arrived.set()
 
@@ -125,7 +125,7 @@ class Inputs:
             return piece
 
     def close(self) -> None:
-        """Give every view back. Nothing of the session reads one any more."""
+        """Give the memory of all tensors back: the session does not read them any more."""
         self._closed = True
         self._release_view()
         for _, view in self._queue:
@@ -138,7 +138,7 @@ class Inputs:
         await self._give_memory_back()
 
     async def _took(self, chunk: chunk_pb2.Chunk) -> None:
-        """Grant more when half of the window was taken: one message for many chunks."""
+        """Grant more credit when half of the window was taken, so that one message grants many chunks."""
         port = chunk.port
         reader = self._readers[port]
         self._taken[port] += 1
@@ -171,7 +171,12 @@ class Inputs:
         shape = view.array.shape
         if view.element_type != spec.element_type or len(shape) != 2 or shape[0] != chunk.count or shape[1] != spec.width:
             view.release()
-            raise protocol_error(f"port {chunk.port!r}: a [{chunk.count}, {spec.width}] tensor was expected, got {shape}", port=chunk.port)
+            expected, got = (
+                tensor_pb2.ElementType.Name(one).removeprefix("ELEMENT_TYPE_") for one in (spec.element_type, view.element_type)
+            )
+            raise protocol_error(
+                f"port {chunk.port!r}: {expected} [{chunk.count}, {spec.width}] was expected, got {got} {list(shape)}", port=chunk.port
+            )
         return view
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.host.watchdog import Watched
-from omnistage.link.ports import Output
+from omnistage.models.interface import PortSpec
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.ports import Output
 
 __all__ = ["Input", "InputPayload", "Kept", "LogicLoad", "Output", "StageLogic", "Start", "Timing", "Work"]
 
@@ -60,13 +61,17 @@ class Kept:
 class Start:
     """Where the outputs of a session go on; all empty for a new one.
 
-    first: item of each output port that is to come first, 0 for a port that is not named. ended: ports that ended already; nothing may come
-    on them. history: all earlier output of the checkpoint ports of this stage, each port's as one chunk from item 0.
+    first: item of each output port that is to come first, 0 for a port that is not named. ended: ports that ended already, or that nobody
+    takes; nothing may come on them. history: all earlier output of the checkpoint ports of this stage, each port's as one chunk from 0.
     """
 
     first: Mapping[str, int] = field(default_factory=dict)
     ended: frozenset[str] = frozenset()
     history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
+
+    def wanted(self, ports: Iterable[PortSpec]) -> Mapping[str, int]:
+        """The output ports that are still to come, and the first item of each."""
+        return {port.name: self.first.get(port.name, 0) for port in ports if port.name not in self.ended}
 
 
 Run = Callable[[AsyncIterator[Input], Timing, Start], AsyncGenerator[Output | Kept, None]]

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from omnistage.link.batches import Batch, chunks_of
 from omnistage.v1 import stage_pb2
+from omnistage.wire.batches import Batch, chunks_of
 
 MAX_WAITING = 32
 """Messages that wait for the writer; then `put` waits too."""

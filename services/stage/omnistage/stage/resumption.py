@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from omnistage.link.errors import bad_request
-from omnistage.link.ports import PortWriter
 from omnistage.link.replay import merged
 from omnistage.stage.logic import Start
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import bad_request
+from omnistage.wire.ports import PortWriter
 
 MAX_POSITION = 1 << 48
 """Of items and chunks: no session comes near it, and what is counted on from it still fits into 64 bits."""

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 import grpc.aio
+import structlog
 
 from omnistage.connector.arena import Arena
 from omnistage.connector.shm import READERS
@@ -19,9 +20,7 @@ from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
 from omnistage.host.watchdog import Watched
-from omnistage.link.channel import Channels
-from omnistage.link.limits import HOP_ROOM_BYTES
-from omnistage.link.token import Token
+from omnistage.link.channels import Channels
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.guard import Guard, check_open, say_open
@@ -30,6 +29,10 @@ from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.servicer import StageServicer
 from omnistage.stage.settings import StageSettings
 from omnistage.v1 import stage_pb2
+from omnistage.wire.limits import HOP_ROOM_BYTES
+from omnistage.wire.token import Token
+
+log = structlog.get_logger(__name__)
 
 SWEEP_PERIOD_S = 60.0
 
@@ -136,6 +139,7 @@ async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refus
     except refusal as error:
         raise StartError(str(error)) from None
     model = logic.description.model
+    log.info("model.loaded", kind=kind, model=model, revision=logic.description.revision, **logic.description.settings)
     metrics = StageMetrics(kind, model)
     await serve(settings, StageServer(settings, logic, metrics, token), metrics.registry, {"kind": kind, "model": model})
 

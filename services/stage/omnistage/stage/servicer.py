@@ -14,18 +14,19 @@ import grpc.aio
 import structlog
 
 from omnistage.connector.locality import boot_id
-from omnistage.link.durations import duration
-from omnistage.link.errors import StageError
+from omnistage.stage.caller import Caller
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.metrics import StageMetrics
+from omnistage.stage.opening import checked
 from omnistage.stage.session import Session
 from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
+from omnistage.wire.durations import duration
+from omnistage.wire.errors import StageError
 
 log = structlog.get_logger(__name__)
 
 WATCH_PERIOD_S = 1.0
 WATCH_MIN_INTERVAL_S = 0.1
-REFUSED_RETRY_S = 1.0
 
 
 class StageServicer(stage_pb2_grpc.StageServiceServicer):
@@ -48,7 +49,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._watch_metrics(metrics)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Run gets its requests as bytes: link/decoding.py makes messages of them, in bounded time."""
+        """Run gets its requests as bytes: wire/decoding.py makes messages of them, in bounded time."""
         stage_pb2_grpc.add_StageServiceServicer_to_server(self, server)
         run: grpc.RpcMethodHandler[bytes, stage_pb2.RunResponse] = grpc.stream_stream_rpc_method_handler(
             self.Run, None, stage_pb2.RunResponse.SerializeToString
@@ -121,72 +122,79 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     ) -> None:
         structlog.contextvars.clear_contextvars()
         begun = time.monotonic()
-        session = Session(self._environment, context)
+        caller = Caller(context, self._environment.session_limit_s)
+        session: Session | None = None
         reason = "CANCELLED"
         self._stream(1)
         try:
-            error = await self._run(session)
-            reason = "OK" if error is None else error.reason or "INTERNAL"
-            if error is not None:
-                log.info("session.ended", reason=reason, message=error.message)
-                if self._broken:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica is broken")  # Without Ended: a loss.
-            await session.end(error)
+            session = await self._opened(caller)
+            await self._run(session, caller)
+            reason = "OK"
+            await caller.end(None)
+        except StageError as error:
+            reason = error.reason or "INTERNAL"
+            log.info("session.ended", reason=reason, message=error.message)
+            if self._broken:
+                await caller.break_off("this replica is broken")
+            await caller.end(error)
         finally:
-            session.close()
+            caller.close()
             self._stream(-1)
             self._metrics.ended(reason)
-            if session.first_output_s is not None:
-                self._metrics.first_output.observe(session.first_output_s)
+            if session is not None:
+                session.close()
+                if session.meter.first_output_s is not None:
+                    self._metrics.first_output.observe(session.meter.first_output_s)
             self._metrics.duration.observe(time.monotonic() - begun)
 
-    async def _run(self, session: Session) -> StageError | None:
-        """Run a session; the error it ends with, if any. This is the one place where an unforeseen error becomes INTERNAL."""
-        try:
-            await session.receive_open()
-            self._supersede_older_than(session)
-            self._admit(session)
-        except StageError as error:
-            return error
-        session_id = session.request.session_id
+    async def _opened(self, caller: Caller) -> Session:
+        """The session that the caller asks for. Raises StageError where what it asks for cannot be."""
+        request = await caller.receive_open()
+        structlog.contextvars.bind_contextvars(session_id=request.session_id[:64])
+        return Session(self._environment, caller, await checked(request, self._environment.description, self._environment.allow_list))
+
+    async def _run(self, session: Session, caller: Caller) -> None:
+        """Run a session to its end. Raises what it ends with: this is the one place where an unforeseen error becomes INTERNAL."""
+        self._supersede_older_than(session)
+        self._admit(session)
+        session_id = session.opening.request.session_id
         self._running[session_id] = session
         self._count(1)
         self._transports[session.transport] += 1
         try:
             await session.run(await session.prepare())
-        except StageError as error:
-            return error
+        except StageError:
+            raise
         except Exception as error:
-            if session.is_cancelled:
+            if caller.is_gone:
                 raise asyncio.CancelledError from error
             log.exception("session.bug")
-            return StageError("", f"internal error of the {self._environment.kind}: {type(error).__name__}")
+            raise StageError("", f"internal error of the {self._environment.kind}: {type(error).__name__}") from None
         finally:
             self._transports[session.transport] -= 1
             self._count(-1)
             if self._running.get(session_id) is session:
                 del self._running[session_id]
-        return None
 
     def _supersede_older_than(self, session: Session) -> None:
         """A newer Open of a session ends what is left of the older one, whose caller may be a stopped process that will wake. Raises
         SUPERSEDED for an older Open: that process has woken."""
-        running = self._running.get(session.request.session_id)
+        running = self._running.get(session.opening.request.session_id)
         if running is None:
             return
-        if session.attempts < running.attempts:
+        if session.opening.attempts < running.opening.attempts:
             raise StageError("SUPERSEDED", "the session goes on elsewhere; this caller was given up")
-        if session.attempts > running.attempts:
+        if session.opening.attempts > running.opening.attempts:
             running.supersede()
 
     def _admit(self, session: Session) -> None:
         """A session that was begun elsewhere is let in above the limit, up to twice of it: a replica that takes another one's place must
         not turn its sessions away while there is memory for them."""
         if self._draining or not self._ready:
-            raise StageError("DRAINING", "this replica takes no sessions now; ask another", retry_delay_s=REFUSED_RETRY_S)
+            raise StageError("DRAINING", "this replica takes no sessions now; ask another")
         limit = self._environment.description.max_sessions
-        if self._sessions >= (2 * limit if session.is_again else limit):
-            raise StageError("OVERLOADED", f"all {limit} sessions are taken", retry_delay_s=REFUSED_RETRY_S)
+        if self._sessions >= (2 * limit if session.opening.resumption.again else limit):
+            raise StageError("OVERLOADED", f"all {limit} sessions are taken")
 
     def _count(self, change: int) -> None:
         self._sessions += change

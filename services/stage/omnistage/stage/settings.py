@@ -25,8 +25,8 @@ Device = Annotated[str, AfterValidator(check_device), Field(json_schema_extra={"
 class StageSettings(ServerSettings):
     """What every kind of stage can be told."""
 
-    model: str = Field(description="name of the model family, such as smol", json_schema_extra={"metavar": "FAMILY"})
-    model_path: str = Field("", description="folder of a checkpoint; empty: the family's own default", json_schema_extra={"metavar": "DIR"})
+    family: str = Field(description="family of models, such as smol", json_schema_extra={"metavar": "FAMILY"})
+    checkpoint: str = Field("", description="folder of a checkpoint; empty: the family's own default", json_schema_extra={"metavar": "DIR"})
     options: dict[str, int | float | str | bool] = Field(
         default_factory=dict, description="options of the family as a JSON object", json_schema_extra={"metavar": "JSON"}
     )
@@ -34,6 +34,22 @@ class StageSettings(ServerSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the weights; auto: the family's own")
     threads: int = Field(1, ge=1, le=64, description="torch threads; more than one only where it was measured to help")
     max_sessions: int = Field(0, ge=0, le=4096, description="sessions at once; 0: the model's own limit")
+    max_batch_size: int = Field(0, ge=0, le=4096, description="sequences in one step; 0: the model's own")
+    max_batch_tokens: int = Field(0, ge=0, le=1 << 20, description="rows in one step, prompts included; 0: the model's own")
+    kv_cache_bytes: int = Field(
+        0, ge=0, description="memory for keys and values; 0: the model's own", json_schema_extra={"metavar": "BYTES"}
+    )
+    enable_cache: bool | None = Field(
+        None, description="keep what prompts that begin alike have in common; the model's own choice", json_schema_extra={"metavar": "BOOL"}
+    )
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices that the model is spread over")
+    gpu_memory_utilization: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="part of a GPU's memory that may be filled; 0: the model's own; means nothing on a CPU",
+        json_schema_extra={"metavar": "PART"},
+    )
     allow: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="next hops that may be dialled, comma-separated; a name stands for all addresses that it has",

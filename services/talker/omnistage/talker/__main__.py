@@ -6,16 +6,8 @@ tune_malloc()  # Before grpc is imported: it pays for large messages.
 
 import sys  # noqa: E402
 
-from omnistage.models.errors import LoadError  # noqa: E402
-from omnistage.models.registry import LoadOptions, load_talker  # noqa: E402
-from omnistage.stage.server import main  # noqa: E402
-from omnistage.stage.settings import StageSettings  # noqa: E402
+from omnistage.stage.model import serve_kind  # noqa: E402
 from omnistage.talker.stage import TalkerStage  # noqa: E402
 
-
-def load(settings: StageSettings) -> TalkerStage:
-    return TalkerStage(load_talker(settings.model, LoadOptions.of(settings)))
-
-
 if __name__ == "__main__":
-    sys.exit(main("talker", load, LoadError))
+    sys.exit(serve_kind(TalkerStage))

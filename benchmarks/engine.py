@@ -1,0 +1,276 @@
+"""`python -m benchmarks.engine`: the engine under the default Thinker's weights, one torch thread: throughput, cost of a step, fairness."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.figures import Figure, Report, arguments, median
+from omnistage.engine.adapter import Rows
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.pages import pages_for
+from omnistage.engine.request import Event, Prompt, SequenceRequest
+from omnistage.engine.sampler import Draws, sample
+from omnistage.engine.scheduler import Limits, Run
+from omnistage.engine.sequence import Sequence as EngineSequence
+from omnistage.engine.stream import SequenceStream
+from omnistage.engine.types import Sampling
+from omnistage.models.common.weights import Weights
+from omnistage.models.smol.store import model_directory
+from omnistage.models.smol.thinker import read_decoder
+
+ROUNDS = 5
+PROMPT, ANSWER = 40, 128
+LONG, SHORT = 1000, 20
+BEHIND_S = 0.05
+GIANTS, GIANT_ITEMS, SMALL = 3, 8000, 100
+KV_BYTES = 512 << 20
+VOCABULARY = 152_000
+SAMPLING = Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.1)
+THROUGHPUT = {"amx": {8: 7.0, 32: 18.0}, "other": {8: 5.5, 32: 10.0}}
+"""Tokens per second of so many requests over those of one: goals by what the CPU can multiply."""
+STEPS = {8: 1.35, 32: 1.7}
+"""Goals for a step of so many rows over reading the weights."""
+
+_ids = random.Random(0)
+
+
+def isa() -> str:
+    """amx or other: which products this process has."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return "amx" if "amx_bf16" in flags and "ONEDNN_MAX_CPU_ISA" not in os.environ else "other"
+
+
+def prompt(rows: int) -> Prompt:
+    """One that no other begins like."""
+    return Prompt.of_tokens(_ids.randrange(1000, 40_000) for _ in range(rows))
+
+
+def request(rows: int, items: int, history: int = 0) -> SequenceRequest:
+    earlier = tuple((_ids.randrange(1000, 40_000),) for _ in range(history))
+    return SequenceRequest(prompt(rows), _ids.getrandbits(32), history + items, SAMPLING, history=earlier)
+
+
+async def read(stream: SequenceStream) -> list[Event]:
+    events: list[Event] = []
+    while not events or events[-1].finish_reason is None:
+        events += await stream.take()
+    await stream.aclose()
+    return events
+
+
+async def first_s(engine: Engine, asked: SequenceRequest) -> float:
+    """Seconds to the first item; the answer is left then."""
+    started = time.perf_counter()
+    stream = engine.submit(asked)
+    while all(event.item is None for event in await stream.take()):
+        pass
+    taken_s = time.perf_counter() - started
+    await stream.aclose()
+    return taken_s
+
+
+async def tokens_per_s(engine: Engine, concurrent: int) -> float:
+    started = time.perf_counter()
+    answers = await asyncio.gather(*(read(engine.submit(request(PROMPT, ANSWER))) for _ in range(concurrent)))
+    return sum(map(len, answers)) / (time.perf_counter() - started)
+
+
+async def throughput(engine: Engine, report: Report) -> None:
+    goals = THROUGHPUT[isa()]
+    rates: dict[int, list[float]] = {1: [], **{concurrent: [] for concurrent in goals}}
+    for _ in range(ROUNDS):  # Interleaved, so that other load on the machine touches all of them alike.
+        for concurrent, measured in rates.items():
+            measured.append(await tokens_per_s(engine, concurrent))
+    note = f"median of {ROUNDS}; {PROMPT} + {ANSWER} tokens each, prompts included; {isa()}"
+    report.add(*(Figure(f"tokens_per_s_{concurrent}", median(measured), "tokens/s", "", note) for concurrent, measured in rates.items()))
+    for concurrent, goal in goals.items():
+        ratio = median([many / one for many, one in zip(rates[concurrent], rates[1], strict=True)])
+        report.add(Figure(f"x_{concurrent}", ratio, "x", f">= {goal}", note))
+
+
+def seconds(call: Callable[[], object], rounds: int = 9) -> float:
+    """Median of a call, after one that does not count."""
+    call()
+    taken = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - started)
+    return median(taken)
+
+
+def running(engine: Engine, rows: int) -> list[Run]:
+    """Decoding rows in the middle of answers, with pages of their own. The engine's thread has not begun."""
+    runs = []
+    for _ in range(rows):
+        sequence = EngineSequence(request(PROMPT, ANSWER, history=ANSWER // 2 - 1))
+        sequence.pages = [engine._pool.take() for _ in range(pages_for(sequence.known))]
+        sequence.computed = sequence.known - 1
+        runs.append(Run(sequence, sequence.computed, 1))
+    engine._cache.follow(*engine._pool.changes())
+    return runs
+
+
+def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Report) -> None:
+    engine = new_engine(decoder)
+    with torch.inference_mode():
+        floor_s = seconds(lambda: [weight.sum() for weight in weights])
+        words_s = seconds(lambda: [weight.flatten().view(torch.float32).sum() for weight in weights])
+        report.add(
+            Figure("floor", floor_s * 1000, "ms", "", "a plain sum over the weights, in bfloat16"),
+            Figure("floor_as_words", words_s * 1000, "ms", "", "the same bytes summed as float32: the memory alone"),
+        )
+        for rows in (1, *STEPS):
+            runs = running(engine, rows)
+            step_s = seconds(lambda runs=runs: engine._runner.run(runs))  # type: ignore[misc]
+            note = f"{PROMPT} + {ANSWER // 2} rows each, draws included; over a plain sum over the weights"
+            goal = f"<= {STEPS[rows]}" if rows in STEPS else ""
+            report.add(Figure(f"step_over_floor_{rows}", step_s / floor_s, "x", goal, note))
+
+
+def sampling(decoder: PackedDecoder, report: Report) -> None:
+    """Drawing from a large vocabulary, over the products of a step of as many rows of the default model."""
+    generator = torch.Generator().manual_seed(0)
+    rows = Rows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
+
+    def nothing(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+        return queries.flatten(1)
+
+    with torch.inference_mode():
+        logits = torch.randn(32, VOCABULARY, generator=generator).mul_(4).bfloat16()
+        draws = [Draws(Sampling(temperature=1.0), seed, False) for seed in range(32)]
+        sampled_s = seconds(lambda: sample(logits, draws, [()] * 32))
+        products_s = seconds(lambda: decoder.logits(decoder.hidden(rows, nothing).last))
+    note = f"32 rows, temperature 1, {VOCABULARY} tokens; over a step without attention"
+    report.add(Figure("sampling_share_152k", sampled_s / products_s, "", "<= 0.15", note))
+
+
+async def bystander(engine: Engine, report: Report) -> None:
+    """How fast an answer goes on while a long prompt is read beside it."""
+    shares = []
+    for _ in range(ROUNDS):
+        stream = engine.submit(request(PROMPT, 4000))
+        await stream.take()
+        alone = await rate_until(stream, asyncio.sleep(2.0))
+        beside = await rate_until(stream, first_s(engine, request(LONG, 4)))
+        await stream.aclose()
+        shares.append(beside / alone)
+    note = f"tokens/s of an answer while a prompt of {LONG} tokens is read, over alone; median of {ROUNDS}"
+    report.add(Figure("long_prompt_bystander", median(shares), "", ">= 0.5", note))
+
+
+async def rate_until(stream: SequenceStream, until: Awaitable[object]) -> float:
+    """Items a second that a stream gives until something else is done."""
+    started, items = time.perf_counter(), 0
+    other = asyncio.ensure_future(until)
+    while not other.done():
+        items += len(await stream.take())
+    await other
+    return items / (time.perf_counter() - started)
+
+
+async def behind(engine: Engine, report: Report) -> None:
+    ratios = []
+    for _ in range(ROUNDS):
+        alone = await first_s(engine, request(SHORT, 4))
+        long = asyncio.create_task(first_s(engine, request(LONG, 4)))
+        await asyncio.sleep(BEHIND_S)
+        ratios.append(await first_s(engine, request(SHORT, 4)) / alone)
+        await long
+    note = f"first token of {SHORT} tokens, {BEHIND_S * 1000:.0f} ms behind a prompt of {LONG}, over alone; median of {ROUNDS}"
+    report.add(Figure("short_behind_long", median(ratios), "x", "<= 3", note))
+
+
+async def resumed(engine: Engine, report: Report) -> None:
+    ratios = []
+    for _ in range(ROUNDS):
+        prefill = await first_s(engine, request(PROMPT + LONG, 4))
+        ratios.append(await first_s(engine, request(PROMPT, 4, history=LONG)) / prefill)
+    note = f"first new token with {LONG} tokens of history, over a prompt with as many more tokens; median of {ROUNDS}"
+    report.add(Figure("resume_1000_over_prefill", median(ratios), "x", "<= 1.3", note))
+
+
+async def beside_giants(engine: Engine, report: Report) -> None:
+    ratios = []
+    for _ in range(3):
+        empty = await slowest_first(engine)
+        giants = [engine.submit(request(PROMPT, GIANT_ITEMS)) for _ in range(GIANTS)]
+        reading = [asyncio.create_task(read(giant)) for giant in giants]
+        await asyncio.sleep(1.0)
+        ratios.append(await slowest_first(engine) / empty)
+        for task, giant in zip(reading, giants, strict=True):
+            task.cancel()
+            await giant.aclose()
+    note = (
+        f"first token of the slowest of {SMALL} small requests beside {GIANTS} of {GIANT_ITEMS} tokens, over an empty engine; median of 3"
+    )
+    report.add(Figure("small_beside_giants", median(ratios), "x", "<= 3", note))
+
+
+async def slowest_first(engine: Engine) -> float:
+    """Asks all at once and reads all to their ends."""
+
+    async def one() -> float:
+        started = time.perf_counter()
+        stream = engine.submit(request(SHORT, 8))
+        await stream.take()
+        taken_s = time.perf_counter() - started
+        await read(stream)
+        return taken_s
+
+    return max(await asyncio.gather(*(one() for _ in range(SMALL))))
+
+
+def new_engine(decoder: PackedDecoder) -> Engine:
+    limits = Limits(max_sequences=64, max_waiting=2 * SMALL)
+    return Engine(decoder, TokenHead(decoder.logits), pages=KV_BYTES // page_bytes(decoder.spec), limits=limits, kept_pages=0)
+
+
+async def served(decoder: PackedDecoder, report: Report) -> None:
+    engine = new_engine(decoder)
+    await tokens_per_s(engine, 2)
+    for name, part in {
+        "throughput": throughput,
+        "bystander": bystander,
+        "behind a long prompt": behind,
+        "resume": resumed,
+        "beside giants": beside_giants,
+    }.items():
+        with report.part(name):
+            await part(engine, report)
+    await engine.close()
+
+
+def measure(report: Report) -> None:
+    torch.set_num_threads(1)
+    directory = model_directory() / "thinker"
+    decoder = read_decoder(directory, torch.bfloat16)
+    with Weights(directory) as stored:
+        weights = [tensor for name in stored.names if (tensor := stored.read(name)) is not None]
+    with report.part("steps"):
+        steps(decoder, [weight.bfloat16().contiguous() for weight in weights if weight.numel() % 2 == 0], report)
+    with report.part("sampling"):
+        sampling(decoder, report)
+    asyncio.run(served(decoder, report))
+
+
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("engine")
+    measure(report)
+    return report.finish(judge=not given.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

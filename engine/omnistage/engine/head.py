@@ -1,0 +1,21 @@
+"""The head of a language model: logits, then one token a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from omnistage.engine.adapter import Drawn
+from omnistage.engine.sampler import Draws, Sampler
+
+
+class TokenHead:
+    """Implements `Head`. logits: [rows, hidden] to [rows, vocabulary]."""
+
+    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._logits, self._sample = logits, Sampler()
+
+    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
+        tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
+        return [None if token is None else Drawn((token.token_id,), token.logprob) for token in tokens]

@@ -1,0 +1,155 @@
+"""Who holds which page of the cache, and pages that are found again by what led to them. No tensor is touched here but kept taps."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+PAGE_ROWS = 32
+"""Rows of a page, and most rows of a run: no run crosses a page, and all rows of a run see equally many pages."""
+
+
+def pages_for(rows: int) -> int:
+    """Pages that hold `rows` rows."""
+    return -(-rows // PAGE_ROWS)
+
+
+class OutOfPages(RuntimeError):
+    """More pages were asked for than are free: the caller should have asked `free` first."""
+
+
+class PagePool:
+    """Counts who holds which page. A page is free when its last holder gave it back; giving back a free page is an error."""
+
+    def __init__(self, total: int) -> None:
+        if total < 1:
+            raise ValueError(f"a page pool needs at least one page, got {total}")
+        self._holders = [0] * total
+        self._free = list(range(total - 1, -1, -1))
+        self._taken: list[int] = []
+        self._freed: list[int] = []
+
+    @property
+    def total(self) -> int:
+        return len(self._holders)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.total - self.free
+
+    def holders(self, page: int) -> int:
+        """How many hold a page."""
+        return self._holders[page]
+
+    def take(self) -> int:
+        """Hold a free page."""
+        if not self._free:
+            raise OutOfPages("no page is free")
+        page = self._free.pop()
+        self._holders[page] = 1
+        self._taken.append(page)
+        return page
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Hold pages that someone else holds too."""
+        for page in pages:
+            if self._holders[page] == 0:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            self._holders[page] += 1
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Let go of pages."""
+        for page in pages:
+            if self._holders[page] == 0:
+                raise ValueError(f"page {page} was given back twice")
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                self._free.append(page)
+                self._freed.append(page)
+
+    def changes(self) -> tuple[list[int], list[int]]:
+        """Pages that were taken and pages that became free since the last call, for whoever keeps their memory. A page that was both is in
+        the first list if it is held now, in the second if it is not."""
+        taken = [page for page in dict.fromkeys(self._taken) if self._holders[page]]
+        freed = [page for page in dict.fromkeys(self._freed) if not self._holders[page]]
+        self._taken, self._freed = [], []
+        return taken, freed
+
+
+@dataclass(slots=True)
+class _Kept:
+    page: int
+    taps: torch.Tensor | None
+
+
+class PrefixCache:
+    """Full pages that were computed, found again by the key of all that led to them (`Sequence.page_keys`).
+
+    Holds each page it names. Bounded by `limit` pages; the page that was not asked for the longest goes first. taps: beside a page, the
+    taps of its rows, for whoever wants them.
+    """
+
+    def __init__(self, pool: PagePool, limit: int) -> None:
+        self._pool = pool
+        self._limit = limit
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    def unshared(self) -> int:
+        """Pages that only this cache holds."""
+        return sum(self._pool.holders(kept.page) == 1 for kept in self._kept.values())
+
+    def find(self, keys: Sequence[bytes], taps_from: int | None) -> tuple[list[int], list[torch.Tensor]]:
+        """Pages of the longest known beginning, held for the caller, and the taps of those that end after slot `taps_from`."""
+        pages: list[int] = []
+        taps: list[torch.Tensor] = []
+        for index, key in enumerate(keys):
+            kept = self._kept.get(key)
+            if kept is None:
+                break
+            if taps_from is not None and (index + 1) * PAGE_ROWS > taps_from:
+                if kept.taps is None:
+                    break
+                taps.append(kept.taps)
+            self._kept.move_to_end(key)
+            pages.append(kept.page)
+        self._pool.share(pages)
+        return pages, taps
+
+    def remember(self, key: bytes, page: int, taps: torch.Tensor | None) -> None:
+        """Keep a full page, in the place of the oldest one if there are too many."""
+        known = self._kept.get(key)
+        if known is not None:
+            known.taps = taps if known.taps is None else known.taps
+            return
+        if self._limit:
+            self._pool.share([page])
+            self._kept[key] = _Kept(page, taps)
+        self.shrink(len(self._kept) - self._limit)
+
+    def shrink(self, count: int) -> None:
+        """Forget the `count` oldest pages."""
+        for _ in range(min(count, len(self._kept))):
+            _, kept = self._kept.popitem(last=False)
+            self._pool.give_back([kept.page])
+
+    def make_room(self) -> bool:
+        """Forget the oldest page that nobody else holds; whether there was one."""
+        key = next((key for key, kept in self._kept.items() if self._pool.holders(kept.page) == 1), None)
+        if key is None:
+            return False
+        self._pool.give_back([self._kept.pop(key).page])
+        return True

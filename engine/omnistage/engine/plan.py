@@ -1,0 +1,91 @@
+"""A step as tensors: a value that can be put into static buffers, and sent to other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from omnistage.engine.adapter import DecoderSpec, Rows
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.scheduler import Run
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run as attention sees it. first: its first row in the step. count: its rows. start: slot of the first. pages: those that its rows
+    see, the last one of which the rows are in."""
+
+    first: int
+    count: int
+    start: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """rows: what the decoder takes. pages, places: int64 [rows], where keys and values of each row go; less than the rows by padding. runs:
+    as above, in the order of the rows. drawn: int64 [n], rows that an item is drawn from."""
+
+    rows: Rows
+    pages: torch.Tensor
+    places: torch.Tensor
+    runs: tuple[PlannedRun, ...]
+    drawn: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        """Rows without padding."""
+        return len(self.pages)
+
+
+def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
+    """The plan of a step. least_rows: a step has at least so many rows, the last of them padding."""
+    count = sum(run.count for run in runs)
+    padded = max(count, least_rows)
+    items = np.zeros((padded, spec.codebooks), np.int64)
+    positions = np.zeros((spec.axes, padded), np.int64)
+    slots = np.empty(count, np.int64)
+    pages = np.empty(count, np.int64)
+    shapes: list[PlannedRun] = []
+    drawn: list[int] = []
+    given: list[tuple[int, torch.Tensor]] = []
+    first = 0
+    for run in runs:
+        sequence, rows = run.sequence, slice(first, first + run.count)
+        seen = tuple(sequence.pages[: pages_for(run.start + run.count)])
+        items[rows] = sequence.items_of(run.start, run.count)
+        positions[:, rows] = sequence.positions_of(run.start, run.count, spec.axes)
+        slots[rows] = np.arange(run.start, run.start + run.count)
+        pages[rows] = seen[-1]
+        given += [(first + at, vectors) for at, vectors in sequence.given_of(run.start, run.count)]
+        shapes.append(PlannedRun(first, run.count, run.start, seen))
+        first += run.count
+        if run.draws:
+            drawn.append(first - 1)
+    vectors, has_given = _given(given, padded, spec) if given else (None, None)
+    device = spec.device
+    return Plan(
+        rows=Rows(
+            items=torch.from_numpy(items).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            given=vectors,
+            has_given=has_given,
+            taps=any(run.wants_taps for run in runs),
+        ),
+        pages=torch.from_numpy(pages).to(device),
+        places=torch.from_numpy(slots % PAGE_ROWS).to(device),
+        runs=tuple(shapes),
+        drawn=torch.tensor(drawn, dtype=torch.int64, device=device),
+    )
+
+
+def _given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=spec.device)
+    has_given = torch.zeros(rows, 1, dtype=torch.bool, device=spec.device)
+    for first, part in parts:
+        vectors[first : first + len(part)] = part
+        has_given[first : first + len(part)] = True
+    return vectors, has_given

@@ -1,0 +1,48 @@
+"""What this machine makes of a fixed sequence: bits that tell it from another machine which computes the same model otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from omnistage.engine.adapter import Decoder, DecoderSpec, Rows
+from omnistage.engine.attention import AttentionBackend
+from omnistage.engine.kv import KVCache
+from omnistage.engine.linear import pad_rows
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.plan import Plan, PlannedRun
+
+FIXED_ROWS = 5 * PAGE_ROWS // 2
+"""Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
+
+
+def fixed_results(decoder: Decoder, logits: Callable[[torch.Tensor], torch.Tensor], attention: AttentionBackend) -> list[torch.Tensor]:
+    """Hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs as a prompt is, and of one more that is decoded.
+
+    A row does not depend on its company, so these are the bits of every product and of attention, whatever a step takes."""
+    cache = KVCache(decoder.spec, pages_for(FIXED_ROWS + 1))
+    cache.follow(range(pages_for(FIXED_ROWS + 1)), ())
+    starts = [*range(0, FIXED_ROWS, PAGE_ROWS), FIXED_ROWS]
+    results = []
+    with torch.inference_mode():
+        for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
+            plan = _plan(decoder.spec, start, end - start)
+            hidden = decoder.hidden(plan.rows, attention.bind(cache, decoder.spec, plan)).last
+            results += [hidden[: end - start], logits(hidden)[: end - start]]
+    return results
+
+
+def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
+    """Rows of the sequence from `start` on, in one page."""
+    padded = max(count, pad_rows(1))
+    slots = torch.arange(start, start + padded)
+    items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729
+    pages = pages_for(start + count)
+    return Plan(
+        rows=Rows((items % spec.item_ids).to(spec.device), slots.expand(spec.axes, padded).to(spec.device)),
+        pages=torch.full((count,), pages - 1, device=spec.device),
+        places=(slots[:count] % PAGE_ROWS).to(spec.device),
+        runs=(PlannedRun(0, count, start, tuple(range(pages))),),
+        drawn=torch.zeros(0, dtype=torch.int64, device=spec.device),
+    )

@@ -1,0 +1,212 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.request import Event, Given, SequenceRequest, Taps
+from omnistage.engine.sampler import Draws
+from omnistage.engine.types import Item
+
+MAX_UNREAD = 32
+"""Events that an answer may be ahead of its reader."""
+
+
+class Sequence:
+    """The rows of one request: how many there are, how many can be computed now, and how many are.
+
+    Rows are counted by slot: those of the prompt, then one for each item of the answer. `known` have their item, `ready` of them have all
+    that they need, `computed` of those are in the cache. Touched by the engine's thread only.
+    """
+
+    __slots__ = (
+        "_appended",
+        "_appended_all",
+        "_keys",
+        "_silent",
+        "_taps",
+        "asked_s",
+        "begun",
+        "cached",
+        "computed",
+        "draws",
+        "found_taps",
+        "items",
+        "number",
+        "pages",
+        "passed",
+        "queued_s",
+        "request",
+        "taps_out",
+        "unread",
+        "waited",
+    )
+
+    def __init__(self, request: SequenceRequest) -> None:
+        self.request = request
+        self.items: list[Item] = list(request.history)
+        self.pages: list[int] = []
+        self.computed = 0
+        self.cached = 0
+        """Rows that were found in the prefix cache at the first admission."""
+        self.taps_out = request.taps_from
+        """Slot of the first row whose taps are still to be put out; None: no taps are wanted."""
+        self.found_taps: list[Taps] = []
+        """Taps that were found beside kept pages: to be put out before any other."""
+        self.number = 0
+        """Order of arrival; given by the scheduler."""
+        self.passed = 0
+        """How often a later request was admitted before this one."""
+        self.waited = 0
+        """Steps since rows of this sequence were last run, while there were some to run."""
+        self.unread = 0
+        self.asked_s = time.monotonic()
+        self.begun = False
+        """Whether it was admitted before."""
+        self.queued_s = 0.0
+        """Seconds from the request to its first admission."""
+        seen = request.prompt.text_ids if request.seen is None else request.seen
+        self.draws = Draws(request.sampling, request.seed, request.logprobs, set(seen))
+        for item in request.history:
+            self.draws.note(item[0])
+        self._appended: list[torch.Tensor] = []
+        self._appended_all = False
+        self._keys: list[bytes] = []
+        self._silent = True
+        self._taps: dict[int, list[torch.Tensor]] = {}
+
+    # How many rows ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> int:
+        return len(self.request.prompt) + len(self.items)
+
+    @property
+    def ready(self) -> int:
+        if not self.request.appended or self._appended_all:
+            return self.known
+        return len(self.request.prompt) + min(len(self.items), len(self._appended))
+
+    @property
+    def left(self) -> int:
+        """Rows that can be computed now."""
+        return self.ready - self.computed
+
+    @property
+    def parked(self) -> bool:
+        """Nobody reads what it has made."""
+        return self.unread >= MAX_UNREAD
+
+    @property
+    def starved(self) -> bool:
+        """Its next row has not come yet."""
+        return self.left == 0
+
+    @property
+    def idle(self) -> bool:
+        return self.parked or self.starved
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """First ids that the next item must not have."""
+        request = self.request
+        may_end = not request.ignore_end and len(self.items) >= request.min_items
+        return request.banned if may_end else request.banned | request.end_ids
+
+    def introduced(self, event: Event) -> Event:
+        """The event, with what only the first one of a sequence says."""
+        if self._silent:
+            self._silent = False
+            return replace(event, queued_s=self.queued_s, cached_rows=self.cached)
+        return event
+
+    # What a row is made of --------------------------------------------------------------------------------------------------------
+
+    def append(self, rows: torch.Tensor, end: bool) -> None:
+        """rows: [n, given_width] for the next items; end: the last one is that of every further item."""
+        self._appended.extend(rows)
+        self._appended_all = end
+
+    def items_of(self, start: int, count: int) -> NDArray[np.int64]:
+        """Items of rows, int64 [count, codebooks]."""
+        prompt = self.request.prompt.items
+        if start + count <= len(prompt):
+            return prompt[start : start + count]
+        answer = self.items[max(start - len(prompt), 0) : start + count - len(prompt)]
+        later = np.array(answer, np.int64)
+        return later if start >= len(prompt) else np.concatenate([prompt[start:], later])
+
+    def positions_of(self, start: int, count: int, axes: int) -> NDArray[np.int64]:
+        """Positions of rows, int64 [axes, count]."""
+        prompt = self.request.prompt
+        slots = np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (axes, count))
+        if prompt.positions is None:
+            return slots + np.where(slots < len(prompt), 0, prompt.delta)
+        within = max(min(start + count, len(prompt)) - start, 0)
+        return np.concatenate([prompt.positions[:, start : start + within], slots[:, within:] + prompt.delta], axis=1)
+
+    def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
+        """Vectors that stand for rows, or are added to them: pairs of the first row, counted from `start`, and [n, given_width]."""
+        parts = [part for given in self.request.prompt.given if (part := _overlap(given, start, count)) is not None]
+        if self._appended:
+            prompt = len(self.request.prompt)
+            for slot in range(max(start, prompt), start + count):
+                parts.append((slot - start, self._appended[min(slot - prompt, len(self._appended) - 1)][None]))
+        return parts
+
+    # Taps of full pages, until the pages are kept for others -----------------------------------------------------------------------
+
+    def keep_taps(self, taps: Taps) -> None:
+        """Taps of the next rows, all in one page. Those of the answer are not kept."""
+        if taps.first < len(self.request.prompt):
+            self._taps.setdefault(taps.first // PAGE_ROWS, []).append(taps.rows)
+
+    def taps_of_page(self, page: int) -> torch.Tensor | None:
+        """[PAGE_ROWS, tap_width], None if they are not all there."""
+        parts = self._taps.get(page, [])
+        return torch.cat(parts) if sum(map(len, parts)) == PAGE_ROWS else None
+
+    def forget_taps(self) -> None:
+        self._taps.clear()
+
+    # Keys of pages ----------------------------------------------------------------------------------------------------------------
+
+    def page_keys(self, rows: int) -> list[bytes]:
+        """A key for each full page among the first `rows` rows: a hash of everything that their bits depend on, those of the pages before
+        them included. Ends early where a row depends on something that has no digest."""
+        count = min(rows, self._keyed_rows) // PAGE_ROWS
+        while len(self._keys) < count:
+            self._keys.append(self._key(len(self._keys)))
+        return self._keys[:count]
+
+    @property
+    def _keyed_rows(self) -> int:
+        """Rows whose content is known by ids and digests."""
+        prompt = self.request.prompt
+        nameless = next((given.first for given in prompt.given if not given.digest), None)
+        if nameless is not None:
+            return nameless
+        return len(prompt) if self.request.appended else self.known
+
+    def _key(self, page: int) -> bytes:
+        prompt, start = self.request.prompt, page * PAGE_ROWS
+        digest = hashlib.sha256(self._keys[page - 1] if page else b"scope" + prompt.scope)
+        digest.update(self.items_of(start, PAGE_ROWS).tobytes())
+        if prompt.positions is not None or prompt.delta:
+            digest.update(self.positions_of(start, PAGE_ROWS, 1 if prompt.positions is None else len(prompt.positions)).tobytes())
+        for given in prompt.given:
+            if given.first < start + PAGE_ROWS and start < given.first + len(given.rows):
+                digest.update(f"given at {given.first - start} of {len(given.digest)} bytes ".encode() + given.digest)
+        return digest.digest()
+
+
+def _overlap(given: Given, start: int, count: int) -> tuple[int, torch.Tensor] | None:
+    first, last = max(given.first, start), min(given.first + len(given.rows), start + count)
+    return (first - start, given.rows[first - given.first : last - given.first]) if first < last else None

@@ -1,0 +1,196 @@
+"""The answer to one request, as its reader sees it, and the orders that readers leave for the engine's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from omnistage.engine.request import EngineClosed, EngineFull, Event, SequenceFailed
+
+if TYPE_CHECKING:
+    from omnistage.engine.sequence import Sequence
+
+End = SequenceFailed | EngineClosed
+
+
+@dataclass(slots=True)
+class Orders:
+    """What was asked of the engine since it last looked. taken: events that readers took, by stream. appended: rows and whether they are
+    the last."""
+
+    asked: list[SequenceStream] = field(default_factory=list)
+    cancelled: list[SequenceStream] = field(default_factory=list)
+    taken: dict[SequenceStream, int] = field(default_factory=dict)
+    appended: list[tuple[SequenceStream, torch.Tensor, bool]] = field(default_factory=list)
+    closing: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.asked or self.cancelled or self.taken or self.appended or self.closing)
+
+
+class Mailbox:
+    """Orders from any thread for one thread. on_order is called under the lock whenever one comes, and must not wait.
+
+    The number of requests that were asked and not yet admitted is bounded here; everything else is bounded by what each stream may leave.
+    """
+
+    def __init__(self, max_waiting: int, on_order: Callable[[], None], on_rest: Callable[[], None]) -> None:
+        self._changed = threading.Condition()
+        self._orders = Orders()
+        self._max_waiting, self._waiting = max_waiting, 0
+        self._on_order, self._on_rest = on_order, on_rest
+        self._closed = False
+
+    def ask(self, stream: SequenceStream) -> None:
+        """Raises EngineFull or EngineClosed."""
+        with self._changed:
+            if self._closed:
+                raise EngineClosed("the engine is closed")
+            if self._waiting >= self._max_waiting:
+                raise EngineFull(f"{self._waiting} requests are waiting already")
+            self._waiting += 1
+            self._orders.asked.append(stream)
+            self._wake()
+
+    def cancel(self, stream: SequenceStream) -> None:
+        with self._changed:
+            self._orders.cancelled.append(stream)
+            self._wake()
+
+    def taken(self, stream: SequenceStream, count: int) -> None:
+        with self._changed:
+            self._orders.taken[stream] = self._orders.taken.get(stream, 0) + count
+            self._wake()
+
+    def append(self, stream: SequenceStream, rows: torch.Tensor, end: bool) -> None:
+        with self._changed:
+            self._orders.appended.append((stream, rows, end))
+            self._wake()
+
+    def close(self) -> None:
+        """Take no more requests."""
+        with self._changed:
+            self._closed = self._orders.closing = True
+            self._wake()
+
+    def left_queue(self, count: int) -> None:
+        """So many requests were admitted, or ended before."""
+        with self._changed:
+            self._waiting -= count
+
+    def collect(self, wait: bool) -> Orders:
+        """All orders there are; with `wait`, at least one."""
+        with self._changed:
+            while wait and not self._orders:
+                self._on_rest()
+                self._changed.wait()
+            orders, self._orders = self._orders, Orders(closing=self._closed)
+        return orders
+
+    def _wake(self) -> None:
+        self._on_order()
+        self._changed.notify()
+
+
+class SequenceStream:
+    """The answer to one request, for one reader on the event loop that asked. Close it, or cancel by closing early."""
+
+    def __init__(self, sequence: Sequence, mailbox: Mailbox, given_width: int) -> None:
+        self.sequence = sequence
+        self.loop = asyncio.get_running_loop()
+        self._mailbox = mailbox
+        self._events: list[Event] = []
+        self._error: End | None = None
+        self._ended = False
+        self._changed = asyncio.Event()
+        self._room, self._given_width = sequence.request.max_items, given_width
+        self._appended_all = not sequence.request.appended
+
+    async def take(self) -> list[Event]:
+        """Wait for events and take all there are. Empty only after the end. Raises SequenceFailed or EngineClosed after the last event."""
+        while not self._events and not self._ended:
+            self._changed.clear()
+            await self._changed.wait()
+        events, self._events = self._events, []
+        if events:
+            self._mailbox.taken(self, len(events))
+        elif self._error is not None:
+            raise self._error
+        return events
+
+    def append(self, rows: torch.Tensor, *, end: bool = False) -> None:
+        """Give vectors [n, given_width] for the next items of the answer; n may be 0 at the end. `rows` is not to be changed afterwards.
+
+        Rows for more items than the answer may have are dropped. Raises ValueError after the end, for a request that takes none, and for
+        rows of another width.
+        """
+        if self._appended_all:
+            raise ValueError("no rows are taken: the request takes none, or the last one was given")
+        if rows.ndim != 2 or rows.shape[1] != self._given_width:
+            raise ValueError(f"rows of the width {self._given_width} are taken, not {list(rows.shape)}")
+        rows = rows[: self._room]
+        self._room -= len(rows)
+        self._appended_all = end
+        self._mailbox.append(self, rows, end)
+
+    async def aclose(self) -> None:
+        """Stop if it still runs, and return when every page of it is free."""
+        if not self._ended:
+            self._mailbox.cancel(self)
+        while not self._ended:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def deliver(self, part: Part) -> None:
+        """Called on the reader's event loop."""
+        self._events += part.events
+        self._ended = self._ended or part.ended
+        self._error = self._error or part.error
+        self._changed.set()
+
+
+@dataclass(slots=True)
+class Part:
+    """What a step made for one stream."""
+
+    events: list[Event] = field(default_factory=list)
+    ended: bool = False
+    error: End | None = None
+
+
+class Outbox:
+    """What a step made, by stream."""
+
+    def __init__(self) -> None:
+        self._parts: dict[SequenceStream, Part] = {}
+
+    def put(self, stream: SequenceStream, event: Event) -> None:
+        self._parts.setdefault(stream, Part()).events.append(event)
+
+    def end(self, stream: SequenceStream, error: End | None) -> None:
+        part = self._parts.setdefault(stream, Part())
+        part.ended, part.error = True, error
+
+    def send(self) -> list[SequenceStream]:
+        """Wake each event loop once. Returns the streams whose loop is closed: nobody will ever read them."""
+        parts, self._parts = self._parts, {}
+        loops: dict[asyncio.AbstractEventLoop, list[SequenceStream]] = {}
+        for stream in parts:
+            loops.setdefault(stream.loop, []).append(stream)
+        orphans: list[SequenceStream] = []
+        for loop, streams in loops.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, [(stream, parts[stream]) for stream in streams])
+            except RuntimeError:
+                orphans += streams
+        return orphans
+
+
+def _deliver(parts: Iterable[tuple[SequenceStream, Part]]) -> None:
+    for stream, part in parts:
+        stream.deliver(part)

@@ -1,0 +1,53 @@
+"""The threads of this process as the kernel sees them: whether they run, and how long they have run and waited for a CPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelThread:
+    """A thread as the kernel sees it. state: R runs or waits for a CPU, S sleeps, D waits for a disk. cpu_s, delay_s: how long it has run,
+    and has waited for a CPU until it ran."""
+
+    state: str
+    cpu_s: float
+    delay_s: float
+
+
+def seen() -> dict[int, KernelThread]:
+    """The threads of this process by their numbers."""
+    numbers = [int(folder.name) for folder in _TASKS.iterdir()]
+    return {number: thread for number in numbers if (thread := _thread(number)) is not None}
+
+
+def _thread(number: int) -> KernelThread | None:
+    """A thread of this process, proc(5) stat and schedstat; None if it has ended."""
+    try:
+        stat = (_TASKS / str(number) / "stat").read_text()
+        if DELAYS_ARE_TOLD:
+            cpu_ns, delay_ns, _ = (_TASKS / str(number) / "schedstat").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name may hold anything; after it come state (field 3) and, as fields 14 and 15, the ticks in user and kernel mode.
+    fields = stat.rpartition(")")[2].split()
+    if DELAYS_ARE_TOLD:
+        return KernelThread(fields[0], int(cpu_ns) / 1e9, int(delay_ns) / 1e9)
+    return KernelThread(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S, 0.0)
+
+
+def _delays_are_told() -> bool:
+    """Whether this kernel counts how long threads wait for a CPU. One that does not has no such file, or zeros in it."""
+    try:
+        return Path("/proc/self/schedstat").read_text().split()[0] != "0"
+    except FileNotFoundError:
+        return False
+
+
+DELAYS_ARE_TOLD = _delays_are_told()
+"""Where they are not, run times are those of the ticks of the kernel's clock, and delays are 0."""

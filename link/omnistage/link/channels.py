@@ -1,0 +1,57 @@
+"""What a process keeps of the addresses that it calls: a channel and a pulse of each."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import grpc.aio
+
+from omnistage.link.hedge import Hedges
+from omnistage.link.pulse import Pulse, Pulses
+from omnistage.wire.channel import MAX_MESSAGE_BYTES, client_options
+from omnistage.wire.token import Token
+
+
+class Channels:
+    """One channel per address, kept for the life of the process or until it is forgotten. Addresses come from a configuration, or from a
+    name in it; who follows a name forgets the addresses that it does not have any more.
+
+    metadata: what to send with every call of a stage, for its guard.
+    """
+
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, token: Token | None = None) -> None:
+        self.metadata = token.metadata if token is not None else ()
+        self._options = client_options(max_message_bytes)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._pulses = Pulses(self.get, self.metadata)
+        self.hedges = Hedges()
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+        return channel
+
+    def pulse(self, address: str) -> Pulse:
+        """The signs of life of that address."""
+        return self._pulses.of(address)
+
+    def is_quiet(self, address: str) -> bool:
+        """Whether the address is known to give no sign of life: ask others first."""
+        return self._pulses.is_quiet(address)
+
+    def forget(self, address: str) -> None:
+        """The next `get` makes a new channel; the old one ends with its last user."""
+        self._channels.pop(address, None)
+
+    async def close(self) -> None:
+        await self._pulses.close()
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    async def __aenter__(self) -> Channels:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()

@@ -1,0 +1,104 @@
+"""Finds a replica that takes a session: in which order the replicas of a route are asked, for how long, and when the next one is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from omnistage.link.channels import Channels
+from omnistage.link.replay import ReplayExpired
+from omnistage.link.route import Route
+from omnistage.link.stream import Deadline, Stream, StreamLost
+from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
+from omnistage.wire.kinds import kind_name
+
+log = structlog.get_logger(__name__)
+
+SEARCH_S = 4.0
+"""Beyond the patience of the route: time in which replicas that do not answer are asked one after the other. One that gives signs of life
+is waited for beyond it."""
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.2
+"""Between two rounds through the replicas."""
+
+Ask = Callable[[str, Sequence[stage_pb2.Hop], Callable[[], bool]], Awaitable[Stream]]
+"""Opens a stream. Gets the address, the hops behind it, and what to call when the replica does not answer at once: whether to leave it."""
+
+
+class Search:
+    """Of one link, for its first replica and after every loss. silent: replicas that were asked and gave no sign of life."""
+
+    def __init__(self, channels: Channels, route: Route, deadline: Deadline) -> None:
+        self._channels = channels
+        self._route = route
+        self._deadline = deadline
+        self._stage = kind_name(route.kind)
+        self._lost_at: dict[str, float] = {}
+        self.silent: set[str] = set()
+
+    async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
+        """Ask the replicas, round after round while it may help. revisions: as in Route.place. Raises what the last one said."""
+        begun = time.monotonic()
+        give_up = begun + min(self._route.patience_s, self._deadline.remaining_s)
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._round(revisions, ask, begun + self._route.patience_s + SEARCH_S)
+            except StageError as error:
+                if not (error.meaning.passes and self.can_mend(error)) or time.monotonic() + pause > give_up:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def can_mend(self, error: StageError) -> bool:
+        """Whether another replica of this stage may help at all: what was lost behind it can only be mended by who places the hops behind
+        anew."""
+        return not error.meaning.behind or self._route.places_anew
+
+    def lose(self, address: str) -> None:
+        """The replica there cannot be reached, is silent, or is lost."""
+        self._lost_at[address] = time.monotonic()
+        self._route.lost(address)
+        if self._channels.is_quiet(address):
+            self.silent.add(address)
+
+    async def _round(self, revisions: Sequence[str], ask: Ask, until: float) -> Stream:
+        """One round, in which only the first is asked after `until`. Raises what the last replica said, or at once what no other replica
+        would say otherwise."""
+        addresses, hops = self._route.place(revisions)
+        failure = StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})
+        left = sorted(addresses, key=self._last_resort)
+        while left and (len(left) == len(addresses) or time.monotonic() < until):
+            address = left.pop(0)
+            self._channels.hedges.count_open()
+            try:
+                return await ask(address, hops, lambda: self._may_hedge(left))
+            except ReplayExpired:
+                raise
+            except StageError as error:
+                if not error.meaning.another_replica:
+                    raise
+                if isinstance(error, StreamLost):
+                    self.lose(address)
+                log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
+                failure = self._refused(address, error) if error.reason == "UNAUTHENTICATED" else error
+        raise failure
+
+    def _last_resort(self, address: str) -> tuple[bool, float]:
+        """The order to ask in: who gives no sign of life comes last, and before those whom this link lost, the latest last."""
+        return self._channels.is_quiet(address), self._lost_at.get(address, 0.0)
+
+    def _may_hedge(self, others: Sequence[str]) -> bool:
+        """Whether an Open that its replica does not answer is withdrawn already: there must be somebody else, and not too many of them."""
+        return not all(self._channels.is_quiet(address) for address in others) and self._channels.hedges.take()
+
+    def _refused(self, address: str, error: StageError) -> StageError:
+        """What those above hear of a replica that does not take this process's token: for them it is not there, and nothing is wrong with
+        what they show."""
+        message = f"{self._stage} at {address} refuses its caller: {error.message}"
+        return StageError("STAGE_LOST", message, metadata={"stage": self._stage})

@@ -1,0 +1,264 @@
+"""The text of a Thinker's answer: tokens and rows in, as an engine makes them, pieces out. No torch and no thread.
+
+Text is put out when its characters are final. A row is put out when the text of its token is, so that what speaks from rows says what is
+read: text that may still be cut by a stop string has no rows yet, and text that was cut has none at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from omnistage.engine.detokenizer import Detokenizer
+from omnistage.engine.types import FinishReason
+from omnistage.models.common.requests import check_place
+from omnistage.models.interface import Array, Rows, TextPiece, Wanted
+
+
+class _Span(NamedTuple):
+    """Where the text of a token lies in the text of all tokens, in characters."""
+
+    begin: int
+    end: int
+
+
+class Answer:
+    """One answer. Take what `take` has after every step, until `complete`."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        wanted: Wanted,
+        *,
+        history: Sequence[int] = (),
+        finished: FinishReason | None = None,
+        most: int = sys.maxsize,
+        text_port: str = "text",
+        row_port: str = "",
+        prompt_port: str = "",
+        prompt_rows: int = 0,
+    ) -> None:
+        """history: tokens of the answer so far, whose text is out. finished: it has ended with them, so. most: tokens that it may have.
+        row_port: the port with one row for each token; empty for a model without one. prompt_port: the port with the rows of the prompt,
+        which are `prompt_rows`. Raises BadRequest for rows that are wanted from a token on which nobody has."""
+        self._detokenizer = detokenizer
+        self._wants_text = text_port in wanted
+        self._wants_rows = row_port in wanted
+        self._row_port = row_port
+        self._first_row = self._next_row = wanted.get(row_port, 0)
+        self._spans: deque[_Span] = deque()
+        self._count = 0
+        self._sayable = 0
+        self._rows: deque[Array] = deque()
+        self._arrived = 0
+        self._rows_ended = not self._wants_rows
+        self._most = most
+        self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
+        self._next_prompt_row = wanted.get(prompt_port, prompt_rows)
+        self._prompt_pieces: list[Rows] = []
+        if prompt_port in wanted and self._next_prompt_row == prompt_rows:
+            self._prompt_pieces.append(Rows(prompt_port, np.empty((0, 0), np.float32), last=True))
+        self._text = ""
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._reason: FinishReason | None = None
+        self._told = False
+        self._queued_s, self._cached_tokens = 0.0, 0
+        check_place(wanted, row_port, len(history), "tokens so far")
+        check_place(wanted, prompt_port, prompt_rows, "rows of the prompt")
+        for token_id in history:
+            self._push(token_id)
+        if finished is not None:
+            self._detokenizer.finish()
+            self._reason, self._told = finished, True
+        elif self._detokenizer.stopped:
+            self._reason = FinishReason.STOP
+
+    @property
+    def ended(self) -> bool:
+        """The text has all that it will have: tokens are of no use any more."""
+        return self._reason is not None
+
+    @property
+    def complete(self) -> bool:
+        """Everything that is wanted has come, but for what `take` still has."""
+        self._settle()
+        has_prompt = self._next_prompt_row >= self._prompt_rows
+        return self.ended and has_prompt and (self._rows_ended or self._arrived >= self._sayable)
+
+    @property
+    def wants_rows(self) -> bool:
+        """The row of every token is needed, also of the last: an engine that computes a row only to draw what comes after it is asked for a
+        token more than `most`."""
+        return self._wants_rows
+
+    @property
+    def first_slot(self) -> int | None:
+        """The first slot whose row is wanted, the prompt's counted as well; None: nobody wants any."""
+        if self._next_prompt_row < self._prompt_rows:
+            return self._next_prompt_row
+        return self._prompt_rows + self._first_row if self._wants_rows else None
+
+    def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
+        """What is known when the first step begins; see TextPiece."""
+        self._queued_s, self._cached_tokens = queued_s, cached_tokens
+
+    def token(self, token_id: int, logprob: float | None = None) -> None:
+        """The next token. What follows a stop string is dropped."""
+        if self.ended:
+            return
+        self._ids.append(token_id)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        self._text += self._push(token_id)
+        if self._detokenizer.stopped:
+            self._reason = FinishReason.STOP
+        elif self._count >= self._most:
+            self.end(FinishReason.LENGTH)
+
+    def rows_at(self, slot: int, rows: Array) -> None:
+        """The rows [n, width] of consecutive slots, those of the prompt first; those that nobody wants are dropped."""
+        split = max(self._prompt_rows - slot, 0)
+        prompt = rows[:split][max(self._next_prompt_row - slot, 0) :]
+        if len(prompt):
+            self._next_prompt_row += len(prompt)
+            self._prompt_pieces.append(Rows(self._prompt_port, prompt, last=self._next_prompt_row >= self._prompt_rows))
+        place = max(slot - self._prompt_rows, 0)
+        self.rows(rows[split:][max(self._next_row - place, 0) :])
+
+    def rows(self, rows: Array) -> None:
+        """The next rows [n, width] (kept, not copied), from the row on that is wanted first. They may come later than their tokens."""
+        if self._wants_rows and len(rows):
+            self._rows.append(rows)
+            self._arrived += len(rows)
+            self._next_row += len(rows)
+
+    def end(self, reason: FinishReason) -> None:
+        """No more tokens come; rows may."""
+        if self.ended:
+            return
+        self._text += self._detokenizer.finish()
+        self._reason = FinishReason.STOP if self._detokenizer.stopped else reason
+
+    def take(self) -> list[TextPiece | Rows]:
+        """What became final since the last time, rows of the prompt first, and text before its rows: nobody has anything that was made from
+        a token before the caller has the token."""
+        pieces: list[TextPiece | Rows] = [*self._prompt_pieces]
+        self._prompt_pieces = []
+        ends = self.ended and not self._told
+        if self._wants_text and (self._ids or self._text or ends):
+            reason = self._reason if ends else None
+            made = TextPiece(self._text, tuple(self._ids), tuple(self._logprobs), reason, self._queued_s, self._cached_tokens)
+            pieces.append(made)
+            self._text, self._ids, self._logprobs = "", [], []
+            self._queued_s, self._cached_tokens = 0.0, 0
+            self._told = self._told or ends
+        if not self._rows_ended:
+            pieces += self._final_rows()
+        return pieces
+
+    def _push(self, token_id: int) -> str:
+        begin = self._detokenizer.decoded
+        text = self._detokenizer.push(token_id)
+        if self._wants_rows and self._count >= self._first_row:
+            self._spans.append(_Span(begin, self._detokenizer.needed))
+        self._count += 1
+        return text
+
+    def _settle(self) -> None:
+        """Count the tokens whose text is final."""
+        while self._spans and self._is_final(self._spans[0]):
+            self._spans.popleft()
+            self._sayable += 1
+
+    def _is_final(self, span: _Span) -> bool:
+        """A token that a stop string cut in the middle is said as well: else what is read would not be heard."""
+        given = self._detokenizer.given
+        if span.end <= given:
+            return True
+        return self.ended and (span.begin < given or not self._detokenizer.stopped)
+
+    def _final_rows(self) -> list[Rows]:
+        self._settle()
+        left = count = min(self._sayable, self._arrived)
+        taken: list[Array] = []
+        while left:
+            rows = self._rows.popleft()
+            if len(rows) > left:
+                self._rows.appendleft(rows[left:])
+                rows = rows[:left]
+            taken.append(rows)
+            left -= len(rows)
+        self._sayable -= count
+        self._arrived -= count
+        self._rows_ended = self.ended and not self._sayable
+        if not taken:
+            return [Rows(self._row_port, np.empty((0, 0), np.float32), last=True)] if self._rows_ended else []
+        return [Rows(self._row_port, np.concatenate(taken) if len(taken) > 1 else taken[0], last=self._rows_ended)]
+
+
+# The loop ------------------------------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T", covariant=True)
+
+
+class SlotRows(Protocol[T]):
+    """Rows of consecutive slots as an engine has them. first: the slot of the first one."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def rows(self) -> T: ...
+
+
+class Event(Protocol[T]):
+    """One thing that an engine made, as in omnistage.engine.request."""
+
+    @property
+    def item(self) -> Sequence[int] | None: ...
+
+    @property
+    def logprob(self) -> float | None: ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+
+    @property
+    def taps(self) -> SlotRows[T] | None: ...
+
+    @property
+    def queued_s(self) -> float: ...
+
+    @property
+    def cached_rows(self) -> int: ...
+
+
+class Stream(Protocol[T]):
+    """What an engine makes for one request. `take` waits for events; there are none after the end."""
+
+    async def take(self) -> Sequence[Event[T]]: ...
+
+
+async def answered(stream: Stream[T], answer: Answer, array: Callable[[T], Array]) -> AsyncGenerator[TextPiece | Rows, None]:
+    """The pieces of an answer whose tokens are the first codes of a stream's items. array: the rows of the engine as the port has them.
+    It ends when everything that is wanted has come, which may be before the stream does: close that then."""
+    while not answer.complete:
+        events = await stream.take()
+        for event in events:
+            if event.queued_s or event.cached_rows:
+                answer.begin(event.queued_s, event.cached_rows)
+            if event.taps is not None:
+                answer.rows_at(event.taps.first, array(event.taps.rows))
+            if event.item is not None:
+                answer.token(event.item[0], event.logprob)
+            if event.finish_reason is not None:
+                answer.end(event.finish_reason)
+        for piece in answer.take():
+            yield piece
+        if not events and not answer.complete:
+            raise RuntimeError("the engine has ended before all rows were there")

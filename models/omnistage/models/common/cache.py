@@ -1,0 +1,14 @@
+"""Where models that were fetched lie on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """`OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It need not exist."""
+    if named := os.environ.get("OMNISTAGE_CACHE"):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "omnistage"

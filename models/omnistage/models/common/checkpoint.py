@@ -1,0 +1,89 @@
+"""A checkpoint as far as it can be judged without loading it: its files, and what its JSON says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omnistage.models.errors import LoadError
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+
+V = TypeVar("V", int, float, str, bool)
+
+
+class BadCheckpoint(LoadError):
+    """A folder that is not a complete checkpoint of the model. The text says which file, weight or value is not as it should be."""
+
+
+class Config:
+    """The values of a JSON object of a checkpoint. place: where it stands, for errors."""
+
+    def __init__(self, values: dict[str, Any], place: str) -> None:
+        self._values = values
+        self._place = place
+
+    def value(self, name: str, kind: type[V], default: V | None = None) -> V:
+        """The value of a name; a whole number is a float too. default: where the name is missing; None: it must be there. Raises
+        BadCheckpoint."""
+        found = self._values.get(name, default)
+        if found is None:
+            raise BadCheckpoint(f"{self._place} lacks {name!r}")
+        return _of_kind(found, kind, f"{self._place}: {name!r}")
+
+    def table(self, name: str, kind: type[V]) -> dict[str, V]:
+        """The object of a name, all of whose values are of one kind. Raises BadCheckpoint."""
+        values = self.section(name)._values
+        return {key: _of_kind(value, kind, f"{self._place}: {key!r} of {name!r}") for key, value in values.items()}
+
+    def section(self, name: str) -> Config:
+        """The object of a name. Raises BadCheckpoint."""
+        found = self._values.get(name)
+        if not isinstance(found, dict):
+            raise BadCheckpoint(f"{self._place} lacks the object {name!r}")
+        return Config(found, f"{self._place}: {name}")
+
+
+def _of_kind(found: object, kind: type[V], place: str) -> V:
+    if kind is float and type(found) is int:
+        found = float(found)
+    if type(found) is not kind:  # not isinstance: true and false are no numbers
+        raise BadCheckpoint(f"{place} is {str(found)[:80]!r}, which is no {kind.__name__}")
+    return found
+
+
+def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
+    """Raises BadCheckpoint for the first of the files that a folder of the checkpoint lacks. WEIGHTS may be shards with their index."""
+    for name in files:
+        spellings = (WEIGHTS, WEIGHTS_INDEX) if name == WEIGHTS else (name,)
+        if not any((checkpoint / folder / spelling).is_file() for spelling in spellings):
+            raise BadCheckpoint(
+                f"{checkpoint / folder / name} is missing: give the whole folder of a checkpoint, or none for the family's own default"
+            )
+
+
+def read_config(directory: Path, model_type: str) -> Config:
+    """config.json of the folder. Raises BadCheckpoint if it is missing, damaged or of another model."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
+    values = json_object(path)
+    if values.get("model_type") != model_type:
+        raise BadCheckpoint(f"{path} is a {values.get('model_type')!r}, not a {model_type!r}")
+    return Config(values, str(path))
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that is there. Raises BadCheckpoint if it holds something else."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(values, dict):
+        raise BadCheckpoint(f"{path} is not a JSON object")
+    return values

@@ -1,0 +1,49 @@
+"""The revision of a loaded model: another one wherever equal input could give other output, where no answer may go on.
+
+What a model is computed with has no complete name: torch calls a CPU with AMX and one without it the same, and their results differ. So a
+revision is made of what can be named (files, code, torch, dtype, device, threads) and of results: what this machine makes of a fixed input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model")
+"""Files of a checkpoint that a model is made from."""
+
+DIGITS = 12
+
+
+def revision(
+    directory: Path, code: str, *, dtype: str, device: str, threads: int, results: Iterable[NDArray[np.generic] | torch.Tensor]
+) -> str:
+    """Hex digits of everything that an output can depend on.
+
+    directory: the files of the model. code: a name of the code, which whoever changes what it computes raises. device: its number does not
+    count. results: of fixed inputs, computed as an answer is (see `computed`), with every kernel that an answer is computed with.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in PATTERNS for path in directory.glob(pattern)}):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}".encode())
+    for result in results:
+        array = result.cpu().contiguous().view(torch.uint8).numpy() if isinstance(result, torch.Tensor) else result
+        digest.update(f" {result.dtype} {tuple(result.shape)} ".encode() + array.tobytes())
+    return digest.hexdigest()[:DIGITS]
+
+
+def computed(call: Callable[[], T], threads: int) -> T:
+    """What a call returns on a thread for which torch has so many threads, as the worker of a model has."""
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        return pool.submit(call).result()

@@ -1,0 +1,230 @@
+"""Runs drawings step by step, many at once: the loop around the policy of steps.py. No torch.
+
+    prepare --> job --forward, advance--> job, a step further --...--> decode --> pieces
+
+One unit of work runs at a time, a step of a group or one piece of a drawing that is decoded, where the model says (its thread). A reader
+that does not read holds only its own drawing up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from omnistage.models.common.steps import Policy
+from omnistage.models.interface import Drawn, Progress
+
+J = TypeVar("J")
+Job = TypeVar("Job", contravariant=True)
+
+MAX_UNREAD = 8
+"""Pieces that a drawing is ahead of its reader before it has to wait. Progress does not count: a newer one takes the place of an older."""
+
+
+class Drawing(Protocol[Job]):
+    """What a model offers that draws in steps. A job is what it knows of one request; `forward` and what follows it run on its thread."""
+
+    def cost(self, job: Job) -> int:
+        """See steps.Policy. Constant."""
+
+    def group_key(self, job: Job) -> Hashable:
+        """Jobs of equal keys can step together. May change from step to step."""
+
+    def forward(self, jobs: Sequence[Job]) -> None:
+        """Compute one step of all of them at once, and leave in each what `advance` needs. Where it raises, each of them is asked alone
+        again: it may change nothing else in them."""
+
+    def advance(self, job: Job) -> Sequence[Drawn]:
+        """Take the step; what there is to show: progress, and previews."""
+
+    def is_drawn(self, job: Job) -> bool:
+        """All its steps were taken."""
+
+    def decode(self, job: Job) -> Generator[Drawn, None, None]:
+        """The pieces of what was drawn; each is one unit of work."""
+
+
+class Run(Protocol):
+    """Where units of work run, such as Worker.run. Cancelled, it returns when the unit is not running any more."""
+
+    def __call__(self, call: Callable[[], Sequence[Drawn] | None], /) -> Awaitable[Sequence[Drawn] | None]: ...
+
+
+class _Session(Generic[J]):
+    """A job and its reader."""
+
+    def __init__(self, job: J) -> None:
+        self.job = job
+        self.decoding: Generator[Drawn, None, None] | None = None
+        self.error: Exception | None = None
+        self.over = False
+        self.changed = asyncio.Event()
+        self._pieces: deque[Drawn] = deque()
+
+    @property
+    def can_step(self) -> bool:
+        return not self.over and len(self._pieces) < MAX_UNREAD
+
+    def put(self, pieces: Sequence[Drawn]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Progress) and self._pieces and isinstance(self._pieces[-1], Progress):
+                self._pieces.pop()
+            self._pieces.append(piece)
+        self.changed.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        self.over, self.error = True, error
+        self.changed.set()
+
+    async def take(self) -> Drawn | None:
+        """The next piece; None after the last. Raises the error that ended it."""
+        while not self._pieces:
+            if self.error is not None:
+                raise self.error
+            if self.over:
+                return None
+            self.changed.clear()
+            await self.changed.wait()
+        return self._pieces.popleft()
+
+
+class Stepper(Generic[J]):
+    """All drawings of one model. `draw` from any number of sessions of one event loop."""
+
+    def __init__(self, drawing: Drawing[J], run: Run, *, budget: int, step_budget: int) -> None:
+        """See steps.Policy."""
+        self._drawing = drawing
+        self._run = run
+        self._policy: Policy[_Session[J]] = Policy(budget, step_budget)
+        self._sessions: set[_Session[J]] = set()
+        self._stepping: frozenset[_Session[J]] = frozenset()
+        self._changed = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        self.steps = 0
+        """Units of work that were done."""
+
+    @property
+    def queued(self) -> int:
+        """Drawings that wait for admission."""
+        return self._policy.waiting
+
+    @property
+    def running(self) -> int:
+        return self._policy.admitted
+
+    async def draw(self, job: J) -> AsyncGenerator[Drawn, None]:
+        """The pieces of a job as they come. Closed, it returns when no work is done for the job any more. Raises TooCostly, and what
+        a step of this job raises."""
+        session = _Session(job)
+        self._policy.submit(session, self._drawing.cost(job))
+        self._sessions.add(session)
+        self._wake()
+        try:
+            while (piece := await session.take()) is not None:
+                self._changed.set()
+                yield piece
+        finally:
+            session.over = True
+            self._sessions.discard(session)
+            self._policy.withdraw(session)
+            self._changed.set()
+            await self._not_stepping(session)
+            if session.decoding is not None:
+                session.decoding.close()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if self._loop is None or self._loop.done():
+            self._changed = asyncio.Event()  # The last loop's may belong to an event loop that is gone.
+            self._loop = asyncio.create_task(self._step_on())
+
+    async def _step_on(self) -> None:
+        """Until there is nothing to do. Whatever ends it before that ends all drawings."""
+        try:
+            await self._all_steps()
+        except BaseException as error:
+            for session in tuple(self._sessions):
+                self._end(session, RuntimeError(f"drawing has ended: {error!r}"))
+            raise
+
+    async def _all_steps(self) -> None:
+        while self._policy.waiting or self._policy.admitted:
+            self._policy.admit()
+            chosen = self._policy.choose(self._group_key, lambda session: session.can_step)
+            if not chosen:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            self._stepping = frozenset(chosen)
+            try:
+                await self._unit(chosen)
+            finally:
+                self._stepping = frozenset()
+                self.steps += 1
+                for session in chosen:
+                    session.changed.set()
+
+    def _group_key(self, session: _Session[J]) -> Hashable:
+        """What is decoded is decoded alone."""
+        return id(session) if session.decoding is not None else (None, self._drawing.group_key(session.job))
+
+    async def _unit(self, sessions: Sequence[_Session[J]]) -> None:
+        """One step of a group, or a piece of one drawing. Where a group fails each of them is asked alone: one of them is the cause."""
+        try:
+            if sessions[0].decoding is not None:
+                await self._piece(sessions[0])
+                return
+            await self._run(partial(self._drawing.forward, [session.job for session in sessions]))
+        except Exception as error:
+            if len(sessions) == 1:
+                self._end(sessions[0], error)
+                return
+            for session in sessions:
+                await self._unit([session])
+            return
+        for session in sessions:
+            if not session.over:
+                await self._advance(session)
+
+    async def _advance(self, session: _Session[J]) -> None:
+        try:
+            session.put(await self._run(partial(self._drawing.advance, session.job)) or ())
+        except Exception as error:
+            self._end(session, error)
+            return
+        if self._drawing.is_drawn(session.job):
+            session.decoding = self._drawing.decode(session.job)
+
+    async def _piece(self, session: _Session[J]) -> None:
+        assert session.decoding is not None
+        pieces = await self._run(partial(_next, session.decoding))
+        if pieces is None:
+            self._end(session, None)
+        else:
+            session.put(pieces)
+
+    def _end(self, session: _Session[J], error: Exception | None) -> None:
+        self._policy.withdraw(session)
+        session.end(error)
+
+    async def _not_stepping(self, session: _Session[J]) -> None:
+        """Return when no unit has this job in it, whatever is cancelled meanwhile: it would be freed under the thread that works on it."""
+        cancelled: asyncio.CancelledError | None = None
+        while session in self._stepping:
+            session.changed.clear()
+            try:
+                await session.changed.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+
+def _next(pieces: Iterator[Drawn]) -> Sequence[Drawn] | None:
+    """The next piece; None after the last."""
+    for piece in pieces:
+        return [piece]
+    return None

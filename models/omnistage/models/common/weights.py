@@ -1,0 +1,115 @@
+"""The weights of a checkpoint: every one that a model has is there, in its shape, and no other.
+
+They lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from omnistage.models.common.checkpoint import WEIGHTS, WEIGHTS_INDEX, BadCheckpoint, Config, json_object
+
+
+class Weights:
+    """The weights in a folder by name, open between `with` and its end. Remembers which were read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files = ExitStack()
+        self._shards: dict[str, safe_open] = {}
+        self._shard_of: Mapping[str, str] = {}
+        self._read: set[str] = set()
+
+    def __enter__(self) -> Weights:
+        """Raises BadCheckpoint for a file that is missing or damaged, and for an index that does not fit its shards."""
+        try:
+            self._open()
+        except BaseException:
+            self._files.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._files.close()
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._shard_of)
+
+    def read(self, name: str) -> torch.Tensor | None:
+        """The weight of a name, None where there is none. Raises BadCheckpoint for one that is damaged."""
+        self._read.add(name)
+        if name not in self._shard_of:
+            return None
+        with _told(self.directory / self._shard_of[name]):
+            tensor: torch.Tensor = self._shards[self._shard_of[name]].get_tensor(name)  # type: ignore[no-untyped-call]
+        return tensor
+
+    def check_read(self, ignored: tuple[str, ...] = ()) -> None:
+        """Raises BadCheckpoint for a weight that nobody has read: the model would be another one without it. ignored: how names of weights
+        begin that are for parts which the model does not have."""
+        self._check_unexpected(name for name in self.names - self._read if not name.startswith(ignored))
+
+    def check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises BadCheckpoint for a weight that is missing, unexpected or misshapen. Reads none of them."""
+        if missing := sorted(wanted.keys() - self.names):
+            raise BadCheckpoint(f"{self.directory} lacks {len(missing)} weights, the first is {missing[0]}")
+        self._check_unexpected(self.names - wanted.keys())
+        for name, shape in wanted.items():
+            with _told(self.directory / self._shard_of[name]):
+                found = tuple(self._shards[self._shard_of[name]].get_slice(name).get_shape())  # type: ignore[no-untyped-call]
+            if found != shape:
+                raise BadCheckpoint(f"{self.directory}: {name} is {found}, not {shape}")
+
+    def _check_unexpected(self, names: Iterable[str]) -> None:
+        if unexpected := sorted(names):
+            raise BadCheckpoint(f"{self.directory} has {len(unexpected)} weights that this model does not, the first is {unexpected[0]}")
+
+    def _open(self) -> None:
+        index = self.directory / WEIGHTS_INDEX
+        if not index.is_file():
+            self._shard_of = dict.fromkeys(self._open_shard(WEIGHTS), WEIGHTS)
+            return
+        shard_of = Config(json_object(index), str(index)).table("weight_map", str)
+        for name in sorted(set(shard_of.values())):
+            if Path(name).name != name:
+                raise BadCheckpoint(f"{index} names {name[:80]!r}, which is no file of its own folder")
+            held = self._open_shard(name)
+            listed = {weight for weight, shard in shard_of.items() if shard == name}
+            if held != listed:
+                raise BadCheckpoint(f"{index} does not fit {name}: only one of them has {min(held ^ listed)}")
+        self._shard_of = shard_of
+
+    def _open_shard(self, name: str) -> set[str]:
+        """Open one file. The names of its weights."""
+        path = self.directory / name
+        if not path.is_file():
+            raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
+        with _told(path):
+            shard = self._files.enter_context(safe_open(path, framework="pt"))
+            self._shards[name] = shard
+            return set(shard.keys())
+
+
+def load_weights(net: nn.Module, directory: Path) -> None:
+    """Put the weights of the folder into `net`. Raises BadCheckpoint for a missing, unexpected or misshapen one."""
+    with Weights(directory) as weights:
+        weights.check_shapes({name: tuple(value.shape) for name, value in net.state_dict().items()})
+        net.load_state_dict({name: weights.read(name) for name in weights.names}, assign=True)
+    net.eval().requires_grad_(False)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Errors of the library, as those of the file that it reads."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise BadCheckpoint(f"{path} is damaged: {error}") from error

@@ -1,0 +1,71 @@
+"""What a family of models is, as data: nothing here imports a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from omnistage.models.interface import StageModel
+from omnistage.models.options import LoadOptions
+
+
+class Loader(Protocol):
+    """What the class that a Part names has."""
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> StageModel:
+        """The model. folder: where its files lie; None for a model without files. Raises LoadError, or ValueError, KeyError or OSError
+        for files that are not what they should be."""
+
+
+class OptionsReader(Protocol):
+    """What the class that Family.options names has."""
+
+    @classmethod
+    def from_settings(cls, options: dict[str, Any]) -> object:
+        """The options of a family. Raises LoadError for one that it does not have, or that is of another type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The model of a family for one kind.
+
+    loader: "module:Class" of a Loader, imported when the model is loaded. devices, dtypes: what it computes on and in; auto is always one.
+    heeds: those of options.SOMETIMES that it has a use for; others are refused, since whoever gives them expects something of them.
+    folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
+    says that it is.
+    """
+
+    loader: str
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
+    heeds: tuple[str, ...] = ()
+    folder: str = ""
+    files: tuple[str, ...] = ()
+    model_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a checkpoint says of itself: the object in the JSON `file` has under `key` one of `values`, or a list with one of them."""
+
+    file: str
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """parts: by kind. needs: packages without which no model of it can be loaded, in the extra `models`. options: "module:Class" of an
+    OptionsReader that needs no torch; empty: the family has no options. default: "module:function" that gives the folder of the default
+    checkpoint and fetches it first if it must, as `fetch_default` of the registry says; empty: there is none. marks: a checkpoint with all
+    of one of these sets of marks is one of the family; none: the models have no files.
+    """
+
+    parts: Mapping[str, Part]
+    needs: tuple[str, ...] = ()
+    options: str = ""
+    default: str = ""
+    marks: tuple[tuple[Mark, ...], ...] = field(default=())

@@ -1,0 +1,84 @@
+"""How a model is to be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class SettingsLike(Protocol):
+    """The settings of a server that say how to load; see omnistage.stage.settings."""
+
+    checkpoint: str
+    device: str
+    threads: int
+    max_sessions: int
+    max_batch_size: int
+    max_batch_tokens: int
+    kv_cache_bytes: int
+    enable_cache: bool | None
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    options: dict[str, int | float | str | bool]
+
+    @property
+    def dtype(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """A default leaves a setting to the model.
+
+    path: folder of a checkpoint, None for the family's own. max_sessions: answers at once. max_batch_size, max_batch_tokens: sequences and
+    rows in one step. kv_cache_bytes: of keys and values. enable_cache: keep what prompts that begin alike have in common.
+    tensor_parallel_size: devices that the model is spread over. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to
+    1. family: options that only models of one family have.
+    """
+
+    path: Path | None = None
+    device: str = "cpu"
+    dtype: str = "auto"
+    threads: int = 1
+    max_sessions: int = 0
+    max_batch_size: int = 0
+    max_batch_tokens: int = 0
+    kv_cache_bytes: int = 0
+    enable_cache: bool | None = None
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.0
+    family: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: SettingsLike) -> LoadOptions:
+        path = Path(settings.checkpoint) if settings.checkpoint else None
+        named = {name: getattr(settings, name) for name in ("device", "dtype", "max_sessions", *SOMETIMES)}
+        return cls(path, family=settings.options, **named)
+
+    def given(self, name: str) -> bool:
+        """Whether somebody has said what a setting is to be."""
+        return bool(getattr(self, name) != DEFAULTS[name])
+
+    def told(self, name: str, value: object) -> str:
+        """A value that was chosen for a setting, and whether somebody asked for it."""
+        return shown(value) if self.given(name) else f"{shown(value)} (default)"
+
+
+def shown(value: object) -> str:
+    """A value as it is written on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+SOMETIMES = (
+    "threads",
+    "max_batch_size",
+    "max_batch_tokens",
+    "kv_cache_bytes",
+    "enable_cache",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+)
+"""Settings that not every model has a use for."""
+
+DEFAULTS: Mapping[str, object] = {each.name: each.default for each in fields(LoadOptions)}

@@ -1,0 +1,268 @@
+"""The toy that sees and hears: what a model with media, prompt rows and a Talker of its own asks of the house, as arithmetic.
+
+Its Thinker reads pictures and sound, puts every item of the prompt at a place on three axes, gives prompt rows and reply rows in bfloat16,
+and the items themselves as int64. Its Talker makes a frame of two codes from its own last frame and the next row: it waits for rows, and
+nothing can be left out when it goes on. The formulas are in formulas.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.engine.detokenizer import Detokenizer
+from omnistage.models.common.answer import Answer
+from omnistage.models.common.requests import check_constraint, check_parts, check_place
+from omnistage.models.interface import (
+    Array,
+    BadRequest,
+    Content,
+    ElementType,
+    FinishReason,
+    Frames,
+    Media,
+    ModelInfo,
+    Part,
+    Piece,
+    PortSpec,
+    Rows,
+    SpeechRequest,
+    Streamed,
+    TextPiece,
+    TextRequest,
+    Wanted,
+)
+from omnistage.models.options import LoadOptions
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import Unreadable, pixels_of, samples_of
+from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyCode2Wav, ToyOptions, checked_options
+
+REVISION = "1"
+VOICES = ("toy", "other")
+ENDLESS = 1 << 16
+"""Frames that speech has at most."""
+
+TEXT = PortSpec("text", Content.TEXT, compact=True)
+PROMPT = PortSpec("prompt", Content.TENSOR, width=formulas.OMNI_WIDTH, element_type=ElementType.BFLOAT16)
+PLACES = PortSpec("places", Content.TENSOR, width=4, element_type=ElementType.INT64)
+HIDDEN = PortSpec("hidden", Content.TENSOR, width=formulas.OMNI_WIDTH, element_type=ElementType.BFLOAT16)
+MICROPHONE = PortSpec("microphone", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1)
+
+
+@dataclass(frozen=True, slots=True)
+class OmniOptions:
+    """As ToyOptions. microphone: the Thinker also takes sound that is streamed on a port of that name."""
+
+    interval_s: float = 0.0
+    max_chunk: int = 4
+    length: int = formulas.NATURAL_LENGTH
+    samples_per_frame: int = formulas.SAMPLES_PER_FRAME
+    microphone: bool = False
+    max_sessions: int = MAX_SESSIONS
+
+    @classmethod
+    def from_settings(cls, options: dict[str, Any]) -> OmniOptions:
+        return cls(**checked_options(options, cls()))
+
+    @property
+    def common(self) -> ToyOptions:
+        return ToyOptions(self.interval_s, self.max_chunk, samples_per_frame=self.samples_per_frame, max_sessions=self.max_sessions)
+
+
+class _Omni(Toy):
+    def __init__(self, options: OmniOptions) -> None:
+        super().__init__(options.common)
+        self.omni = options
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
+        return cls(OmniOptions.from_settings(dict(options.family)))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose media were read. A name of a port stands where sound is still to come."""
+
+    request: TextRequest
+    seen: tuple[formulas.Seen | Streamed, ...]
+
+
+class OmniThinker(_Omni):
+    """Counts in sevens, from what it has seen and heard."""
+
+    def __init__(self, options: OmniOptions) -> None:
+        super().__init__(options)
+        self.info = ModelInfo(
+            "toy-omni-thinker",
+            REVISION,
+            accepts=(MICROPHONE,) if options.microphone else (),
+            produces=(TEXT, PROMPT, PLACES, HIDDEN),
+            max_sessions=options.max_sessions,
+            inputs=("text", "image", "audio"),
+        )
+
+    async def prepare(self, request: TextRequest) -> Prepared:
+        check_parts(request, self.info)
+        check_constraint(request, self.info)
+        if request.verbatim:
+            raise BadRequest("thinker.verbatim", f"{self.info.name} says only what it thinks; leave it out")
+        if request.finished is None and request.history and len(request.history) >= self._length(request):
+            raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
+        return Prepared(request, tuple(seen for turn in request.turns for seen in [turn.role[0], *map(_read, turn.parts)]))
+
+    def _length(self, request: TextRequest) -> int:
+        return request.max_tokens if request.ignore_eos else min(self.omni.length, request.max_tokens)
+
+    async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        """Prompt rows first; the row of a token a step after the token."""
+        request, total = prepared.request, self._length(prepared.request)
+        prompt = formulas.items([await _heard(one, inputs) if isinstance(one, Streamed) else one for one in prepared.seen])
+        for rows in self._prompt(prompt, wanted):
+            yield rows
+        detokenizer = Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
+        answer = Answer(detokenizer, wanted, history=request.history, finished=request.finished, row_port=HIDDEN.name)
+        late = list(request.history[wanted[HIDDEN.name] :]) if HIDDEN.name in wanted else []
+        n = len(request.history)
+        while True:
+            if late:
+                answer.rows(formulas.omni_rows(late))
+            late = []
+            if not answer.ended:
+                if self.omni.interval_s:
+                    await asyncio.sleep(self.omni.interval_s)
+                tokens = [formulas.omni_token(request.seed, prompt, n + i) for i in range(min(self._cut(), total - n))]
+                for token in tokens:
+                    answer.token(token)
+                n += len(tokens)
+                late = tokens if HIDDEN.name in wanted else []
+                if n == total:
+                    answer.end(FinishReason.STOP if total == self.omni.length else FinishReason.LENGTH)
+            for piece in answer.take():
+                yield piece
+            if answer.complete and not late:
+                return
+
+    def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[Rows]:
+        """Only what is wanted is made."""
+        for port, made in ((PROMPT.name, formulas.prompt_rows), (PLACES.name, lambda items: items)):
+            if port in wanted:
+                check_place(wanted, port, len(prompt), "items of the prompt")
+                rows: Array = made(prompt[wanted[port] :])
+                if half := len(rows) // 2:
+                    yield Rows(port, rows[:half])
+                yield Rows(port, rows[half:], last=True)
+
+
+def _read(part: Part) -> formulas.Seen | Streamed:
+    if not isinstance(part, Media):
+        return part
+    try:
+        if part.media_type.startswith("image/"):
+            return pixels_of(part.data)
+        return samples_of(part.data, formulas.SAMPLE_RATE_HZ)
+    except Unreadable as error:
+        raise BadRequest("thinker.messages.parts.media", str(error)) from None
+
+
+async def _heard(streamed: Streamed, inputs: AsyncIterator[Piece]) -> NDArray[np.int16]:
+    """All of the sound of a port, [n]."""
+    parts = [np.empty(0, np.int16)]
+    async for piece in inputs:
+        if piece.port == streamed.port:
+            assert isinstance(piece.content, np.ndarray)
+            parts.append(np.rint(piece.content[:, 0] * 32768).astype(np.int16))
+            if piece.last:
+                break
+    return np.concatenate(parts)
+
+
+class OmniTalker(_Omni):
+    """A frame of two codes from the frame before and the next row."""
+
+    def __init__(self, options: OmniOptions) -> None:
+        super().__init__(options)
+        rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
+        codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=formulas.OMNI_CODEBOOKS, compact=True)
+        self.info = ModelInfo("toy-omni-talker", REVISION, (PROMPT, PLACES, HIDDEN), (codes,), options.max_sessions, voices=VOICES)
+
+    async def prepare(self, request: SpeechRequest) -> SpeechRequest:
+        if request.voice not in ("", *VOICES):
+            raise BadRequest("talker.voice", f"no voice {request.voice!r}; there are {', '.join(VOICES)}")
+        known = 0 if request.history is None else len(request.history)
+        if known >= (request.max_frames or ENDLESS):
+            raise BadRequest("resume.history", f"{known} frames are there and speech has at most {request.max_frames or ENDLESS}")
+        return request
+
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+        """Starved until the next row comes. What was made before is not made again: its last frame is all that counts of it."""
+        history = prepared.history if prepared.history is not None else np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32)
+        most = prepared.max_frames or ENDLESS
+        prompt, rows = _Prompt(prepared.voice), list[int]()
+        before, n, over = tuple(map(int, history[-1])) if len(history) else None, len(history), False
+        async for piece in inputs:
+            content = cast(Array, piece.content)
+            if piece.port == HIDDEN.name:
+                rows += formulas.from_bfloat16(content[:, 0].astype(np.uint16)).tolist()
+                over = piece.last
+            else:
+                prompt.take(piece.port, content, last=piece.last)
+            if not prompt.whole:
+                continue
+            frames = []
+            for row in [*rows, *[0] * formulas.TAIL * over][n:most]:
+                before = formulas.next_frame(before or (prompt.key, 0), row, n)
+                frames.append(before)
+                n += 1
+            ended = n == most or (over and n == len(rows) + formulas.TAIL)
+            for cut in self._cuts(frames):
+                yield Frames(np.array(cut, np.uint32))
+            if ended:
+                reason = FinishReason.LENGTH if n == most else FinishReason.STOP
+                yield Frames(np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32), reason)
+                return
+        raise BadRequest("resume.history", f"the speech has fewer frames than the {len(history)} that are there")
+
+    def _cuts(self, frames: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+        while frames:
+            cut = self._cut()
+            yield frames[:cut]
+            frames = frames[cut:]
+
+
+class _Prompt:
+    """What a Talker takes from the prompt, once all of it is there."""
+
+    def __init__(self, voice: str) -> None:
+        self._sum = 100 * VOICES.index(voice or VOICES[0])
+        self._missing = {PROMPT.name, PLACES.name}
+
+    def take(self, port: str, content: Array, *, last: bool) -> None:
+        values = formulas.from_bfloat16(content[:, 0].astype(np.uint16)) if port == PROMPT.name else content[:, 0].astype(np.int64)
+        self._sum += int(values.sum())
+        if last:
+            self._missing.discard(port)
+
+    @property
+    def whole(self) -> bool:
+        return not self._missing
+
+    @property
+    def key(self) -> int:
+        return self._sum % 1024
+
+
+class OmniCode2Wav(ToyCode2Wav):
+    """The toy's, for frames of two codes."""
+
+    def __init__(self, options: OmniOptions) -> None:
+        super().__init__(options.common, formulas.OMNI_CODEBOOKS)
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
+        return cls(OmniOptions.from_settings(dict(options.family)))

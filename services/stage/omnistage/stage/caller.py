@@ -1,0 +1,141 @@
+"""The other end of one `Run` stream: its messages, the queue of what goes to it, and the end that both agree on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
+from omnistage.stage.jobs import look_at_error
+from omnistage.stage.outbox import Outbox
+from omnistage.v1 import stage_pb2
+from omnistage.wire.decoding import TooLarge, decoded
+from omnistage.wire.errors import StageError, bad_request, protocol_error
+
+log = structlog.get_logger(__name__)
+
+FIRST_MESSAGE_TIMEOUT_S = 30.0
+FORWARDED_METADATA = ("traceparent", "tracestate")
+
+Context = grpc.aio.ServicerContext[bytes, stage_pb2.RunResponse]
+"""Of a call whose requests come as bytes: wire/decoding.py makes messages of them."""
+
+Taker = Callable[[stage_pb2.RunRequest | None], Awaitable[None]]
+"""Gets one message of the caller after the other, and None at the half-close."""
+
+
+class Caller:
+    """One call of `Run`: `receive_open`, `read`, `end`, and `close` in any case.
+
+    deadline: when the time of the call is over, in time.monotonic() seconds. outbox: what goes to the caller.
+    """
+
+    def __init__(self, context: Context, limit_s: float) -> None:
+        """limit_s: longest time of a call, whatever its caller asks for."""
+        self._context = context
+        self._reader: asyncio.Task[None] | None = None
+        self._ended_well = False
+        remaining = context.time_remaining()
+        self.deadline = time.monotonic() + (limit_s if remaining is None else min(remaining, limit_s))
+        self.outbox = Outbox(context.write)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whatever fails now is no bug."""
+        return bool(self._context.done())
+
+    @property
+    def ended_well(self) -> bool:
+        """The handshake of the end is done: the caller reads nothing more."""
+        return self._ended_well
+
+    @property
+    def forwarded(self) -> Sequence[tuple[str, str]]:
+        """Metadata that goes on to the next hop."""
+        return [(key, str(value)) for key, value in self._context.invocation_metadata() or () if key in FORWARDED_METADATA]
+
+    async def receive_open(self) -> stage_pb2.Open:
+        """The first message. Raises PROTOCOL where it is another one or does not come, BAD_REQUEST for one that holds too much."""
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s") from None
+        except TooLarge as error:
+            raise bad_request(error.field, error.description) from None
+        if message is None or message.WhichOneof("event") != "open":
+            raise protocol_error("the first message of Run must be Open")
+        self.outbox.batches = message.open.batches
+        return message.open
+
+    def read(self, take: Taker) -> asyncio.Task[None]:
+        """Begin to read; the task ends after the half-close, or with the first error, also one that `take` raises."""
+        self._reader = asyncio.create_task(self._read(take))
+        return self._reader
+
+    async def _read(self, take: Taker) -> None:
+        while True:
+            try:
+                message = await self._receive()
+            except TooLarge as error:
+                raise protocol_error(str(error)) from None
+            await take(message)
+            if message is None:
+                return
+
+    async def end(self, error: StageError | None) -> None:
+        """Ended, the caller's half-close, then the same status."""
+        ended = stage_pb2.Ended() if error is None else error.ended()
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await self.outbox.put(stage_pb2.RunResponse(ended=ended))
+                await self.outbox.flush()
+                await self._await_half_close()
+            self._ended_well = True
+        except (TimeoutError, grpc.aio.InternalError) as error_of_stream:
+            log.warning("session.no_handshake", why=type(error_of_stream).__name__)
+        if error is not None:
+            self._context.set_code(error.code)
+            self._context.set_details(error.message)
+
+    async def break_off(self, why: str) -> None:
+        """End the call without Ended, which its caller takes for the loss of this replica."""
+        await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
+
+    def close(self) -> None:
+        """Read and write nothing more. Awaits nothing: a second cancellation would cut it short there."""
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader.add_done_callback(look_at_error)
+        self.outbox.cancel()
+
+    async def _receive(self) -> stage_pb2.RunRequest | None:
+        """The next message, None after the half-close. Raises PROTOCOL for bytes that are no message, TooLarge."""
+        data = await self._context.read()
+        if data is grpc.aio.EOF:  # type: ignore[comparison-overlap]
+            return None
+        try:
+            return await decoded(data, stage_pb2.RunRequest)
+        except DecodeError:
+            raise protocol_error("these bytes are no RunRequest") from None
+
+    async def _await_half_close(self) -> None:
+        """Wait for the caller's half-close: a stream that the server finishes first loses what the caller still writes, and its status."""
+        if self._reader is not None:
+            await asyncio.wait({self._reader})
+        if self._reader is None or self._reader.exception() is not None:
+            await self._discard()
+
+    async def _discard(self) -> None:
+        """Read up to the half-close; what comes before it does not matter any more."""
+        while True:
+            try:
+                if await self._receive() is None:
+                    return
+            except (StageError, TooLarge):
+                continue

@@ -1,0 +1,54 @@
+"""Times and counts of one session: what its report says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from omnistage.stage.logic import Timing
+from omnistage.v1 import stage_pb2
+from omnistage.wire.durations import duration
+from omnistage.wire.ports import Output
+
+
+class Meter:
+    """Counts from `opened` on. timing: what only the logic knows of."""
+
+    def __init__(self, ports: Iterable[str]) -> None:
+        """ports: output ports of the stage."""
+        self._opened_at = 0.0
+        self._first_output_at = 0.0
+        self._last_output_at = 0.0
+        self._items = dict.fromkeys(ports, 0)
+        self.timing = Timing()
+
+    def opened(self) -> None:
+        """The session can begin."""
+        self._opened_at = self._last_output_at = time.monotonic()
+
+    def made(self, output: Output) -> None:
+        """The logic made a piece."""
+        self._last_output_at = time.monotonic()
+        if not self._first_output_at:
+            self._first_output_at = self._last_output_at
+        self._items[output.port] += output.count
+
+    @property
+    def first_output_s(self) -> float | None:
+        """Seconds from Opened to the first output; None if there was none."""
+        return self._first_output_at - self._opened_at if self._first_output_at else None
+
+    def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
+        """replica: this one's address. failovers: of the next hop."""
+        first = self._first_output_at or self._last_output_at
+        return stage_pb2.Report(
+            kind=kind,
+            replica=replica,
+            queued=duration(self.timing.queued_s),
+            first_output=duration(first - self._opened_at),
+            total=duration(self._last_output_at - self._opened_at),
+            input_items=input_items,
+            output_items=self._items,
+            cached_tokens=self.timing.cached_tokens,
+            failovers=failovers,
+        )

@@ -1,0 +1,65 @@
+"""A model behind the shell: what the four kinds of stages have in common, and how a server of a kind begins."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from omnistage.host.watchdog import Watched
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import Model
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import chosen, load
+from omnistage.stage.describe import describe
+from omnistage.stage.logic import LogicLoad, Start, Work
+from omnistage.stage.server import main
+from omnistage.stage.settings import StageSettings
+from omnistage.v1 import stage_pb2
+from omnistage.wire.kinds import kind_name
+
+M = TypeVar("M", bound=Model)
+
+
+class ModelStage(ABC, Generic[M]):
+    """A model as the StageLogic of its kind; a kind adds `prepare`."""
+
+    kind: ClassVar[stage_pb2.StageKind]
+
+    def __init__(self, model: M) -> None:
+        self._model = model
+        self.description = describe(self.kind, model.info)
+        self.description.settings.update(model.info.settings)
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return self._model.threads
+
+    def load(self) -> LogicLoad:
+        load = self._model.load()
+        return LogicLoad(load.queued, load.kv_pages_used, load.kv_pages_total)
+
+    @abstractmethod
+    async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
+        """As StageLogic.prepare."""
+
+    async def warm_up(self) -> None:
+        await self._model.warm_up()
+
+    async def close(self) -> None:
+        await self._model.close()
+
+
+def serve_kind(stage: type[ModelStage[Any]]) -> int:
+    """`python -m omnistage.<kind>`: serve a model of the family that the settings name. Returns the exit code."""
+    kind = kind_name(stage.kind)
+
+    def load_logic(settings: StageSettings) -> ModelStage[Any]:
+        options = LoadOptions.of(settings)
+        logic = stage(load(settings.family, kind, options))
+        for name, value in chosen(settings.family, kind, options).items():
+            if name not in logic.description.settings:  # The model knows better.
+                logic.description.settings[name] = value
+        return logic
+
+    return main(kind, load_logic, LoadError)

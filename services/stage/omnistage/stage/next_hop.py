@@ -1,0 +1,128 @@
+"""The rest of the route as one session sees it: a link to the next hop, and what of the hops behind goes up to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import aclosing
+
+from omnistage.connector.transport import Sender
+from omnistage.link.channels import Channels
+from omnistage.link.link import Link
+from omnistage.link.route import FixedRoute
+from omnistage.link.stream import Metadata
+from omnistage.stage.credit_behind import CreditBehind
+from omnistage.stage.opening import Opening
+from omnistage.stage.outbox import Outbox
+from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.batches import chunks_of
+from omnistage.wire.ports import Output
+
+
+class NextHop:
+    """Use: `open`, `feed`, then `send`, `grant`, `interrupt` and `relay` from different tasks, and `close` in any case."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        opening: Opening,
+        own_ports: Set[str],
+        *,
+        sender: Callable[[], Sender],
+        deadline: float,
+        metadata: Metadata,
+        replay_bytes: int,
+    ) -> None:
+        """opening: has a route. own_ports: output ports of this stage; all others are of hops behind. The rest is as in Link."""
+        request, resumption = opening.request, opening.resumption
+        hop, *rest = request.route
+        credits_behind = [credit for credit in request.credits if credit.port not in own_ports]
+        self._opening = opening
+        self._half_closed = False
+        self._credit = CreditBehind(
+            uncredited=(name for each in request.route for name in each.checkpoints),
+            ended=(position.port for position in resumption.behind.positions if position.ended),
+        )
+        for credit in credits_behind:
+            self._credit.grant(credit)
+        asked = stage_pb2.Open(
+            session_id=request.session_id,
+            model=hop.model,
+            params=hop.params,
+            seed=request.seed,
+            credits=credits_behind,
+            revision=hop.revision,
+            checkpoints=hop.checkpoints,
+            resume=resumption.behind if resumption.again else None,
+            attempts=request.attempts,
+            unwanted=hop.unwanted,
+            client=request.client,
+        )
+        self._link = Link(
+            channels,
+            FixedRoute(hop.kind, hop.addresses, rest),
+            asked,
+            sender=sender,
+            deadline=deadline,
+            metadata=metadata,
+            replay_bytes=replay_bytes,
+        )
+
+    @property
+    def silent(self) -> Set[str]:
+        """Replicas, of all hops behind, that were asked and gave no sign of life."""
+        return self._link.silent
+
+    @property
+    def failovers(self) -> int:
+        return self._link.failovers
+
+    async def open(self) -> Sequence[str]:
+        """Open the next hop, which opens those behind it; their revisions. Raises StageError."""
+        opened = await self._link.open()
+        return opened.revisions
+
+    async def feed(self) -> Mapping[str, int]:
+        """Give the next hop what was made before as if it had just been made; the item with which each port that only it gets goes on."""
+        takes = self._opening.takes
+        begins = {port: self._link.needs.get(port, 0) for port in takes - self._opening.checkpoints}
+        for port, first in begins.items():
+            self._link.begin_at(port, first)
+        for port, chunk in self._opening.resumption.history.items():
+            if port in takes:
+                await self._link.send(Output(port, chunk.count, _content(chunk), chunk.last))
+        return begins
+
+    async def send(self, output: Output) -> None:
+        await self._link.send(output)
+
+    async def grant(self, credit: stage_pb2.Credit) -> None:
+        """The caller's credit for a port of a hop behind. Raises PROTOCOL for too many ports."""
+        await self._link.grant(credit.port, credit.total)
+        self._credit.grant(credit)
+
+    async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
+        await self._link.interrupt(interrupt)
+
+    async def relay(self, outbox: Outbox) -> None:
+        """Pass everything up, unchanged, until the next hop has ended. Raises how it ended, and HALF_CLOSED where nothing more may come."""
+        async with aclosing(self._link.events()) as events:
+            async for event in events:
+                await outbox.put(event)
+                for chunk in chunks_of(event):
+                    self._credit.relayed(chunk)
+                    if self._half_closed:
+                        self._credit.check()
+
+    def half_close(self) -> None:
+        """The caller can grant nothing more. Raises HALF_CLOSED if more credit is needed."""
+        self._half_closed = True
+        self._credit.check()
+
+    async def close(self) -> None:
+        """End the stream, whatever its state."""
+        await self._link.close()
+
+
+def _content(chunk: chunk_pb2.Chunk) -> chunk_pb2.TextChunk | chunk_pb2.CodeChunk | None:
+    """Of a checkpoint, which is text or codes."""
+    return chunk.text if chunk.HasField("text") else chunk.codes if chunk.HasField("codes") else None

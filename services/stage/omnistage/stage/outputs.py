@@ -1,0 +1,108 @@
+"""The output side of a session: numbers the pieces of every port, keeps to the caller's credit, and sends each piece where it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence, Set
+
+import numpy as np
+
+from omnistage.connector.transport import Sender
+from omnistage.stage.credit_behind import OUT_OF_CREDIT
+from omnistage.stage.next_hop import NextHop
+from omnistage.stage.opening import Opening
+from omnistage.stage.outbox import Outbox
+from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+from omnistage.wire.errors import StageError
+from omnistage.wire.ports import Allowance, Output
+
+
+class Outputs:
+    """Takes pieces with `emit`; `end` after the last one, then `settle`; `close` in any case.
+
+    ports: all output ports of the stage, by name.
+    """
+
+    def __init__(self, ports: Iterable[str], opening: Opening, sender: Sender, outbox: Outbox, next_hop: NextHop | None) -> None:
+        """sender: of tensors to the caller. next_hop: gets the ports that the route says; None: the route ends here."""
+        self._opening = opening
+        self._sender = sender
+        self._outbox = outbox
+        self._next_hop = next_hop
+        self._writers = {port: opening.resumption.writer(port) for port in ports}
+        self._begun_at = {port: writer.seq for port, writer in self._writers.items()}
+        self._unended = self._writers.keys() - opening.ended
+        self._allowance = Allowance()
+        self._half_closed = False
+        self._released = asyncio.Event()
+        self.ports: Set[str] = self._writers.keys()
+
+    # What the caller says of them ------------------------------------------------------------------------------------------------------
+
+    def offers(self) -> Sequence[tensor_pb2.Offer]:
+        """Transports of tensors that the caller may choose from."""
+        return self._sender.offers()
+
+    def accept(self, answer: tensor_pb2.Answer) -> None:
+        """The caller's choice."""
+        self._sender.accept(answer, self._opening.request.offers)
+
+    def grant(self, credit: stage_pb2.Credit) -> None:
+        """Credit for one of `ports`."""
+        self._allowance.grant(credit.port, credit.total)
+
+    def release(self, release: tensor_pb2.Release) -> None:
+        """The caller has read these tensors."""
+        self._sender.release(release)
+        self._released.set()
+
+    def half_close(self) -> None:
+        """No credit and no Release can come any more: who waits for credit gets HALF_CLOSED."""
+        self._allowance.close(StageError("HALF_CLOSED", OUT_OF_CREDIT))
+        self._half_closed = True
+        self._released.set()
+
+    # What the logic makes --------------------------------------------------------------------------------------------------------------
+
+    async def emit(self, output: Output) -> None:
+        """Up first, and written: a checkpoint must not come later than what is made from it."""
+        if output.last:
+            self._unended.discard(output.port)
+        down = output.port in self._opening.takes
+        mirrored = output.port in self._opening.checkpoints
+        if mirrored or not down:
+            await self._send_up(output, credited=not mirrored)
+        if down and self._next_hop is not None:
+            if self._opening.checkpoints:
+                await self._outbox.flush()
+            await self._next_hop.send(output)
+
+    async def _send_up(self, output: Output, *, credited: bool) -> None:
+        writer, begun_at = self._writers[output.port], self._begun_at[output.port]
+        credit = self._allowance.total(output.port)
+        if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and writer.seq - begun_at >= credit:
+            return  # Progress is droppable: a newer one follows.
+        payload = output.payload
+        content = self._sender.pack(payload, element_type=output.element_type) if isinstance(payload, np.ndarray) else payload
+        for chunk in writer.chunks(output.count, content, last=output.last):
+            if credited:
+                await self._allowance.wait(output.port, chunk.seq - begun_at)
+            await self._outbox.put(stage_pb2.RunResponse(chunk=chunk))
+
+    def missing_ends(self, *, interrupted: bool) -> Sequence[Output]:
+        """Ends of the ports that have none: an interrupted session still ends every port. Raises RuntimeError for any other session: a
+        logic that does not end its ports has a bug."""
+        if self._unended and not interrupted:
+            raise RuntimeError(f"the stage ended without the last chunk of port {min(self._unended)!r}")
+        cut = chunk_pb2.TextChunk(finish_reason=chunk_pb2.FINISH_REASON_INTERRUPTED)
+        return [Output(port, 0, cut if port == "text" else None, last=True) for port in sorted(self._unended)]
+
+    async def settle(self) -> None:
+        """Wait until the caller has given all memory back. After a half-close no Release can come: the end of the stream does it."""
+        while self._sender.outstanding and not self._half_closed:
+            self._released.clear()
+            await self._released.wait()
+
+    def close(self, *, clean: bool) -> None:
+        """Give all memory back. clean: the caller has ended in order and reads no more of it."""
+        self._sender.close(clean=clean)

@@ -1,0 +1,117 @@
+"""Between the chunks of the shell and the pieces of the models: what comes in on every kind of port, and rows and sound that go out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.interface import Array, Content, Piece, PortSpec, TextPiece
+from omnistage.stage.describe import element_type
+from omnistage.stage.logic import Input
+from omnistage.v1 import chunk_pb2
+from omnistage.wire.errors import protocol_error
+from omnistage.wire.ports import Output
+
+MAX_ROW_BYTES = 1 << 20
+"""Of the rows in one chunk, but for a single row that is longer: so that no copy of many rows holds the event loop."""
+
+MAX_SOUND_BYTES = 256 << 10
+"""Of the samples in one chunk; stated in chunk.proto."""
+
+
+async def pieces(inputs: AsyncIterator[Input], ports: Sequence[PortSpec]) -> AsyncIterator[Piece]:
+    """What comes in, as a model takes it; also a piece without items, which says that a port has ended. Raises PROTOCOL for content that
+    is not what its port carries."""
+    specs = {port.name: port for port in ports}
+    async for given in inputs:
+        yield Piece(given.port, given.first, given.last, _content(given, specs[given.port]))
+
+
+def _content(given: Input, port: PortSpec) -> TextPiece | Array | bytes:
+    match given.payload:
+        case np.ndarray() as rows:
+            return rows
+        case chunk_pb2.TextChunk() as text:
+            return TextPiece(text.text, tuple(text.token_ids))
+        case chunk_pb2.CodeChunk() as codes:
+            return _codes(codes, given.count, port)
+        case chunk_pb2.AudioChunk() as audio:
+            return _samples(audio, given.count, port)
+        case chunk_pb2.ImageChunk() as image:
+            return image.data.data
+        case chunk_pb2.VideoChunk() as video:
+            return video.data
+    return _nothing(port)
+
+
+def _nothing(port: PortSpec) -> TextPiece | Array | bytes:
+    match port.content:
+        case Content.TENSOR:
+            return np.empty((0, port.width), port.element_type.dtype)
+        case Content.CODES:
+            return np.empty((0, port.width), np.uint32)
+        case Content.AUDIO:
+            return np.empty((0, port.width), np.float32)
+        case Content.TEXT:
+            return TextPiece("", ())
+    return b""
+
+
+def _codes(chunk: chunk_pb2.CodeChunk, count: int, port: PortSpec) -> NDArray[np.uint32]:
+    codes = np.array(chunk.codes, np.uint32)
+    if chunk.codebook_count != port.width or codes.size != count * port.width:
+        raise protocol_error(f"port {port.name!r}: {count} frames of {port.width} codes were expected", port=port.name)
+    return codes.reshape(count, port.width)
+
+
+def _samples(chunk: chunk_pb2.AudioChunk, count: int, port: PortSpec) -> NDArray[np.float32]:
+    whole = chunk.encoding == chunk_pb2.AUDIO_ENCODING_PCM16
+    data = chunk.data
+    known = whole or chunk.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32
+    as_expected = (chunk.sample_rate_hz, chunk.channel_count, len(data)) == (
+        round(port.rate_hz),
+        port.width,
+        count * port.width * (2 if whole else 4),
+    )
+    if not (known and as_expected):
+        raise protocol_error(
+            f"port {port.name!r}: {count} samples of {port.width} channels at {port.rate_hz:g} Hz were expected", port=port.name
+        )
+    samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768) if whole else np.frombuffer(data, np.float32)
+    return samples.reshape(count, port.width)
+
+
+def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
+    """Rows [n, width] of a tensor port as pieces of at most 1 MiB, the last one with `last`. Raises TypeError for a model that makes other
+    rows than it says."""
+    count = len(rows)
+    if not count:
+        if last:
+            yield Output(port.name, 0, None, last=True)
+        return
+    if rows.ndim != 2 or rows.shape[1] != port.width or rows.dtype != port.element_type.dtype:
+        said = f"{port.element_type.value} [n, {port.width}]"
+        raise TypeError(f"port {port.name!r} carries {said}, the model made {rows.dtype} {list(rows.shape)}")
+    most = max(MAX_ROW_BYTES // (port.width * rows.itemsize), 1)
+    for begin in range(0, count, most):
+        part = rows[begin : begin + most]
+        yield Output(port.name, len(part), part, last and begin + most >= count, element_type(port))
+
+
+def sound_outputs(port: PortSpec, samples: NDArray[np.float32], rate_hz: int, encoding: chunk_pb2.AudioEncoding) -> Iterator[Output]:
+    """Samples [n, channels] as pieces of at most 256 KiB."""
+    channels = port.width
+    most = MAX_SOUND_BYTES // (channels * (2 if encoding == chunk_pb2.AUDIO_ENCODING_PCM16 else 4))
+    for begin in range(0, len(samples), most):
+        part = samples[begin : begin + most]
+        audio = chunk_pb2.AudioChunk(data=encode(part, encoding), encoding=encoding, sample_rate_hz=rate_hz, channel_count=channels)
+        yield Output(port.name, len(part), audio)
+
+
+def encode(samples: NDArray[np.float32], encoding: chunk_pb2.AudioEncoding) -> bytes:
+    """[n, channels] in -1..1 as interleaved little-endian bytes."""
+    if encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32:
+        return samples.astype("<f4").tobytes()
+    return np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2").tobytes()

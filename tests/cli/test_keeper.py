@@ -1,0 +1,101 @@
+"""Who keeps a process of a stack: it is started again when it ended, and ended when it hangs in a way that it cannot find itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers.busy import busy_cores
+from helpers.hanging import ENDING, HOLD
+from helpers.ports import take_address
+from helpers.servers import stage_stub
+from omnistage.cli import liveness
+from omnistage.cli.child import Child
+from omnistage.cli.keeper import Keeper
+from omnistage.v1 import stage_pb2
+
+pytestmark = pytest.mark.serial
+
+QUESTIONS = liveness.MAX_UNANSWERED + 2
+"""That a sound process is asked: more than would end one that hangs."""
+
+
+class Kept:
+    """A toy Talker with its keeper. told: what the keeper said."""
+
+    def __init__(self, child: Child, told: asyncio.Queue[tuple[str, str]]) -> None:
+        self.child = child
+        self.told = told
+
+    async def described(self) -> int:
+        """The pid that answers there."""
+        async with stage_stub(self.child.address) as stub:
+            return (await stub.Describe(stage_pb2.DescribeRequest(), timeout=60, wait_for_ready=True)).pid
+
+
+@asynccontextmanager
+async def kept(log: Path, environment: Mapping[str, str] = ENDING) -> AsyncIterator[Kept]:
+    child = Child(
+        "talker",
+        "helpers.hanging",
+        ["omnistage.talker", "--family", "toy"],
+        take_address(),
+        "127.0.0.1:0",
+        log,
+        {**os.environ, **environment},
+    )
+    lifeline = os.pipe()
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue(100)
+    try:
+        await child.start(lifeline[0])
+        keeping = asyncio.create_task(Keeper(child, lifeline[0], lambda what, text: told.put_nowait((what, text))).keep())
+        try:
+            yield Kept(child, told)
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+    finally:
+        await child.stop(5.0)
+        for fd in lifeline:
+            os.close(fd)
+
+
+async def test_a_process_whose_python_stands_still_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own watchdog stands still too, and gRPC's threads keep its connections: nobody else would ever end it."""
+    monkeypatch.setattr(liveness, "PERIOD_S", 0.5)
+    async with kept(tmp_path / "log") as server, asyncio.timeout(90):
+        held = server.child.pid
+        assert await server.described() == held
+        os.kill(held, HOLD)
+        assert await server.told.get() == ("lost", f"talker (pid {held}) did not answer for 3 s and was killed")
+        what, _ = await server.told.get()
+        assert what == "restarted"
+        assert await server.described() == server.child.pid != held
+        events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+        assert "thread.wedged" not in events and events.count("server.ready") == 2
+
+
+async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 1.0)
+    async with kept(tmp_path / "log") as server:
+        with busy_cores():
+            await asyncio.sleep(QUESTIONS * liveness.PERIOD_S)
+            assert await server.described() == server.child.pid
+        assert server.told.empty()
+
+
+async def test_a_keeper_that_was_held_up_itself_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0.25)
+    async with kept(tmp_path / "log") as server:
+        await asyncio.sleep(liveness.PERIOD_S)
+        time.sleep(2 * liveness.MAX_UNANSWERED * liveness.PERIOD_S)  # noqa: ASYNC251
+        await asyncio.sleep(2 * liveness.PERIOD_S)
+        assert server.told.empty()
+        assert await server.described() == server.child.pid

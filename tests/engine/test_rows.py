@@ -1,0 +1,295 @@
+"""Rows that are given, that come one by one, that have positions of their own; taps; frames. Every answer is done again by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.arithmetic import AXES, END, GIVEN, IDS, answer, engine, prompt_items
+from helpers.waiting import until
+from omnistage.engine.engine import Engine
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
+from omnistage.engine.sequence import MAX_UNREAD
+from omnistage.engine.stream import SequenceStream
+from omnistage.engine.types import FinishReason, Item
+
+LIMIT_S = 60.0
+
+
+def random_prompt(rng: random.Random, rows: int, *, media: bool = True) -> Prompt:
+    """A prompt with two pictures, a position of its own for each axis, and a delta."""
+    items = prompt_items([rng.randrange(IDS) for _ in range(rows)])
+    if not media:
+        return Prompt(items)
+    cuts = sorted(rng.sample(range(rows + 1), 4)) if rows >= 4 else []
+    given = []
+    for first, last in zip(cuts[::2], cuts[1::2], strict=True):
+        vectors = torch.tensor([[rng.randrange(20) for _ in range(GIVEN)] for _ in range(first, last)], dtype=torch.float32)
+        given.append(Given(first, vectors, rng.randbytes(8)))
+    positions = np.array([[rng.randrange(500) for _ in range(rows)] for _ in range(AXES)], np.int64)
+    return Prompt(items, tuple(given), positions, delta=rng.randrange(-20, 20))
+
+
+def random_rows(rng: random.Random, count: int) -> torch.Tensor:
+    return torch.tensor([[rng.randrange(20) for _ in range(GIVEN)] for _ in range(count)], dtype=torch.float32)
+
+
+async def events_of(stream: SequenceStream) -> list[Event]:
+    events: list[Event] = []
+    async with asyncio.timeout(LIMIT_S):
+        while not events or events[-1].finish_reason is None:
+            events += await stream.take()
+    await stream.aclose()
+    return events
+
+
+def items(events: list[Event]) -> list[Item]:
+    return [event.item for event in events if event.item is not None]
+
+
+def taps(events: list[Event], first: int) -> list[tuple[int, int]]:
+    """All taps, which are to come in order from slot `first` on."""
+    rows: list[tuple[int, int]] = []
+    for event in events:
+        if event.taps is not None:
+            assert event.taps.first == first + len(rows)
+            rows += [(int(total), int(value)) for total, value in event.taps.rows.tolist()]
+    return rows
+
+
+async def rest(one: Engine, **stats: int) -> None:
+    """Wait until the engine has come to rest with these numbers."""
+    await until(lambda: all(getattr(one.stats(), name) == value for name, value in stats.items()))
+
+
+@pytest.mark.parametrize("pages", [200, 14])
+async def test_given_rows_positions_and_taps_alone_in_company_and_preempted(pages: int, seed: int) -> None:
+    rng = random.Random(seed)
+    running = engine(pages, max_sequences=12)
+    asked = []
+    for index in range(30):
+        prompt = random_prompt(rng, rng.randrange(1, 150), media=rng.random() < 0.8)
+        count = rng.randrange(1, 90)
+        taps_from = rng.choice([None, 0, len(prompt), rng.randrange(len(prompt))])
+        asked.append(SequenceRequest(prompt, index, count, taps_from=taps_from))
+    answers = await asyncio.gather(*(events_of(running.submit(request)) for request in asked))
+    for request, events in zip(asked, answers, strict=True):
+        frames, rows = answer(request.prompt, request.seed, request.max_items)
+        assert items(events) == frames
+        assert taps(events, request.taps_from or 0) == ([] if request.taps_from is None else rows[request.taps_from :])
+    assert running.stats().pages_used == 0
+    assert (running.stats().preemptions > 0) is (pages == 14)
+    await running.close()
+
+
+async def test_an_answer_goes_on_from_any_frame_with_the_taps_that_are_still_wanted(seed: int) -> None:
+    rng = random.Random(seed)
+    running = engine()
+    prompt = random_prompt(rng, 75)
+    frames, rows = answer(prompt, 3, 60)
+    for cut in (0, 1, 2, 21, 22, 53, 59):
+        first = rng.randrange(len(prompt) + cut)
+        request = SequenceRequest(prompt, 3, 60, history=tuple(frames[:cut]), taps_from=first)
+        events = await events_of(running.submit(request))
+        assert items(events) == frames[cut:]
+        assert taps(events, first) == rows[first:]
+    await running.close()
+
+
+async def test_a_sequence_starves_until_its_next_row_comes_and_holds_no_one_up(seed: int) -> None:
+    rng = random.Random(seed)
+    running = engine()
+    prompt, rows = random_prompt(rng, 40), random_rows(rng, 30)
+    frames, _ = answer(prompt, 5, 50, rows.tolist())
+    stream = running.submit(SequenceRequest(prompt, 5, 50, appended=True))
+    made = await stream.take()
+    assert items(made) == frames[:1]  # The first frame follows from the prompt alone.
+    for index in range(29):
+        await rest(running, starved=1, running=0)
+        if index % 10 == 0:
+            other = random_prompt(rng, 20)
+            assert items(await events_of(running.submit(SequenceRequest(other, 1, 20)))) == answer(other, 1, 20)[0]
+        stream.append(rows[index : index + 1])
+        made += await stream.take()
+        assert items(made) == frames[: index + 2]
+    stream.append(rows[29:], end=True)
+    made += await events_of(stream)
+    assert items(made) == frames
+    await running.close()
+
+
+@pytest.mark.parametrize("pages", [200, 14])
+async def test_many_starving_speakers_at_once_give_what_each_gives_alone(pages: int, seed: int) -> None:
+    rng = random.Random(seed)
+    running = engine(pages, max_sequences=16)
+
+    async def speak(number: int) -> None:
+        local = random.Random(seed + number)
+        prompt, rows, count = random_prompt(local, local.randrange(1, 60)), random_rows(local, 40), local.randrange(1, 80)
+        frames, _ = answer(prompt, number, count, rows.tolist())
+        cut = local.choice([0, 0, local.randrange(count)])
+        stream = running.submit(SequenceRequest(prompt, number, count, history=tuple(frames[:cut]), appended=True))
+
+        async def feed() -> None:
+            given = 0
+            while given < len(rows):
+                part = rows[given : given + local.randrange(1, 6)]
+                given += len(part)
+                stream.append(part, end=given == len(rows))
+                await asyncio.sleep(local.random() * 0.01)
+
+        feeding = asyncio.create_task(feed())
+        assert items(await events_of(stream)) == frames[cut:]
+        await feeding
+
+    await asyncio.gather(*(speak(rng.randrange(10_000)) for _ in range(24)))
+    assert running.stats().pages_used == 0
+    await running.close()
+
+
+async def test_an_end_with_no_row_at_all_lets_the_answer_go_on_without_vectors() -> None:
+    running = engine()
+    prompt = Prompt(prompt_items([1, 2, 3]))
+    stream = running.submit(SequenceRequest(prompt, 0, 10, appended=True))
+    stream.append(torch.zeros(0, GIVEN), end=True)
+    assert items(await events_of(stream)) == answer(prompt, 0, 10)[0]
+    with pytest.raises(ValueError, match="last one was given"):
+        stream.append(torch.zeros(1, GIVEN))
+    await running.close()
+
+
+async def test_rows_that_cannot_be_needed_are_dropped_and_those_that_cannot_be_taken_refused(seed: int) -> None:
+    running = engine()
+    prompt, rows = Prompt(prompt_items([1])), random_rows(random.Random(seed), 9)
+    stream = running.submit(SequenceRequest(prompt, 0, 5, appended=True))
+    with pytest.raises(ValueError, match="width 2"):
+        stream.append(torch.zeros(1, GIVEN + 1))
+    stream.append(rows)
+    assert items(await events_of(stream)) == answer(prompt, 0, 5, rows.tolist())[0]
+    other = running.submit(SequenceRequest(prompt, 0, 5))
+    with pytest.raises(ValueError, match="takes none"):
+        other.append(torch.zeros(1, GIVEN))
+    await other.aclose()
+    await running.close()
+
+
+async def test_a_starved_sequence_can_be_cancelled_and_frees_its_pages() -> None:
+    running = engine()
+    stream = running.submit(SequenceRequest(Prompt(prompt_items(list(range(40)))), 0, 50, appended=True))
+    await stream.take()
+    await rest(running, starved=1)
+    await stream.aclose()
+    assert running.stats().pages_used == 0
+    await running.close()
+
+
+async def test_a_frame_that_begins_with_an_end_id_ends_an_answer_that_may_end(seed: int) -> None:
+    rng = random.Random(seed)
+    running = engine()
+    while True:
+        prompt = random_prompt(rng, 10, media=False)
+        frames, _ = answer(prompt, 0, 200)
+        first = next((index for index, (code, _) in enumerate(frames) if code == END), 0)
+        if first > 1:
+            break
+    events = await events_of(running.submit(SequenceRequest(prompt, 0, 200, end_ids=frozenset({END}))))
+    assert items(events) == frames[:first]
+    assert events[-1].finish_reason is FinishReason.STOP
+    later = await events_of(running.submit(SequenceRequest(prompt, 0, 200, end_ids=frozenset({END}), min_items=first + 1)))
+    assert len(items(later)) > first
+    await running.close()
+
+
+async def test_pages_are_shared_by_equal_media_only() -> None:
+    """Two pictures of equal size have equal ids: the digest tells them apart, and so do positions and scope."""
+    running = engine()
+    rng = random.Random(1)
+    pictures = [random_rows(rng, 40) for _ in range(2)]
+    ids = prompt_items([3] * 80)
+
+    async def cached(prompt: Prompt) -> int:
+        events = await events_of(running.submit(SequenceRequest(prompt, 0, 3)))
+        assert items(events) == answer(prompt, 0, 3)[0]
+        return events[0].cached_rows
+
+    first = Prompt(ids, (Given(4, pictures[0], b"one"),), scope=b"a")
+    assert await cached(first) == 0
+    assert await cached(first) == 2 * PAGE_ROWS
+    assert await cached(replace(first, given=(Given(4, pictures[1], b"two"),))) == 0
+    assert await cached(replace(first, scope=b"b")) == 0
+    moved = replace(first, positions=np.tile(np.arange(100, 180), (AXES, 1)))
+    assert await cached(moved) == 0
+    assert await cached(moved) == 2 * PAGE_ROWS
+    # What has no digest is in no key, and neither is what comes after it.
+    assert await cached(replace(first, given=(Given(40, pictures[0]),))) == 0
+    assert await cached(replace(first, given=(Given(40, pictures[0]),))) == PAGE_ROWS
+    # One page of the prompt lies before the picture of another one that begins alike.
+    late = replace(first, given=(Given(36, pictures[1], b"two"),), scope=b"c")
+    await cached(late)
+    assert await cached(replace(late, given=(Given(36, pictures[0], b"one"),))) == PAGE_ROWS
+    await running.close()
+
+
+async def test_an_answer_is_found_again_as_the_beginning_of_the_next_prompt() -> None:
+    running = engine()
+    prompt = Prompt(prompt_items([5] * 20))
+    frames, _ = answer(prompt, 0, 100)
+    await events_of(running.submit(SequenceRequest(prompt, 0, 100)))
+    longer = Prompt(np.concatenate([prompt.items, np.array(frames, np.int64)]))
+    events = await events_of(running.submit(SequenceRequest(longer, 9, 4)))
+    assert events[0].cached_rows == 3 * PAGE_ROWS
+    assert items(events) == answer(longer, 9, 4)[0]
+    await running.close()
+
+
+async def test_taps_are_found_beside_kept_pages_and_computed_where_they_are_not(seed: int) -> None:
+    rng = random.Random(seed)
+    running = engine()
+    prompt = random_prompt(rng, 100)
+    frames, rows = answer(prompt, 0, 4)
+    for taps_from, cached in ((None, 0), (40, PAGE_ROWS), (40, 3 * PAGE_ROWS), (None, 3 * PAGE_ROWS), (0, 0), (0, 3 * PAGE_ROWS)):
+        events = await events_of(running.submit(SequenceRequest(prompt, 0, 4, taps_from=taps_from)))
+        assert items(events) == frames
+        assert taps(events, taps_from or 0) == ([] if taps_from is None else rows[taps_from:])
+        assert events[0].cached_rows == cached, taps_from
+    await running.close()
+
+
+async def test_a_reader_that_does_not_take_the_taps_of_a_long_prompt_parks_it() -> None:
+    running = engine(max_rows=PAGE_ROWS)
+    prompt = Prompt(prompt_items([2] * (PAGE_ROWS * (MAX_UNREAD + 8))))
+    stream = running.submit(SequenceRequest(prompt, 0, 3, taps_from=0))
+    await rest(running, parked=1)
+    assert running.stats().rows == MAX_UNREAD * PAGE_ROWS
+    events = await events_of(stream)
+    frames, rows = answer(prompt, 0, 3)
+    assert items(events) == frames
+    assert taps(events, 0) == rows
+    await running.close()
+
+
+async def test_requests_that_do_not_fit_the_model_are_refused_in_words() -> None:
+    running = engine()
+    good = Prompt(prompt_items([1, 2, 3]))
+    for wrong, words in (
+        (SequenceRequest(Prompt.of_tokens([1]), 0, 3), "2 ids"),
+        (SequenceRequest(good, 0, 3, history=((1,),)), "2 ids"),
+        (SequenceRequest(replace(good, positions=np.zeros((1, 3), np.int64)), 0, 3), "3 axes"),
+        (SequenceRequest(replace(good, given=(Given(0, torch.zeros(1, 5)),)), 0, 3), "width 2"),
+        (SequenceRequest(good, 0, 3, banned=frozenset({IDS})), "not below"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            running.submit(wrong)
+    with pytest.raises(ValueError, match="overlap"):
+        Prompt(good.items, (Given(0, torch.zeros(2, GIVEN)), Given(1, torch.zeros(1, GIVEN))))
+    with pytest.raises(ValueError, match="beyond"):
+        Prompt(good.items, (Given(2, torch.zeros(2, GIVEN)),))
+    with pytest.raises(ValueError, match="positions are"):
+        Prompt(good.items, positions=np.zeros((3, 2), np.int64))
+    await running.close()

@@ -1,0 +1,224 @@
+"""A Thinker and a Talker on the real engine, with the decoder of arithmetic.py: pictures as given rows at places on three axes, prompt rows
+and reply rows as taps, and speech that starves until its next row comes. They show that the engine and the interface fit together."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from helpers import arithmetic
+from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
+from omnistage.engine.detokenizer import Detokenizer
+from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
+from omnistage.engine.stream import SequenceStream
+from omnistage.models.common.answer import Answer, answered
+from omnistage.models.common.requests import check_constraint, check_parts
+from omnistage.models.interface import (
+    Activity,
+    BadRequest,
+    Content,
+    FinishReason,
+    Frames,
+    Load,
+    Media,
+    ModelInfo,
+    Piece,
+    PortSpec,
+    Rows,
+    SpeechRequest,
+    TextPiece,
+    TextRequest,
+    Wanted,
+)
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import Unreadable, pixels_of
+
+SESSIONS = 16
+TAIL = 3
+"""Frames after the last row."""
+MOST = 500
+OPENING = Prompt(prompt_items([1, 2, 3]))
+"""What every speech begins with."""
+
+
+class OnEngine:
+    """What both have in common."""
+
+    info: ModelInfo
+
+    def __init__(self) -> None:
+        self.engine = engine(200, max_sequences=8, max_waiting=2 * SESSIONS)
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self.engine.activity,)
+
+    def load(self) -> Load:
+        stats = self.engine.stats()
+        return Load(stats.waiting, stats.pages_used, stats.pages_total)
+
+    async def warm_up(self) -> None:
+        return
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    request: TextRequest
+    prompt: Prompt
+
+
+class ArithmeticThinker(OnEngine):
+    """A token is a frame of two codes as one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        text = PortSpec("text", Content.TEXT, compact=True)
+        rows = (PortSpec(name, Content.TENSOR, width=TAPS) for name in ("prompt", "hidden"))
+        self.info = ModelInfo("arithmetic-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text", "image"))
+
+    async def prepare(self, request: TextRequest) -> Prepared:
+        check_parts(request, self.info)
+        check_constraint(request, self.info)
+        if request.verbatim:
+            raise BadRequest("thinker.verbatim", "this model says only what it thinks; leave it out")
+        if request.finished is None and len(request.history) >= request.max_tokens:
+            raise BadRequest("resume.history", f"the answer has {request.max_tokens} tokens at most: it ended before")
+        seen = [_read(part) if isinstance(part, Media) else str(part) for turn in request.turns for part in turn.parts]
+        places = formulas.items(seen)
+        given, at = [], 0
+        for one in seen:
+            count = len(formulas.items([one]))
+            if isinstance(one, np.ndarray):
+                values = places[at : at + count, :1]
+                vectors = torch.from_numpy(np.concatenate([values % 20, values // 20 % 20], axis=1)).float()
+                given.append(Given(at, vectors, hashlib.sha256(one.tobytes()).digest()))
+            at += count
+        delta = formulas.next_place(places) - len(places)
+        positions = np.ascontiguousarray(places[:, 1:].T)
+        return Prepared(request, Prompt(prompt_items((places[:, 0] % IDS).tolist()), tuple(given), positions, delta))
+
+    async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        request, prompt = prepared.request, prepared.prompt
+        answer = Answer(
+            Detokenizer(lambda token_id: f"{token_id} ".encode(), request.stop),
+            wanted,
+            history=request.history,
+            finished=request.finished,
+            most=request.max_tokens,
+            row_port="hidden",
+            prompt_port="prompt",
+            prompt_rows=len(prompt),
+        )
+        asked = SequenceRequest(
+            prompt,
+            request.seed,
+            max(request.max_tokens + answer.wants_rows, len(request.history) + 1),
+            history=tuple(divmod(token_id, IDS) for token_id in request.history),
+            taps_from=answer.first_slot,
+            client=request.client,
+        )
+        async with (
+            aclosing(self.engine.submit(asked)) as stream,
+            aclosing(answered(_Tokens(stream), answer, torch.Tensor.numpy)) as pieces,
+        ):
+            async for piece in pieces:
+                yield piece
+
+
+def _read(media: Media) -> formulas.Seen:
+    try:
+        return pixels_of(media.data)
+    except Unreadable as error:
+        raise BadRequest("thinker.messages.parts.media", str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """A stream of frames as a stream of tokens."""
+
+    stream: SequenceStream
+
+    async def take(self) -> Sequence[Event]:
+        events = await self.stream.take()
+        return [replace(event, item=None if event.item is None else (event.item[0] * IDS + event.item[1],)) for event in events]
+
+
+class ArithmeticTalker(OnEngine):
+    """One frame for each row, and TAIL more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = PortSpec("hidden", Content.TENSOR, width=GIVEN)
+        codes = PortSpec("codes", Content.CODES, rate_hz=50, width=2, compact=True)
+        self.info = ModelInfo("arithmetic-talker", "1", (hidden,), (codes,), SESSIONS, voices=("one",))
+
+    async def prepare(self, request: SpeechRequest) -> SpeechRequest:
+        if request.voice not in ("", *self.info.voices):
+            raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'one'")
+        return request
+
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+        history = () if prepared.history is None else tuple(map(tuple, prepared.history.tolist()))
+        asked = SequenceRequest(OPENING, prepared.seed, MOST, history=history, appended=True, client=prepared.client)
+        speech = _Speech(len(history))
+        async with aclosing(self.engine.submit(asked)) as stream:
+            feeding = asyncio.create_task(speech.feed(inputs, stream))
+            try:
+                while not speech.over:
+                    frames = await speech.take(stream, feeding)
+                    if frames:
+                        yield Frames(np.array(frames, np.uint32))
+            finally:
+                feeding.cancel()
+                await asyncio.wait([feeding])
+        yield Frames(np.empty((0, 2), np.uint32), FinishReason.STOP)
+
+
+class _Speech:
+    """Where a speech stands: the rows that came, the frames that were made, and how many there will be once that is known."""
+
+    def __init__(self, made: int) -> None:
+        self.made, self.rows, self.total = made, 0, MOST
+
+    @property
+    def over(self) -> bool:
+        return self.made >= self.total
+
+    async def feed(self, inputs: AsyncIterator[Piece], stream: SequenceStream) -> None:
+        async for piece in inputs:
+            assert isinstance(piece.content, np.ndarray)
+            rows = torch.tensor(piece.content)  # A copy: the memory is the sender's.
+            self.rows += len(rows)
+            if piece.last:
+                self.total = self.rows + TAIL
+            stream.append(rows, end=piece.last)
+
+    async def take(self, stream: SequenceStream, feeding: asyncio.Task[None]) -> list[tuple[int, ...]]:
+        """Frames that may be heard: no more than there will be. Ends also when the last input says that all are out."""
+        taking = asyncio.ensure_future(stream.take())
+        try:
+            await asyncio.wait({taking} if feeding.done() else {taking, feeding}, return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done():
+                feeding.result()
+            if not taking.done():
+                return []
+            items = [event.item for event in taking.result() if event.item is not None][: self.total - self.made]
+        finally:
+            taking.cancel()
+            await asyncio.wait([taking])
+        self.made += len(items)
+        return items
+
+
+def frames_by_hand(rows: np.ndarray, seed: int) -> list[tuple[int, ...]]:
+    """What the Talker says for rows."""
+    return arithmetic.answer(OPENING, seed, len(rows) + TAIL, rows.tolist())[0]

@@ -1,0 +1,33 @@
+"""A toy Thinker that counts what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
+from omnistage.models.toy.stages import ToyThinker
+
+
+class CountingThinker(ToyThinker):
+    """computed: rows that were made. wanted, clients: what it was told, one for each session."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.computed = 0
+        self.wanted: list[Wanted] = []
+        self.clients: list[str] = []
+
+    async def prepare(self, request: TextRequest) -> TextRequest:
+        self.clients.append(request.client)
+        return await super().prepare(request)
+
+    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        self.wanted.append(wanted)
+        return super().generate(prepared, inputs, wanted)
+
+    def _rows(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        self.computed += len(tokens)
+        return super()._rows(tokens)

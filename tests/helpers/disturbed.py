@@ -1,0 +1,189 @@
+"""An answer during which something happens to the processes that give it, and what must be true afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from helpers.ask import TIMEOUT_S, Answer, ask, request
+from helpers.fleet import Fleet
+from helpers.run import PLENTY, params
+from helpers.servers import all_free, omni_stub, stage_stub
+from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+
+SERVING_S = 60.0
+"""Time for a router to find every process again."""
+
+LOOK_S = 0.05
+"""Between two looks at a router's list; it has no stream of changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do, once, when the answer has come to a point. Nothing is read meanwhile."""
+
+    when: Callable[[Answer], bool]
+    act: Callable[[], Awaitable[None]]
+
+
+def begun(answer: Answer) -> bool:
+    """Opened everywhere, and no output yet."""
+    return answer.started is not None
+
+
+def text_chunks(count: int) -> Callable[[Answer], bool]:
+    return lambda answer: len(answer.of("text")) >= count
+
+
+def audio_chunks(count: int) -> Callable[[Answer], bool]:
+    return lambda answer: len(answer.of("audio")) >= count
+
+
+def after_text(count: int) -> Callable[[Answer], bool]:
+    """The text is whole, and so many chunks of sound have come."""
+    return lambda answer: bool(answer.of("text")) and answer.of("text")[-1].last and len(answer.of("audio")) >= count
+
+
+async def ask_through(
+    stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, *steps: Step, timeout_s: float = TIMEOUT_S
+) -> Answer:
+    """The whole answer, each step taken in its turn. Raises AioRpcError, and AssertionError if the answer ends before the last step."""
+    answer, left = Answer(), deque(steps)
+    async for event in stub.Generate(asked, timeout=timeout_s):
+        answer.take(event)
+        while left and left[0].when(answer):
+            await left.popleft().act()
+    assert answer.usage is not None
+    assert not left, f"the answer ended {len(left)} steps too early: {len(answer.of('text'))} and {len(answer.of('audio'))} chunks"
+    return answer
+
+
+def opening(fleet: Fleet, seed: int, tokens: int, prompt: str = "hello", **fields: object) -> stage_pb2.Open:
+    """A session at a Thinker whose caller does without a router: all replicas are candidates, the caller gets the codes too."""
+    hops = [("talker", stage_pb2.STAGE_KIND_TALKER, "hidden"), ("code2wav", stage_pb2.STAGE_KIND_CODE2WAV, "codes")]
+    request = stage_pb2.Open(
+        session_id="disturbed",
+        model="toy-thinker",
+        seed=seed,
+        params=params("thinker", prompt, max_tokens=tokens, ignore_eos=True),
+        credits=[stage_pb2.Credit(port="audio", total=PLENTY)],
+        checkpoints=["text"],
+        route=[
+            stage_pb2.Hop(
+                kind=kind,
+                model=f"toy-{name}",
+                addresses=[fleet.address(replica) for replica in fleet.of(name)],
+                takes=[port],
+                params=params(name),
+                checkpoints=["codes"] if name == "talker" else [],
+            )
+            for name, kind, port in hops
+        ],
+    )
+    request.MergeFrom(stage_pb2.Open(**fields))  # type: ignore[arg-type]
+    return request
+
+
+def continued(asked: omni_pb2.GenerateRequest, answer: Answer) -> omni_pb2.GenerateRequest:
+    """The request for the rest of an answer, of which so much has come."""
+    assert answer.started is not None
+    again = omni_pb2.GenerateRequest(seed=answer.started.seed, revisions=answer.started.revisions)
+    again.MergeFrom(asked)
+    again.resume.SetInParent()
+    for port, chunks in answer.chunks.items():
+        end = chunks[-1]
+        again.resume.positions.add(port=port, seq=end.seq + 1, first=end.first + end.count, ended=end.last)
+    again.resume.history.extend(answer.of("text"))
+    return again
+
+
+def joined(begin: Answer, rest: Answer) -> Answer:
+    """An answer and what came when it was continued."""
+    ports = begin.chunks.keys() | rest.chunks.keys()
+    return Answer(begin.started, {port: begin.of(port) + rest.of(port) for port in ports}, rest.usage, begin.failovers + rest.failovers)
+
+
+async def report_of(address: str) -> stage_pb2.WatchResponse:
+    """How a stage is now."""
+    async with stage_stub(address) as stub:
+        watch = stub.Watch(stage_pb2.WatchRequest(), timeout=TIMEOUT_S)
+        report = await watch.read()
+        watch.cancel()
+    assert isinstance(report, stage_pb2.WatchResponse)
+    return report
+
+
+async def holder(fleet: Fleet, kind: str) -> str:
+    """The replica that has a session, of those that are alive."""
+    for name in alive(fleet, kind):
+        if (await report_of(fleet.address(name))).sessions:
+            return name
+    raise AssertionError(f"no {kind} has a session")
+
+
+def alive(fleet: Fleet, kind: str) -> list[str]:
+    """The replicas whose process runs."""
+    return [name for name in fleet.of(kind) if fleet.server(name).alive]
+
+
+async def killed_holder(fleet: Fleet, kind: str) -> str:
+    """Kill the replica that has the session; its name."""
+    name = await holder(fleet, kind)
+    fleet.kill(name)
+    return name
+
+
+async def restore(fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
+    """Start every killed process again; return when all serve and the router has found them."""
+    dead = [name for name in fleet.names if not fleet.server(name).alive]
+    for name in dead:
+        fleet.begin(name)
+    await asyncio.to_thread(fleet.ready, *dead)
+    await found(fleet, stub)
+
+
+async def found(fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
+    """Return when the router gives sessions to every stage process as it is now."""
+    pids = {fleet.server(name).pid for name in fleet.stages}
+    async with asyncio.timeout(SERVING_S):
+        while True:
+            listed = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=5, wait_for_ready=True)
+            if {replica.pid for replica in listed.replicas if replica.state == omni_pb2.REPLICA_STATE_SERVING} == pids:
+                return
+            await asyncio.sleep(LOOK_S)
+
+
+async def nothing_left(fleet: Fleet) -> None:
+    """No stage that is alive holds a session, a block of memory, a page."""
+    await all_free([fleet.address(name) for name in fleet.stages if fleet.server(name).alive])
+
+
+@asynccontextmanager
+async def disturbed(fleet: Fleet, *, alike: bool = True) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
+    """The router's stub, once it has found every replica, for a test with toys that may kill any stage. Afterwards everything is restored:
+    nothing may be left over, and the next answer must be right; of replicas that are not alike, whole. A failure shows the logs."""
+    try:
+        async with omni_stub(fleet.address("router")) as stub:
+            await found(fleet, stub)
+            yield stub
+            await restore(fleet, stub)
+            await nothing_left(fleet)
+            after = await ask(stub, request("after", 99))
+            if alike:
+                after.check_toy(99, "after")
+            else:
+                after.check_whole()
+    except BaseException as error:
+        error.add_note(fleet.logs())
+        raise
+
+
+MOMENTS: dict[str, Callable[[Answer], bool]] = {
+    "before the first output": begun,
+    "in mid text": text_chunks(20),
+    "in mid speech": after_text(10),
+}
+"""When to strike a long toy answer."""

@@ -1,0 +1,234 @@
+"""A Thinker that sees and a Talker that starves, as a family on the real engine that a test can serve: those of arithmetic_models.py, with
+a Talker that takes the rows of the prompt too. What they say is worked out by hand, by `Reply` and `speech`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from helpers.arithmetic import GIVEN, IDS, SPEC, START, TAPS, CountingDecoder, CountingHead, answer, prompt_items
+from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, OnEngine
+from omnistage.engine.adapter import Attention, Hidden
+from omnistage.engine.adapter import Rows as StepRows
+from omnistage.engine.engine import Engine
+from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
+from omnistage.engine.scheduler import Limits
+from omnistage.engine.stream import SequenceStream
+from omnistage.models.family import Family, Part
+from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
+from omnistage.models.options import LoadOptions
+from omnistage.models.toy import formulas
+from omnistage.models.toy.omni import OmniOptions
+
+FAMILY = Family(
+    parts={
+        "thinker": Part("helpers.engine_family:SlowThinker"),
+        "talker": Part("helpers.engine_family:StarvingTalker"),
+        "code2wav": Part("omnistage.models.toy.omni:OmniCode2Wav"),
+    },
+    needs=("torch",),
+    options="omnistage.models.toy.omni:OmniOptions",
+)
+
+PROMPT = PortSpec("prompt", Content.TENSOR, width=TAPS)
+HIDDEN = PortSpec("hidden", Content.TENSOR, width=TAPS)
+PAGES = 400
+VOICES = ("low", "high")
+TAIL = 5
+"""Frames after the frame that the last reply row was for."""
+
+# By hand -------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the Thinker says to a prompt, and all rows that it gives."""
+
+    text: str
+    prompt: NDArray[np.float32]
+    hidden: NDArray[np.float32]
+
+    @classmethod
+    def to(cls, seen: Sequence[formulas.Seen], seed: int, most: int) -> Reply:
+        places, given, first = formulas.items(seen), [], 0
+        for one in seen:
+            last = first + len(formulas.items([one]))
+            if isinstance(one, np.ndarray):
+                values = places[first:last, 0]
+                given.append(Given(first, torch.from_numpy(np.stack([values % 20, values // 20 % 20], axis=1)).float()))
+            first = last
+        items = prompt_items((places[:, 0] % IDS).tolist())
+        prompt = Prompt(items, tuple(given), places[:, 1:].T, delta=formulas.next_place(places) - len(places))
+        frames, taps = answer(prompt, seed, most + 1)
+        rows = np.array(taps, np.float32)
+        text = "".join(f"{first * IDS + second} " for first, second in frames[:most])
+        return cls(text, rows[: len(prompt)], rows[len(prompt) :])
+
+
+def speech(prompt_rows: Array, rows: Array, *, voice: int = 0) -> NDArray[np.uint32]:
+    """All frames of a speech, [1 + rows + TAIL, 2]: the first one follows from the prompt alone."""
+    frames, _ = answer(_spoken_prompt(prompt_rows, voice), 0, 1 + len(rows) + TAIL, rows.tolist() or [[0.0] * GIVEN])
+    return np.array(frames, np.uint32)
+
+
+def _spoken_prompt(rows: Array, voice: int) -> Prompt:
+    vectors = np.array(rows, np.float32)  # A copy: what came in is overwritten by what comes next.
+    items = np.concatenate([[[voice, START]], np.zeros((len(vectors), 2), np.int64)])
+    given = (Given(1, torch.from_numpy(vectors), hashlib.sha256(vectors.tobytes()).digest()),) if len(vectors) else ()
+    return Prompt(items, given)
+
+
+# On the engine -------------------------------------------------------------------------------------------------------------------------
+
+
+class _SlowDecoder(CountingDecoder):
+    """Takes interval_s for a step, as one with weights would."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
+        time.sleep(self._interval_s)
+        return super().hidden(rows, attention)
+
+
+def _engine(options: LoadOptions) -> Engine:
+    decoder = _SlowDecoder(OmniOptions.from_settings(dict(options.family)).interval_s)
+    return Engine(decoder, CountingHead(), pages=PAGES, limits=Limits(max_sequences=SESSIONS, max_waiting=2 * SESSIONS), poison=True)
+
+
+class SlowThinker(ArithmeticThinker):
+    """The Thinker on the engine, with steps that take time."""
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> SlowThinker:
+        model = cls()
+        model.engine = _engine(options)
+        return model
+
+
+class StarvingTalker(OnEngine):
+    """Implements `TalkerModel`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rate = formulas.SAMPLE_RATE_HZ / formulas.SAMPLES_PER_FRAME
+        codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=SPEC.codebooks, compact=True)
+        self.info = ModelInfo("engine-talker", "1", (PROMPT, HIDDEN), (codes,), SESSIONS, voices=VOICES)
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> StarvingTalker:
+        model = cls()
+        model.engine = _engine(options)
+        return model
+
+    async def prepare(self, request: SpeechRequest) -> SpeechRequest:
+        if request.voice not in ("", *VOICES):
+            raise BadRequest("talker.voice", f"no voice {request.voice!r}; there are {', '.join(VOICES)}")
+        known = 0 if request.history is None else len(request.history)
+        if request.max_frames and known >= request.max_frames:
+            raise BadRequest("resume.history", f"{known} frames are there and talker.max_frames is {request.max_frames}")
+        return request
+
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+        """The engine starves it until the next row comes; it ends TAIL frames after the frame of the last one."""
+        history = np.empty((0, SPEC.codebooks), np.uint32) if prepared.history is None else prepared.history
+        prompt, early, ended = await _prompt_and_early(inputs)
+        voice = VOICES.index(prepared.voice or VOICES[0])
+        async with aclosing(self._ask(prepared, _spoken_prompt(prompt, voice), history)) as stream:
+            feed = _Feed(stream, inputs)
+            feed.give(early, last=ended)
+            made = len(history)
+            async with feed.feeding():
+                while True:
+                    events = await feed.take()
+                    items = [event.item for event in events if event.item is not None]
+                    whole = feed.rows + 1 + TAIL if feed.ended else 1 << 30
+                    if made > whole:
+                        raise BadRequest("resume.history", f"the speech has {whole} frames, fewer than the {made} that are there")
+                    items = items[: whole - made]
+                    made += len(items)
+                    reason = FinishReason.STOP if made == whole else events[-1].finish_reason if events else None
+                    if items or reason is not None:
+                        yield Frames(np.array(items, np.uint32).reshape(-1, SPEC.codebooks), reason)
+                    if reason is not None:
+                        return
+
+    def _ask(self, request: SpeechRequest, prompt: Prompt, history: NDArray[np.uint32]) -> SequenceStream:
+        room = SPEC.context - len(prompt) + 1
+        if len(history) >= room:
+            raise BadRequest("resume.history", f"{len(history)} frames are there, and speech has at most {room} after this prompt")
+        return self.engine.submit(
+            SequenceRequest(
+                prompt,
+                seed=0,
+                max_items=min(request.max_frames or room, room),
+                history=tuple(tuple(frame) for frame in history.tolist()),
+                appended=True,
+                client=request.client,
+            )
+        )
+
+
+async def _prompt_and_early(inputs: AsyncIterator[Piece]) -> tuple[NDArray[np.float32], NDArray[np.float32], bool]:
+    """All prompt rows, the reply rows that came before their end, and whether these are all."""
+    parts: dict[str, list[NDArray[np.float32]]] = {PROMPT.name: [], HIDDEN.name: []}
+    last = {PROMPT.name: False, HIDDEN.name: False}
+    while not last[PROMPT.name]:
+        piece = await anext(inputs)
+        parts[piece.port].append(np.array(piece.content, np.float32))
+        last[piece.port] = piece.last
+    empty = np.empty((0, TAPS), np.float32)
+    return np.concatenate([empty, *parts[PROMPT.name]]), np.concatenate([empty, *parts[HIDDEN.name]]), last[HIDDEN.name]
+
+
+class _Feed:
+    """Gives a sequence its rows as they come in, while its items are taken."""
+
+    def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece]) -> None:
+        self._stream, self._inputs = stream, inputs
+        self._task: asyncio.Task[None] | None = None
+        self.rows, self.ended = 0, False
+
+    def give(self, rows: Array, *, last: bool) -> None:
+        """rows: not to be changed afterwards."""
+        self.rows += len(rows)
+        self.ended = last
+        self._stream.append(torch.from_numpy(rows), end=last)
+
+    @asynccontextmanager
+    async def feeding(self) -> AsyncIterator[None]:
+        self._task = asyncio.create_task(self._feed())
+        try:
+            yield
+        finally:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def take(self) -> list[Event]:
+        """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
+        assert self._task is not None
+        taking = asyncio.ensure_future(self._stream.take())
+        try:
+            waited = [taking] if self._task.done() else [taking, self._task]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._task.done():
+                self._task.result()
+            return taking.result() if taking.done() else []
+        finally:
+            taking.cancel()
+
+    async def _feed(self) -> None:
+        while not self.ended:
+            piece = await anext(self._inputs)
+            if piece.port == HIDDEN.name:
+                self.give(np.array(piece.content, np.float32), last=piece.last)

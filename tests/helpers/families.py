@@ -1,0 +1,176 @@
+"""The models that pass the suite of helpers/contract.py: one entry for each kind of each family."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from helpers.contract import Case, Sample
+from helpers.logic import run_logic
+from helpers.run import params
+from helpers.servers import family_logic
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import png, wav
+from omnistage.stage.logic import Input, StageLogic
+from omnistage.talker.stage import TalkerStage
+from omnistage.thinker.stage import ThinkerStage
+from omnistage.v1 import chunk_pb2, stage_pb2
+
+PROMPT = "How far is it?"
+SPOKEN = "Hello there, and good morning. It is a fine day, is it not?"
+
+ROWS = np.stack([formulas.row(formulas.token(3, PROMPT, n)) for n in range(formulas.NATURAL_LENGTH)])
+
+
+def smol_features() -> np.ndarray:
+    """What the default Talker says."""
+
+    async def speak() -> np.ndarray:
+        logic = family_logic("smol", "talker")
+        text = [Input("text", 0, 1, True, chunk_pb2.TextChunk(text=SPOKEN, token_ids=[1]))]
+        rows = (await run_logic(logic, params("talker"), text)).rows("features")
+        await logic.close()
+        assert rows is not None
+        return rows
+
+    return asyncio.run(speak())
+
+
+PICTURE = (np.add.outer(np.arange(21), 3 * np.arange(34)) % 256).astype(np.uint8)
+SOUND = (np.arange(1000) * 37 % 2000 - 1000).astype(np.int16)
+SEEN = ("u", "What is ", PICTURE, " and ", SOUND, "?")
+ITEMS = formulas.items(SEEN)
+TOKENS = [formulas.omni_token(5, ITEMS, n) for n in range(formulas.NATURAL_LENGTH)]
+
+
+def looked_at() -> list[stage_pb2.Message]:
+    """The question SEEN as a client asks it."""
+    parts = [
+        stage_pb2.Part(text="What is "),
+        stage_pb2.Part(media=stage_pb2.Media(data=png(PICTURE), media_type="image/png")),
+        stage_pb2.Part(text=" and "),
+        stage_pb2.Part(media=stage_pb2.Media(data=wav(SOUND, formulas.SAMPLE_RATE_HZ), media_type="audio/wav")),
+        stage_pb2.Part(text="?"),
+    ]
+    return [stage_pb2.Message(role="user", parts=parts)]
+
+
+def heard_live() -> Sample:
+    """A question whose sound is streamed."""
+    parts = [stage_pb2.Part(text="What is "), stage_pb2.Part(port="microphone")]
+    sound = SOUND[:, None].astype(np.float32) / np.float32(32768)
+    return Sample(params("thinker", messages=[stage_pb2.Message(role="user", parts=parts)]), {"microphone": sound})
+
+
+def spoken_rows() -> Sample:
+    rows = formulas.omni_rows(TOKENS)
+    return Sample(params("talker"), {"prompt": formulas.prompt_rows(ITEMS), "places": ITEMS, "hidden": rows})
+
+
+def unreadable(data: bytes, media_type: str = "image/png") -> stage_pb2.StageParams:
+    media = stage_pb2.Media(data=data, media_type=media_type)
+    return params("thinker", messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(media=media)])])
+
+
+UNREADABLE = "thinker.messages.parts.media"
+BAD_MEDIA = (
+    (unreadable(b"no picture"), UNREADABLE),
+    (unreadable(png(PICTURE)[:-20]), UNREADABLE),
+    (unreadable(png(np.zeros((1, 513), np.uint8))), UNREADABLE),
+    (unreadable(b"no sound", "audio/wav"), UNREADABLE),
+    (unreadable(wav(SOUND, 8000), "audio/wav"), UNREADABLE),
+)
+
+
+def edited() -> Sample:
+    """Pictures that begin with a picture."""
+    image = stage_pb2.Media(data=png(PICTURE), media_type="image/png")
+    return Sample(params("diffusion", "a hill", images=[image], results=2, width=40, height=24, steps=9))
+
+
+BAD_FILMS = (
+    (params("diffusion", "a hill", width=257), "diffusion.width"),
+    (params("diffusion", "a hill", frames=65), "diffusion.frames"),
+    (params("diffusion", "a hill", frames=9, layers=2), "diffusion.frames"),
+    (params("diffusion", "a hill", duration_s=11), "diffusion.duration_s"),
+    (params("diffusion", "a hill", media_type="video/mp4", frames=9), "diffusion.media_type"),
+    (params("diffusion", "a hill", guidance_scale=1.5), "diffusion.guidance_scale"),
+    (params("diffusion", "a hill", images=[stage_pb2.Media(data=b"x", media_type="image/png")]), "diffusion.images"),
+    (params("diffusion", "a hill", images=[stage_pb2.Media(data=b"x", media_type="audio/wav")]), "diffusion.images"),
+    (params("diffusion", "a hill", width=256, height=256, frames=64), "diffusion.width"),
+)
+
+SMALL_ROWS = (np.arange(60).reshape(30, 2) * 7 % 20).astype(np.float32)
+
+
+def arithmetic_thinker() -> StageLogic:
+    from helpers.arithmetic_models import ArithmeticThinker
+
+    return ThinkerStage(ArithmeticThinker())
+
+
+def arithmetic_talker() -> StageLogic:
+    from helpers.arithmetic_models import ArithmeticTalker
+
+    return TalkerStage(ArithmeticTalker())
+
+
+def looked_only() -> Sample:
+    """A question with a picture, whose answer has many rows."""
+    given = [stage_pb2.Message(role="user", parts=looked_at()[0].parts[:3])]
+    return Sample(params("thinker", messages=given, max_tokens=40))
+
+
+def until_a_seven() -> Sample:
+    """An answer that ends with a stop string, in the middle of a token's text or of several."""
+    return Sample(params("thinker", PROMPT, max_tokens=60, stop=["7 1", "00"]))
+
+
+def spoken_on_the_engine() -> Sample:
+    """What a Talker with prompt rows says: the rows of a reply of 40 tokens."""
+    from helpers.engine_family import Reply
+
+    reply = Reply.to(("Say it.",), 5, 40)
+    return Sample(params("talker"), {"prompt": reply.prompt, "hidden": reply.hidden})
+
+
+SAMPLING = stage_pb2.Sampling(temperature=1)
+
+CASES = (
+    Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT))),
+    Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w", "never"])), name="toy-thinker-stop"),
+    Case("toy", "thinker", lambda: Sample(params("thinker", verbatim="Say exactly this, please.")), name="toy-thinker-verbatim"),
+    Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS})),
+    Case("toy", "talker", lambda: Sample(params("talker", max_frames=17), {"hidden": ROWS}), name="toy-talker-limited"),
+    Case("toy", "code2wav", lambda: Sample(params("code2wav"), {"codes": formulas.frames(ROWS)})),
+    Case("toy", "diffusion", lambda: Sample(params("diffusion", "a hill", results=3, steps=4, previews=2))),
+    Case("toy-omni", "thinker", lambda: Sample(params("thinker", messages=looked_at())), refused=BAD_MEDIA),
+    Case("toy-omni", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w"])), name="toy-omni-thinker-stop"),
+    Case("toy-omni", "thinker", heard_live, options={"microphone": True}, name="toy-omni-thinker-live"),
+    Case("toy-omni", "talker", spoken_rows),
+    Case("toy-omni", "code2wav", lambda: Sample(params("code2wav"), {"codes": formulas.omni_frames(ITEMS, TOKENS)})),
+    Case("toy-film", "diffusion", lambda: Sample(params("diffusion", "a hill", layers=3, results=2, previews=3)), refused=BAD_FILMS),
+    Case("toy-film", "diffusion", edited, name="toy-film-edited"),
+    Case(
+        "toy-film",
+        "diffusion",
+        lambda: Sample(params("diffusion", "a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2)),
+        name="toy-film-with-sound",
+    ),
+    Case(
+        "toy-film",
+        "diffusion",
+        lambda: Sample(params("diffusion", "a walk", frames=24, width=256, height=256)),
+        options={"max_chunk": 24},
+        name="toy-film-large",
+    ),
+    Case("arithmetic", "thinker", looked_only, refused=BAD_MEDIA[:3], slow=True, own=arithmetic_thinker),
+    Case("arithmetic", "thinker", until_a_seven, slow=True, own=arithmetic_thinker, name="arithmetic-thinker-stop"),
+    Case("arithmetic", "talker", lambda: Sample(params("talker"), {"hidden": SMALL_ROWS}), slow=True, own=arithmetic_talker),
+    Case("test-engine", "thinker", looked_only, slow=True),
+    Case("test-engine", "talker", spoken_on_the_engine, slow=True),
+    Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
+    Case("smol", "talker", lambda: Sample(params("talker"), {"text": SPOKEN}), slow=True),
+    Case("smol", "code2wav", lambda: Sample(params("code2wav"), {"features": smol_features()}), slow=True),
+)

@@ -1,0 +1,101 @@
+"""Models on the real engine, behind the interface: every token, row and frame is done again by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from helpers import arithmetic
+from helpers.arithmetic import IDS
+from helpers.arithmetic_models import TAIL, ArithmeticTalker, ArithmeticThinker, frames_by_hand
+from helpers.families import PICTURE, PROMPT, SMALL_ROWS, until_a_seven
+from helpers.models import said
+from helpers.waiting import until
+from omnistage.models.interface import FinishReason, Media, Piece, Rows, SpeechRequest, TextPiece, TextRequest, Turn
+from omnistage.models.toy.files import png
+from omnistage.thinker.stage import parse
+
+COUNT = 40
+LOOK = TextRequest((Turn("user", ("What is ", Media.of("image/png", png(PICTURE)), "?")),), seed=9, max_tokens=COUNT)
+
+
+@pytest.fixture
+async def thinker() -> AsyncIterator[ArithmeticThinker]:
+    model = ArithmeticThinker()
+    yield model
+    assert model.load().kv_pages_used == 0
+    await model.close()
+
+
+async def test_text_prompt_rows_and_reply_rows_are_those_of_the_engine(thinker: ArithmeticThinker) -> None:
+    """The row of the last token too, which the engine computes only where one more is asked for."""
+    prepared = await thinker.prepare(LOOK)
+    items, taps = arithmetic.answer(prepared.prompt, LOOK.seed, COUNT + 1)
+    tokens, rows = list[int](), {"prompt": list[list[float]](), "hidden": list[list[float]]()}
+    async for piece in said(thinker, LOOK, {"text": 0, "prompt": 0, "hidden": 0}):
+        if isinstance(piece, TextPiece):
+            tokens += piece.token_ids
+        else:
+            rows[piece.port] += piece.rows.tolist()
+    assert tokens == [first * IDS + second for first, second in items[:COUNT]]
+    expected = [list(map(float, tap)) for tap in taps]
+    size = len(prepared.prompt)
+    assert rows == {"prompt": expected[:size], "hidden": expected[size : size + COUNT]}
+
+
+async def test_rows_that_nobody_wants_are_not_asked_of_the_engine(thinker: ArithmeticThinker) -> None:
+    pieces = [piece async for piece in said(thinker, LOOK, {"text": 0})]
+    assert not any(isinstance(piece, Rows) for piece in pieces)
+    assert isinstance(pieces[-1], TextPiece) and pieces[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_picture_that_was_seen_before_need_not_be_computed_again(thinker: ArithmeticThinker) -> None:
+    async def cached(request: TextRequest) -> int:
+        return sum([piece.cached_tokens async for piece in said(thinker, request) if isinstance(piece, TextPiece)])
+
+    other = PICTURE.copy()
+    other[0, 0] ^= 1
+    again = TextRequest((Turn("user", ("What is ", Media.of("image/png", png(other)), "?")),), seed=9, max_tokens=COUNT)
+    assert await cached(LOOK) == 0
+    assert await cached(LOOK) > 100
+    assert await cached(again) == 0, "another picture has other rows"
+
+
+async def test_a_stop_string_cuts_the_rows_with_the_text(thinker: ArithmeticThinker) -> None:
+    request = parse(until_a_seven().params.thinker, 5)
+    text, tokens, rows = "", 0, 0
+    async for piece in said(thinker, request, {"text": 0, "hidden": 0}):
+        if isinstance(piece, TextPiece):
+            text, tokens, last = text + piece.text, tokens + len(piece.token_ids), piece.finish_reason
+        else:
+            rows += len(piece.rows)
+    assert last is FinishReason.STOP and not any(stop in text for stop in request.stop)
+    assert text and rows == len(text.split()) and rows <= tokens
+    assert PROMPT in str(request.turns[0].text)
+
+
+async def test_speech_starves_until_its_next_row_comes() -> None:
+    talker = ArithmeticTalker()
+    queue: asyncio.Queue[Piece] = asyncio.Queue()
+
+    async def inputs() -> AsyncIterator[Piece]:
+        while True:
+            yield await queue.get()
+
+    frames: list[list[int]] = []
+    speech = talker.speak(await talker.prepare(SpeechRequest(seed=4)), inputs(), {"codes": 0})
+    frames += (await anext(speech)).rows.tolist()
+    for n in range(len(SMALL_ROWS)):
+        await until(lambda: talker.engine.stats().starved == 1)
+        assert len(frames) == n + 1
+        queue.put_nowait(Piece("hidden", n, n == len(SMALL_ROWS) - 1, SMALL_ROWS[n : n + 1]))
+        frames += (await anext(speech)).rows.tolist()
+    async for more in speech:
+        frames += more.rows.tolist()
+        reason = more.finish_reason
+    assert frames == [list(frame) for frame in frames_by_hand(SMALL_ROWS, 4)]
+    assert (len(frames), reason) == (len(SMALL_ROWS) + TAIL, FinishReason.STOP)
+    assert talker.load().kv_pages_used == 0
+    await talker.close()

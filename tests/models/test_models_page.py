@@ -1,0 +1,104 @@
+"""docs/models.md is followed as it stands: its snippets are a package, which is built, installed, tested and served."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from helpers.contract import CHECKS
+from helpers.processes import Family as Processes
+from helpers.processes import Started
+
+ROOT = Path(__file__).resolve().parents[2]
+SNIPPET = re.compile(r"(?ms)^```(\w+)(?: (\S+))?\n(.*?)^```$")
+LINES = 90
+"""Lines of the model, at most, that are neither empty nor imports."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
+
+
+class Page:
+    """files: their text by name; parts of one file stand one after the other. typed: the commands. printed: what the last one prints."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.typed: list[list[str]] = []
+        self.printed = ""
+        for kind, name, text in SNIPPET.findall((ROOT / "docs" / "models.md").read_text(encoding="utf-8")):
+            if name:
+                self.files[name] = f"{self.files[name]}\n\n{text}" if name in self.files else text
+            elif kind == "console":
+                self.typed = [shlex.split(line[2:]) for line in text.splitlines() if line.startswith("$ ")]
+                self.printed = text.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page()
+
+
+@pytest.fixture(scope="module")
+def package(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the page describes."""
+    folder = tmp_path_factory.mktemp("bigram")
+    for name, text in page.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(package: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH with the package installed in a folder of its own: what pip would unpack there."""
+    site = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(site)]
+    subprocess.run(build, cwd=package, capture_output=True, check=True)
+    (wheel,) = site.glob("*.whl")
+    with zipfile.ZipFile(wheel) as built:
+        built.extractall(site)
+    return os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
+
+
+def ours(words: list[str]) -> list[str]:
+    """A command of the page, run by this Python and with this checkout."""
+    program = {"python": [sys.executable], "omnistage": [sys.executable, "-m", "omnistage.cli"]}[words[0]]
+    return [*program, *(word.replace("../omnistage", str(ROOT)).replace(":50050", ":0") for word in words[1:])]
+
+
+def test_the_page_has_all_files_of_a_small_family(page: Page) -> None:
+    said = {"bigram/__init__.py", "bigram/thinker.py", "pyproject.toml", "bigram.yaml", "words/config.json", "words/corpus.txt"}
+    assert page.files.keys() == {*said, "test_bigram.py"}
+    lines = [line for line in page.files["bigram/thinker.py"].splitlines() if line.strip() and not re.match(r"from|import", line)]
+    assert len(lines) <= LINES
+
+
+def test_it_passes_the_contract_suite(page: Page, package: Path, installed: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": installed}
+    done = subprocess.run(ours(page.typed[1]), cwd=package, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(CHECKS)} passed" in done.stdout
+
+
+def test_it_is_served_and_answers_as_the_page_says(page: Page, package: Path, installed: str, family: Processes) -> None:
+    environment = {**os.environ, "PYTHONPATH": installed}
+    _, _, serve, ask = page.typed
+    with Started(ours(serve), cwd=package, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        assert line.startswith("serving on "), line + server.stderr.read()
+        asked = [line.split()[2] if word == "127.0.0.1:0" else word for word in ours(ask)]
+        answer = subprocess.run(asked, cwd=package, capture_output=True, text=True, timeout=60)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.rstrip() == page.printed
+        unknown = subprocess.run([*asked[:-1], "hello"], cwd=package, capture_output=True, text=True, timeout=60)
+        assert "thinker.messages: use 1 to 511 of its words: the kite" in unknown.stderr
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []

@@ -1,0 +1,79 @@
+"""What the default Thinker does before a run: on a thread of its own that is watched, once, and not on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from helpers.models import text_pieces
+from helpers.waiting import until
+from omnistage.models.interface import TextRequest, Turn
+from omnistage.models.smol.thinker import Prepared, SmolThinker
+
+
+class Hanging(SmolThinker):
+    """Makes tokens when it is let go, and counts how often it is asked to."""
+
+    go: threading.Event
+    asked = 0
+
+    def _tokenized(self, request: TextRequest) -> Prepared:
+        self.asked += 1
+        assert self.go.wait(60)
+        return super()._tokenized(request)
+
+
+@pytest.fixture
+async def thinker(default_model: Path) -> AsyncIterator[Hanging]:
+    model = Hanging.from_directory(default_model / "thinker", kv_bytes=256 << 20)
+    assert isinstance(model, Hanging)
+    model.go = threading.Event()
+    yield model
+    model.go.set()
+    await model.close()
+
+
+def ask(text: str) -> TextRequest:
+    return TextRequest((Turn("user", (text,)),), seed=1, max_tokens=2)
+
+
+async def test_a_tokenizer_that_hangs_is_seen_by_whoever_watches_the_threads(thinker: Hanging) -> None:
+    assert not any(thread.busy for thread in thinker.threads)
+    asked = asyncio.create_task(thinker.prepare(ask("Hello!")))
+    await until(lambda: thinker.asked)
+    (busy,) = [thread for thread in thinker.threads if thread.busy]
+    assert busy.name == "tokenizer"
+    steps = busy.steps
+    thinker.go.set()
+    await asked
+    assert busy.steps >= steps
+
+
+async def test_a_request_becomes_tokens_once(thinker: Hanging) -> None:
+    thinker.go.set()
+    assert await text_pieces(thinker, ask("Hello!"))
+    assert thinker.asked == 1
+
+
+async def test_many_that_wait_for_their_tokens_are_counted_as_waiting(thinker: Hanging) -> None:
+    asked = [asyncio.create_task(thinker.prepare(ask(f"Hello {n}!"))) for n in range(4)]
+    await until(lambda: thinker.load().queued == 3)
+    asked[3].cancel()
+    await asyncio.wait([asked[3]])
+    assert thinker.load().queued == 2
+    thinker.go.set()
+    assert len(await asyncio.gather(*asked[:3])) == 3
+    assert thinker.load().queued == 0
+
+
+async def test_a_prompt_that_was_computed_before_is_told(thinker: Hanging) -> None:
+    """With the first piece and nowhere else."""
+    thinker.go.set()
+    request = ask("Tell me about the sea. " * 12)
+    first, again = [await text_pieces(thinker, request) for _ in range(2)]
+    assert again[0].cached_tokens > first[0].cached_tokens
+    assert not any(piece.cached_tokens for piece in again[1:])

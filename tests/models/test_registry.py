@@ -1,0 +1,330 @@
+"""The table of families: what it knows without torch, which checkpoints it recognises, and how a model that cannot be loaded is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.speech import pieces
+from omnistage.models import registry
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.errors import LoadError
+from omnistage.models.family import Family, Loader, Mark, Part
+from omnistage.models.interface import SpeechRequest, TalkerModel
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import FAMILIES, UnknownCheckpoint, UnknownFamily, has_default, load, missing_packages, recognise
+
+ALONE = Part("nowhere:Nothing")
+FAMILIES_OF_MANY_FORMS: Mapping[str, Family] = {
+    **FAMILIES,
+    "speaker": Family(
+        parts={"thinker": ALONE},
+        marks=((Mark("config.json", "architectures", ("SpeakerModel", "OldSpeakerModel")),),),
+    ),
+    "painter": Family(
+        parts={"diffusion": ALONE},
+        marks=((Mark("model_index.json", "_class_name", ("PainterPipeline",)),), (Mark("config.json", "model_type", ("painter",)),)),
+    ),
+    "twin": Family(parts={"diffusion": ALONE}, marks=((Mark("model_index.json", "_class_name", ("PainterPipeline", "TwinPipeline")),),)),
+}
+"""Those that there are, and three of the forms that checkpoints have elsewhere."""
+
+
+def checkpoint(folder: Path, files: Mapping[str, object]) -> Path:
+    for name, values in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    return folder
+
+
+SMOL = {
+    "thinker/config.json": {"model_type": "qwen2_5_omni_thinker"},
+    "talker/config.json": {"model_type": "hibari-talker"},
+    "code2wav/config.json": {"model_type": "hibari-code2wav"},
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "family"),
+    [
+        (SMOL, "smol"),
+        ({"config.json": {"architectures": ["Other", "OldSpeakerModel"]}}, "speaker"),
+        ({"config.json": {"architectures": "SpeakerModel"}}, "speaker"),
+        ({"config.json": {"model_type": "painter"}}, "painter"),
+        ({"model_index.json": {"_class_name": "TwinPipeline"}}, "twin"),
+        ({"model_index.json": {"_class_name": "TwinPipeline"}, "config.json": {"model_type": "unet"}}, "twin"),
+    ],
+)
+def test_a_checkpoint_says_of_which_family_it_is(tmp_path: Path, files: Mapping[str, object], family: str) -> None:
+    assert recognise(checkpoint(tmp_path, files), FAMILIES_OF_MANY_FORMS) == family
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "of no family that there is (smol, speaker, painter, twin): it has neither config.json nor model_index.json"),
+        (
+            {"config.json": {"model_type": "llama", "architectures": ["L"]}},
+            "config.json has model_type 'llama', config.json has architectures ['L']",
+        ),
+        (
+            {"config.json": {"x": 1}, "model_index.json": {"_class_name": "Y"}},
+            "config.json does not say what it is of, model_index.json has _class_name 'Y'",
+        ),
+        ({"thinker/config.json": {"model_type": "qwen2_5_omni_thinker"}}, "of no family"),
+        ({"model_index.json": {"_class_name": "PainterPipeline"}}, "could be a checkpoint of painter or twin: name the family"),
+    ],
+    ids=["empty", "unknown", "silent", "a part of one", "ambiguous"],
+)
+def test_a_folder_of_no_family_or_of_several_is_told_as_it_is(tmp_path: Path, files: Mapping[str, object], told: str) -> None:
+    with pytest.raises(UnknownCheckpoint) as raised:
+        recognise(checkpoint(tmp_path, files), FAMILIES_OF_MANY_FORMS)
+    assert told in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+def test_a_folder_that_is_none_and_a_config_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UnknownCheckpoint, match="it is not a folder"):
+        recognise(tmp_path / "nothing")
+    (tmp_path / "talker").mkdir()
+    (tmp_path / "thinker").mkdir()
+    (tmp_path / "thinker" / "config.json").write_text("{")
+    with pytest.raises(BadCheckpoint, match=r"thinker/config\.json is not JSON"):
+        recognise(tmp_path)
+
+
+def test_the_default_model_is_recognised(default_model: Path) -> None:
+    assert recognise(default_model) == "smol"
+
+
+def test_every_entry_names_classes_that_are_there() -> None:
+    for family in FAMILIES.values():
+        for part in family.parts.values():
+            assert callable(cast(type[Loader], registry._named(part.loader)).loaded)
+        for name in filter(None, (family.options, family.default)):
+            assert callable(registry._named(name))
+
+
+def test_what_the_table_tells_of_a_family() -> None:
+    assert (has_default("smol"), has_default("toy")) == (True, False)
+    assert missing_packages("smol") == missing_packages("toy") == []
+    with pytest.raises(UnknownFamily, match="no diffusion named 'smol'; there are toy"):
+        load("smol", "diffusion", LoadOptions())
+
+
+# Families of other packages -------------------------------------------------------------------------------------------------------------
+
+
+def brought(folder: Path, entry: str, package: str = "bringing") -> None:
+    """An installed package that names a family."""
+    info = folder / f"{package}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[omnistage.families]\n{entry}\n")
+
+
+def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bringing.py").write_text(
+        "from omnistage.models.family import Family, Mark, Part\n"
+        "TOY = Part('omnistage.models.toy.stages:ToyThinker')\n"
+        "FAMILY = Family({'thinker': TOY}, marks=((Mark('config.json', 'model_type', ('brought',)),),))\n"
+    )
+    brought(tmp_path, "brought = bringing:FAMILY\nsmol = bringing:FAMILY")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load("brought", "thinker", LoadOptions()).info.name == "toy-thinker"
+    assert recognise(checkpoint(tmp_path, {"config.json": {"model_type": "brought"}})) == "brought"
+    with pytest.raises(UnknownFamily, match="no talker named 'brought'; there are smol, "):
+        load("brought", "talker", LoadOptions())
+    with pytest.raises(UnknownFamily, match="no thinker named 'nobody'; there are brought, smol, "):
+        load("nobody", "thinker", LoadOptions())
+    assert has_default("smol")
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("brought = not_there:FAMILY", "brought of the package bringing cannot be imported: No module named 'not_there'"),
+        ("brought = json:FAMILY", "brought of the package bringing cannot be imported: .*FAMILY"),
+        ("brought = json:dumps", "brought of the package bringing: json:dumps is no Family but a function"),
+    ],
+)
+def test_a_package_that_does_not_have_what_it_says_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, said: str) -> None:
+    brought(tmp_path, entry)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LoadError, match=said):
+        load("brought", "thinker", LoadOptions())
+    assert load("toy", "thinker", LoadOptions()).info.name == "toy-thinker"
+
+
+def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("one", "other"):
+        brought(tmp_path, "brought = json:dumps", package)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LoadError, match=r"brought is brought by (one|other) and by (one|other): uninstall one"):
+        load("brought", "thinker", LoadOptions())
+
+
+def test_a_family_with_weights_and_no_checkpoint_of_its_own_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needing.py").write_text(
+        "from omnistage.models.family import Family, Part\n"
+        "FAMILY = Family({'thinker': Part('omnistage.models.toy.stages:ToyThinker', files=('config.json',))})\n"
+    )
+    brought(tmp_path, "brought = needing:FAMILY")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LoadError, match="brought has no checkpoint of its own: give the folder of one"):
+        load("brought", "thinker", LoadOptions())
+
+
+# What cannot be loaded ------------------------------------------------------------------------------------------------------------------
+
+Change = Callable[[Path], object]
+
+
+def config(**changes: object) -> Change:
+    """Other values in config.json; None takes one away."""
+
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        values = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+
+    return change
+
+
+def text_config(**changes: object) -> Change:
+    def change(folder: Path) -> None:
+        values = json.loads((folder / "config.json").read_text())["text_config"]
+        config(text_config={**values, **changes})(folder)
+
+    return change
+
+
+def cut(name: str) -> Change:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:1000])
+
+
+def weights(**changes: torch.Tensor | None) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        values = {**load_file(path), **changes}
+        path.unlink()
+        save_file({name: value for name, value in values.items() if value is not None}, path)
+
+    return change
+
+
+def sharded(change_index: Callable[[dict[str, str]], object] = lambda index: None) -> Change:
+    """The weights in two files with an index, which is changed then."""
+
+    def change(folder: Path) -> None:
+        values = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        names = sorted(values)
+        index = {name: f"model-{1 + (place >= len(names) // 2)}-of-2.safetensors" for place, name in enumerate(names)}
+        for shard in set(index.values()):
+            save_file({name: values[name] for name in names if index[name] == shard}, folder / shard)
+        change_index(index)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+    return change
+
+
+def copied(default_model: Path, folder: Path, kind: str) -> Path:
+    """A copy of one stage of the default model, in a folder of its own."""
+    shutil.copytree(default_model / kind, folder / kind)
+    return folder
+
+
+BIAS = "m.text.attn.linear1.bias"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "told"),
+    [
+        ("talker", lambda folder: (folder / "config.json").unlink(), "talker/config.json is missing: give the whole folder"),
+        ("talker", lambda folder: (folder / "config.json").write_text("[]"), "config.json is not a JSON object"),
+        ("talker", lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json is not JSON"),
+        ("talker", config(model_type="llama"), "is a 'llama', not a 'hibari-talker'"),
+        ("talker", config(heads=None), "config.json lacks 'heads'"),
+        ("talker", config(heads="two"), "config.json: 'heads' is 'two', which is no int"),
+        ("talker", config(embeddings=True), "config.json: 'embeddings' is 'True', which is no int"),
+        ("talker", config(symbols=[]), "config.json lacks the object 'symbols'"),
+        ("talker", config(symbols={"a": 0.5}), "config.json: 'a' of 'symbols' is '0.5', which is no int"),
+        ("thinker", config(text_config=None), "config.json lacks the object 'text_config'"),
+        ("thinker", text_config(rope_parameters={}), "config.json: text_config: rope_parameters lacks 'rope_theta'"),
+        ("thinker", text_config(num_hidden_layers=31), "no weight 'layers.30."),
+        ("talker", lambda folder: (folder / "model.safetensors").unlink(), "talker/model.safetensors is missing: give the whole folder"),
+        ("talker", cut("model.safetensors"), "model.safetensors is damaged"),
+        ("talker", weights(extra=torch.zeros(2)), "has 1 weights that this model does not, the first is extra"),
+        ("talker", weights(**{BIAS: None}), f"lacks 1 weights, the first is {BIAS}"),
+        ("talker", weights(**{BIAS: torch.zeros(2)}), f"{BIAS} is (2,), not (256,)"),
+        ("talker", sharded(lambda index: index.update({BIAS: "../up"})), "names '../up', which is no file of its own folder"),
+        ("talker", sharded(lambda index: index.update({BIAS: "model-0-of-2.safetensors"})), "model-0-of-2.safetensors is missing"),
+        ("talker", sharded(lambda index: index.pop(BIAS)), f"does not fit model-1-of-2.safetensors: only one of them has {BIAS}"),
+        ("talker", sharded(lambda index: index.update(more="model-2-of-2.safetensors")), "only one of them has more"),
+        ("code2wav", cut("model.safetensors"), "model.safetensors is damaged"),
+        ("thinker", cut("tokenizer.json"), "thinker/tokenizer.json is damaged"),
+    ],
+)
+def test_a_checkpoint_that_is_not_as_it_should_be(default_model: Path, tmp_path: Path, kind: str, change: Change, told: str) -> None:
+    folder = copied(default_model, tmp_path, kind)
+    change(folder / kind)
+    with pytest.raises(LoadError) as raised:
+        load("smol", kind, LoadOptions(path=folder))
+    assert told in str(raised.value)
+    assert str(tmp_path / kind) in str(raised.value), "it does not say which folder"
+
+
+async def test_shards_are_the_same_model_as_one_file(default_model: Path, tmp_path: Path) -> None:
+    folder = copied(default_model, tmp_path, "talker")
+    sharded()(folder / "talker")
+    assert len(list((folder / "talker").glob("*.safetensors"))) == 2
+    request = SpeechRequest(seed=1)
+    said = []
+    for path in (folder, default_model):
+        model = cast(TalkerModel[object], load("smol", "talker", LoadOptions(path=path)))
+        said.append(
+            np.concatenate(
+                [
+                    frames.rows
+                    async for frames in model.speak(await model.prepare(request), pieces(["Two halves are one whole."]), {"features": 0})
+                ]
+            )
+        )
+        await model.close()
+    assert len(said[0]) > 10
+    np.testing.assert_array_equal(said[0], said[1])
+
+
+def test_a_package_that_is_missing_is_named(default_model: Path) -> None:
+    """In an interpreter of its own, in which the package cannot be imported."""
+    program = """
+import sys
+sys.modules["hibari"] = None
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
+try:
+    load("smol", "talker", LoadOptions())
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "LoadError the package hibari is missing, which smol needs: pip install 'omnistage[models]'\n"
+
+
+@pytest.mark.skipif(not torch.__version__.endswith("+cpu"), reason="torch here is a build for CUDA")
+def test_a_device_that_torch_is_not_built_for_says_what_to_do() -> None:
+    with pytest.raises(
+        LoadError, match=r"device cuda:1: torch \S+\+cpu is a build for CPUs; `make setup DEVICE=cuda` installs one for CUDA"
+    ):
+        load("smol", "code2wav", LoadOptions(device="cuda:1"))

@@ -1,0 +1,101 @@
+"""Replicas whose results differ have other revisions. An environment variable of oneDNN makes other machines out of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import lengths
+from omnistage.models.common.revision import computed, revision
+
+OTHER_MACHINES = [
+    {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+    {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    {"ATEN_CPU_CAPABILITY": "avx2"},
+    {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
+    {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+]
+"""Instructions below those of a CPU of today: what oneDNN does not find it does not use, and one for torch's own kernels."""
+
+PROGRAM = Path(__file__).with_name("answers.py")
+
+KINDS = ("thinker", "talker", "code2wav")
+
+
+def told(kind: str, environment: dict[str, str]) -> tuple[str, str]:
+    """The revision of a stage of the default model there, and a digest of what it answers to several requests."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), kind], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    said = json.loads(done.stdout.splitlines()[-1])[kind]
+    return said["revision"], said["answers"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@lengths.rounds(2, len(OTHER_MACHINES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_answers_differ_revisions_differ(default_model: Path, kind: str, rounds: int) -> None:
+    """rounds: of the other machines, from the first on."""
+    pairs = {told(kind, environment) for environment in ({}, *OTHER_MACHINES[:rounds])}
+    assert len({revision for revision, _ in pairs}) == len(pairs), f"one revision, and unlike answers: {sorted(pairs)}"
+    if len({answers for _, answers in pairs}) == 1:
+        pytest.skip(f"the {kind} answers the same with all of these instructions")
+
+
+@pytest.mark.slow
+def test_one_machine_has_one_revision(default_model: Path) -> None:
+    assert told("talker", {}) == told("talker", {})
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+def named(directory: Path, result: object = 1.0, **changes: object) -> str:
+    facts = {"code": "1", "dtype": "float32", "device": "cpu", "threads": 1, **changes}
+    return revision(directory, facts.pop("code"), results=(np.float32([result]),), **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change", [{"code": "2"}, {"dtype": "bfloat16"}, {"device": "cuda"}, {"threads": 2}, {"result": np.nextafter(np.float32(1), 2)}]
+)
+def test_a_revision_changes_with_each_of_its_parts(files: Path, change: dict[str, object]) -> None:
+    assert named(files, **change) != named(files)
+
+
+def test_a_revision_changes_with_the_files_and_not_with_their_place(files: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    before = named(files)
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(files, elsewhere)
+    assert named(elsewhere) == before
+    (elsewhere / "model.safetensors").write_bytes(b"wEights")
+    assert named(elsewhere) != before
+    (files / "README.md").write_text("Not a part of the model.")
+    assert named(files, device="cuda:1") == named(files, device="cuda:0") and named(files) == before
+
+
+def test_bits_and_shape_of_a_result_count(files: Path) -> None:
+    def of(*results: torch.Tensor) -> str:
+        return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)
+
+    ones = torch.ones(2, 2, dtype=torch.bfloat16)
+    assert len({of(ones), of(ones.view(4)), of(ones.float()), of(ones, ones), of(ones[:1], ones[1:]), of(-0.0 * ones), of(0.0 * ones)}) == 7
+    assert of(ones.t()) == of(ones)
+
+
+def test_a_result_is_computed_with_the_threads_of_the_worker() -> None:
+    assert computed(torch.get_num_threads, 3) == 3
+    assert computed(torch.get_num_threads, 1) == 1

@@ -1,0 +1,104 @@
+"""What a setting names is what it changes: seen from outside of the default Thinker, in its load and in the steps of its thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from helpers.models import text_pieces
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import TextRequest, ThinkerModel, Turn
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
+
+LONG = "Tell me about the sea and the ships that sail on it. " * 60
+"""Some 800 tokens: a dozen pieces of a prompt."""
+
+BLOCK = 32
+"""Rows of the smallest step."""
+
+SHORT_CACHE = 256 << 20
+
+
+@asynccontextmanager
+async def loaded(folder: Path, **settings: Any) -> AsyncIterator[ThinkerModel[Any]]:
+    model = cast(ThinkerModel[Any], load("smol", "thinker", LoadOptions(folder, **settings)))
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+def ask(text: str, max_tokens: int) -> TextRequest:
+    return TextRequest((Turn("user", (text,)),), seed=1, max_tokens=max_tokens, ignore_eos=True)
+
+
+def steps(model: ThinkerModel[Any]) -> int:
+    """Of the engine's thread; now and then one in which nothing was to do is among them."""
+    (engine,) = [thread for thread in model.threads if thread.name == "omnistage-engine"]
+    return engine.steps
+
+
+async def steps_of(model: ThinkerModel[Any], *asked: tuple[str, int]) -> int:
+    before = steps(model)
+    await asyncio.gather(*(text_pieces(model, ask(text, tokens)) for text, tokens in asked))
+    return steps(model) - before
+
+
+@pytest.mark.slow
+async def test_a_batch_of_one_takes_a_step_for_every_token(default_model: Path) -> None:
+    asked = [(f"Say {number}.", 16) for number in range(4)]
+    async with loaded(default_model, max_batch_size=1) as one:
+        assert one.info.settings["max_batch_size"] == "1"
+        assert await steps_of(one, *asked) > 3 * 16
+    async with loaded(default_model) as many:
+        assert many.info.settings["max_batch_size"] == "64 (default)"
+        assert await steps_of(many, *asked) < 3 * 16
+
+
+async def test_a_step_reads_no_more_of_a_prompt_than_was_said(default_model: Path) -> None:
+    """Without the setting a step takes as many blocks as there is time for; a slow machine may take no more of them than this one."""
+    async with loaded(default_model, max_batch_tokens=BLOCK, enable_cache=False) as model:
+        assert model.info.settings["max_batch_tokens"] == str(BLOCK)
+        rows = len((await model.prepare(ask(LONG, 1))).token_ids)
+        assert await steps_of(model, (LONG, 1)) >= rows // BLOCK > 10
+
+
+@pytest.mark.slow
+async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path) -> None:
+    saved = []
+    for enable_cache in (True, False):
+        async with loaded(default_model, enable_cache=enable_cache, max_batch_tokens=BLOCK) as model:
+            assert model.info.settings["enable_cache"] == str(enable_cache).lower()
+            first = await steps_of(model, (LONG, 1))
+            saved.append(first - await steps_of(model, (LONG, 1)))
+    assert saved[0] > 6 > saved[1]
+
+
+async def test_the_memory_of_the_cache_is_what_was_said(default_model: Path) -> None:
+    pages = []
+    for size in (SHORT_CACHE, 2 * SHORT_CACHE):
+        async with loaded(default_model, kv_cache_bytes=size) as model:
+            assert model.info.settings["kv_cache_bytes"] == str(size)
+            pages.append(model.load().kv_pages_total)
+    assert pages[0] > 0 and pages[1] == 2 * pages[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"kv_cache_bytes": 1 << 20}, "kv_cache_bytes 1048576: one whole context takes "),
+        ({"kv_cache_bytes": 1 << 56}, "does not fit into the memory that is free"),
+        ({"max_batch_tokens": 3}, "max_batch_tokens 3: a piece of a prompt alone has "),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2: the thinker of smol computes on one device"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(default_model: Path, settings: dict[str, int], told: str) -> None:
+    with pytest.raises(LoadError) as raised:
+        load("smol", "thinker", LoadOptions(default_model, **settings))  # type: ignore[arg-type]
+    assert told in str(raised.value)

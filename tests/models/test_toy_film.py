@@ -1,0 +1,218 @@
+"""The toy film maker draws its formulas, alone and in steps that it shares with others, and frees what is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from helpers.families import PICTURE
+from omnistage.models.common.stepper import MAX_UNREAD
+from omnistage.models.interface import Clip, Drawn, DrawRequest, Media, Picture, Preview, Progress, Sound, Wanted, no_inputs
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import pixels_of, png
+from omnistage.models.toy.film import FILM, FilmMaker, FilmOptions, Job
+
+ALL = {"image": 0, "video": 0, "audio": 0, "progress": 0}
+HILL = DrawRequest(seed=7, prompt="a hill", width=40, height=24, steps=5)
+
+
+@dataclass
+class Shown:
+    """All that came of a request."""
+
+    progress: list[int] = field(default_factory=list)
+    previews: list[Preview] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    film: bytes = b""
+    frames: int = 0
+    sound: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def take(self, piece: Drawn) -> None:
+        match piece:
+            case Progress(step, _):
+                self.progress.append(step)
+            case Preview():
+                self.previews.append(piece)
+            case Picture():
+                self.pictures.append(piece)
+            case Clip(data, media_type, frames):
+                assert media_type == FILM
+                self.film += data
+                self.frames += frames
+            case Sound(samples):
+                self.sound.append(samples)
+
+
+async def draw(maker: FilmMaker, request: DrawRequest, wanted: Wanted = ALL) -> Shown:
+    shown = Shown()
+    async with aclosing(maker.draw(await maker.prepare(request), no_inputs(), wanted)) as pieces:
+        async for piece in pieces:
+            shown.take(piece)
+    return shown
+
+
+def latent(request: DrawRequest, planes: int, steps: int, steer: int) -> NDArray[np.int64]:
+    places = (np.arange(planes), np.arange(request.height), np.arange(request.width))
+    return formulas.drawn(formulas.noise(request.seed, *places), steer, steps)
+
+
+def test_a_step_is_worked_out_by_hand() -> None:
+    """Seed 7, plane 1, y 2, x 3: 7 + 3 + 10 + 21 = 41. Two steps with 10: 3 * 41 + 11 = 134, then 3 * 134 + 12 = 414 - 256 = 158."""
+    begun = formulas.noise(7, np.array([1]), np.array([2]), np.array([3]))
+    assert begun.item() == 41
+    assert [formulas.drawn(begun, 10, steps).item() for steps in (1, 2)] == [134, 158]
+    assert formulas.steer("b", "a", 4) == (97 + 4 * 1) % 256
+
+
+async def test_pictures_and_their_layers_are_the_formula() -> None:
+    request = replace(HILL, results=2, layers=3, previews=2, negative_prompt="fog", guidance_scale=7.0)
+    shown = await draw(FilmMaker(FilmOptions()), request)
+    steer = formulas.steer("a hill", "fog", 7)
+    expected = latent(request, 2, 5, steer)
+    assert [picture.layer for picture in shown.pictures] == [0, 1, 2, 0, 1, 2]
+    for n, picture in enumerate(shown.pictures):
+        np.testing.assert_array_equal(pixels_of(picture.data), (expected[n // 3] + 16 * (n % 3)) % 256)
+    assert [preview.step for preview in shown.previews] == [3, 5]
+    for preview in shown.previews:
+        np.testing.assert_array_equal(pixels_of(preview.data), latent(request, 2, preview.step, steer)[0] // 16 * 16)
+    assert shown.progress[-1] == 5 and shown.progress == sorted(shown.progress)
+    assert not shown.film and not shown.sound
+
+
+async def test_a_film_and_its_sound_are_the_formula() -> None:
+    request = replace(HILL, frames=11, seconds=0.3, images=(Media.of("image/png", png(PICTURE)),))
+    shown = await draw(FilmMaker(FilmOptions()), request)
+    steer = formulas.steer("a hill", "", 4, int(PICTURE.sum()))
+    assert shown.frames == 11 and not shown.pictures
+    assert shown.film == latent(request, 11, 5, steer).astype(np.uint8).tobytes()
+    np.testing.assert_array_equal(np.concatenate(shown.sound), formulas.film_sound(7, steer, 0, 7200))
+    assert len(shown.sound) > 1
+
+
+async def test_what_is_not_wanted_is_not_drawn() -> None:
+    request = replace(HILL, frames=11, seconds=0.3, previews=4)
+    shown = await draw(FilmMaker(FilmOptions()), request, {"audio": 1000})
+    assert not (shown.film or shown.previews or shown.progress)
+    assert sum(map(len, shown.sound)) == 6200
+
+
+async def test_those_of_one_size_share_their_steps_and_each_is_what_it_is_alone(seed: int) -> None:
+    """Whatever their steps, guidance and previews; and a late one joins in."""
+    rng = random.Random(seed)
+    requests = [
+        replace(HILL, seed=n, steps=rng.randint(1, 9), guidance_scale=float(n), results=rng.randint(1, 3), width=rng.choice([40, 48]))
+        for n in range(8)
+    ]
+    alone = [(await draw(FilmMaker(FilmOptions()), request)).pictures for request in requests]
+    maker = FilmMaker(FilmOptions())
+
+    async def late(n: int) -> list[Picture]:
+        for _ in range(3 * n):
+            await asyncio.sleep(0)
+        return (await draw(maker, requests[n])).pictures
+
+    assert await asyncio.gather(*map(late, range(len(requests)))) == alone
+    assert max(maker.groups) > 1, "nobody shared a step"
+    assert len(maker.groups) < sum(request.steps for request in requests)
+    assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+
+
+async def test_one_that_is_given_up_at_any_step_leaves_the_others_alone() -> None:
+    whole = (await draw(FilmMaker(FilmOptions()), HILL)).pictures
+    for step in range(HILL.steps + 1):
+        maker = FilmMaker(FilmOptions())
+        kept = asyncio.create_task(draw(maker, HILL))
+        given_up = maker.draw(await maker.prepare(replace(HILL, seed=9)), no_inputs(), ALL)
+        while True:
+            piece = await anext(given_up)
+            if isinstance(piece, Picture) or piece.step >= step:  # type: ignore[union-attr]
+                break
+        await given_up.aclose()
+        assert maker.stepper.running <= 1
+        assert (await kept).pictures == whole
+        assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+
+
+async def test_one_who_does_not_read_holds_only_itself_up() -> None:
+    maker = FilmMaker(FilmOptions(max_chunk=1))
+    film = replace(HILL, frames=40)
+    slow = maker.draw(await maker.prepare(film), no_inputs(), {"video": 0})
+    assert isinstance(await anext(slow), Clip)
+    for _ in range(3):
+        assert (await draw(maker, HILL)).pictures
+    units = maker.stepper.steps
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert maker.stepper.steps == units, "it goes on though nobody reads"
+    assert units < 3 * (HILL.steps + 2) + film.steps + MAX_UNREAD + 4
+    rest = [piece async for piece in slow]
+    assert len(rest) == 39
+    assert maker.stepper.running == 0
+
+
+class Choking(FilmMaker):
+    """Cannot draw a plane of ones: the step of every group that it is in fails."""
+
+    def forward(self, jobs: Sequence[Job]) -> None:
+        if any(job.scene.request.prompt == "choke" for job in jobs):
+            raise FloatingPointError("a latent is not finite")
+        super().forward(jobs)
+
+
+async def test_one_that_fails_ends_alone() -> None:
+    whole = (await draw(FilmMaker(FilmOptions()), HILL)).pictures
+    maker = Choking(FilmOptions())
+    good, bad, other = await asyncio.gather(
+        draw(maker, HILL), draw(maker, replace(HILL, prompt="choke")), draw(maker, HILL), return_exceptions=True
+    )
+    assert isinstance(bad, FloatingPointError)
+    assert isinstance(good, Shown) and isinstance(other, Shown) and good.pictures == other.pictures == whole
+    assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+
+
+async def test_those_for_whom_there_is_no_room_wait_their_turn() -> None:
+    maker = FilmMaker(FilmOptions(budget=70))
+    drawings = [asyncio.create_task(draw(maker, replace(HILL, seed=n))) for n in range(6)]
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert maker.load().queued == 4 and maker.stepper.running == 2
+    drawings[5].cancel()
+    await asyncio.wait([drawings[5]])
+    assert maker.load().queued <= 3
+    assert all([(await drawing).pictures for drawing in drawings[:5]])
+    assert max(maker.groups) == 2
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.001])
+async def test_a_loop_that_ends_leaves_nothing_for_the_next(interval_s: float) -> None:
+    """As tests have them: a model outlives the event loop of its callers."""
+    maker = FilmMaker(FilmOptions(interval_s=interval_s))
+
+    def elsewhere() -> list[Picture]:
+        return asyncio.run(draw(maker, HILL)).pictures
+
+    first = await asyncio.to_thread(elsewhere)
+    assert await asyncio.to_thread(elsewhere) == first == (await draw(maker, HILL)).pictures
+
+
+class Misgrouping(FilmMaker):
+    """Has a bug where no job is to blame: nobody can say any more who steps with whom."""
+
+    def group_key(self, job: Job) -> tuple[int, int]:
+        raise AssertionError("told to fail")
+
+
+async def test_a_bug_of_the_model_ends_every_drawing_and_lets_none_wait_for_ever() -> None:
+    maker = Misgrouping(FilmOptions(budget=70))
+    async with asyncio.timeout(30):
+        ends = await asyncio.gather(*(draw(maker, replace(HILL, seed=n)) for n in range(4)), return_exceptions=True)
+    assert [type(end) for end in ends] == [RuntimeError] * 4
+    assert "told to fail" in str(ends[0])
+    assert (maker.stepper.running, maker.stepper.queued) == (0, 0)

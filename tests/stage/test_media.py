@@ -1,0 +1,167 @@
+"""Media of a request reach the model as they stood in it; what has no form is refused by field, and nothing of it holds the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from typing import cast
+
+import pytest
+
+from helpers.run import params
+from helpers.servers import family_logic
+from omnistage.diffusion.stage import DiffusionStage
+from omnistage.models.interface import Constraint, DrawRequest, Media, Streamed, TextRequest, Turn
+from omnistage.models.toy.film import FilmMaker, FilmOptions, Scene
+from omnistage.models.toy.omni import OmniOptions, OmniThinker, Prepared
+from omnistage.stage.logic import Start
+from omnistage.thinker.stage import ThinkerStage
+from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
+
+LARGE = 48 << 20
+
+
+class Listening(OmniThinker):
+    """Keeps what it is asked."""
+
+    asked: TextRequest
+
+    async def prepare(self, request: TextRequest) -> Prepared:
+        self.asked = request
+        return Prepared(request, ())
+
+
+class Looking(FilmMaker):
+    """Keeps what it is asked."""
+
+    asked: DrawRequest
+
+    async def prepare(self, request: DrawRequest) -> Scene:
+        self.asked = request
+        return cast(Scene, None)
+
+
+def said_by(role: str, *parts: stage_pb2.Part) -> stage_pb2.Message:
+    return stage_pb2.Message(role=role, parts=parts)
+
+
+def text(said: str) -> stage_pb2.Part:
+    return stage_pb2.Part(text=said)
+
+
+def media(data: bytes, media_type: str = "image/png", *, use_audio: bool = False) -> stage_pb2.Part:
+    return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=media_type, use_audio=use_audio))
+
+
+async def asked(*messages: stage_pb2.Message, **fields: object) -> TextRequest:
+    model = Listening(OmniOptions())
+    request = stage_pb2.Open(params=params("thinker", "", messages=messages, **fields), seed=3, client="somebody")
+    await ThinkerStage(model).prepare(request, Start())
+    return model.asked
+
+
+async def test_parts_come_in_their_order_with_their_digests():
+    system, user = said_by("system", text("Be brief.")), said_by("user", text("a"), media(b"xy"), stage_pb2.Part(port="live"), text("b"))
+    film = said_by("user", media(b"zz", "video/mp4", use_audio=True))
+    request = await asked(system, user, film, constraint=stage_pb2.Constraint(regex="[ab]+"))
+    picture = Media("image/png", b"xy", hashlib.sha256(b"xy").digest())
+    assert request.turns == (
+        Turn("system", ("Be brief.",)),
+        Turn("user", ("a", picture, Streamed("live"), "b")),
+        Turn("user", (Media("video/mp4", b"zz", hashlib.sha256(b"zz").digest(), use_audio=True),)),
+    )
+    assert request.turns[1].text == "ab"
+    assert (request.constraint, request.client, request.seed) == (Constraint("regex", "[ab]+"), "somebody", 3)
+
+
+async def test_the_digest_of_large_media_is_made_beside_the_loop():
+    """The test's own loop runs on meanwhile."""
+    turns = itertools.count()
+
+    async def turn() -> None:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    request = await asked(said_by("user", media(bytes(LARGE))))
+    turning.cancel()
+    assert next(turns) > 2
+    (part,) = request.turns[0].parts
+    assert isinstance(part, Media) and part.digest == hashlib.sha256(bytes(LARGE)).digest()
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (said_by("user", stage_pb2.Part()), "thinker.messages.parts"),
+        (said_by("user", media(b"x", "")), "thinker.messages.parts.media.media_type"),
+        (said_by("user", media(b"x", "text/html")), "thinker.messages.parts.media.media_type"),
+        (said_by("user", media(b"x", "image/png\n")), "thinker.messages.parts.media.media_type"),
+        (said_by("user", media(b"")), "thinker.messages.parts.media.data"),
+        (said_by("robot", text("x")), "thinker.messages.role"),
+        (said_by("user", text(" ")), "thinker.messages"),
+        (said_by("assistant", media(b"x")), "thinker.messages"),
+    ],
+)
+async def test_a_message_without_form_is_refused_by_field(message: stage_pb2.Message, field: str):
+    with pytest.raises(StageError) as refused:
+        await asked(message)
+    assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", field)
+    assert (await asked(said_by("user", text("x"), media(b"x")))).turns
+
+
+async def test_a_user_may_show_something_without_a_word():
+    assert (await asked(said_by("user", media(b"x")))).turns[0].text == ""
+
+
+async def test_a_model_that_takes_text_says_so_of_everything_else():
+    logic = family_logic("toy", "thinker")
+    for part, field in [(media(b"x"), "thinker.messages.parts.media"), (stage_pb2.Part(port="live"), "thinker.messages.parts.port")]:
+        with pytest.raises(StageError) as refused:
+            await logic.prepare(stage_pb2.Open(params=params("thinker", messages=[said_by("user", text("x"), part)])), Start())
+        assert refused.value.metadata["field"] == field
+        assert "toy-thinker" in refused.value.message
+    assert list(logic.description.inputs) == ["text"] and not logic.description.constraints
+
+
+async def test_everything_of_a_drawing_request_reaches_the_model():
+    model = Looking(FilmOptions())
+    given = params(
+        "diffusion",
+        "a hill",
+        negative_prompt="fog",
+        images=[stage_pb2.Media(data=b"xy", media_type="image/png")],
+        width=64,
+        height=48,
+        frames=7,
+        duration_s=1.5,
+        steps=9,
+        guidance_scale=2.5,
+        results=2,
+        previews=3,
+        media_type="video/mp4",
+        layers=4,
+    )
+    await DiffusionStage(model).prepare(stage_pb2.Open(params=given, seed=3, client="somebody"), Start())
+    assert model.asked == DrawRequest(
+        seed=3,
+        prompt="a hill",
+        negative_prompt="fog",
+        images=(Media("image/png", b"xy", hashlib.sha256(b"xy").digest()),),
+        width=64,
+        height=48,
+        frames=7,
+        seconds=1.5,
+        layers=4,
+        steps=9,
+        guidance_scale=2.5,
+        results=2,
+        previews=3,
+        media_type="video/mp4",
+        client="somebody",
+    )
+    await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill")), Start())
+    assert model.asked == DrawRequest(seed=0, prompt="a hill"), "what is not said is the model's own"

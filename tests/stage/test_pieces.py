@@ -1,0 +1,153 @@
+"""Rows keep their element type and go out in bounded pieces; what comes in otherwise than its port says is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from helpers.families import ITEMS, TOKENS
+from helpers.run import Caller, open_of, row_chunks, run_once
+from helpers.servers import all_free, family_logic, local_stage, stage_stub
+from omnistage.connector.arena import Arena
+from omnistage.connector.transport import Receiver, Sender
+from omnistage.models.interface import Content, ElementType, PortSpec
+from omnistage.models.toy import formulas
+from omnistage.stage.logic import Input
+from omnistage.stage.pieces import MAX_ROW_BYTES, pieces, row_outputs
+from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+from omnistage.wire.errors import StageError
+
+Array = NDArray[np.generic]
+TYPES = [*ElementType]
+
+
+def port(element_type: ElementType = ElementType.FLOAT32, width: int = 3) -> PortSpec:
+    return PortSpec("rows", Content.TENSOR, width=width, element_type=element_type)
+
+
+@pytest.mark.parametrize("element_type", TYPES, ids=lambda one: one.value)
+@pytest.mark.parametrize("shared", [False, True], ids=["inline", "shared memory"])
+def test_rows_of_every_element_type_arrive_as_they_were(element_type: ElementType, shared: bool) -> None:
+    rows = (np.arange(30).reshape(10, 3) % 2).astype(element_type.dtype)
+    (output,) = row_outputs(port(element_type), rows, last=True)
+    arena = Arena.create(max_bytes=4 << 20, segment_bytes=1 << 20) if shared else None
+    sender, receiver = Sender(arena, inline_limit=0), Receiver()
+    sender.accept(receiver.answer(sender.offers()))
+    (message,) = sender.pack(output.payload, element_type=output.element_type)  # type: ignore[arg-type]
+    view = receiver.unpack(message)
+    assert view is not None and (message.WhichOneof("place") == "shared_memory") == shared
+    assert tensor_pb2.ElementType.Name(view.element_type) == f"ELEMENT_TYPE_{element_type.name}"
+    np.testing.assert_array_equal(view.array, rows)
+    assert view.array.dtype == element_type.dtype
+    view.release()
+    sender.close(clean=True)
+    if arena is not None:
+        arena.close()
+
+
+@pytest.mark.parametrize(
+    ("width", "count", "sizes"),
+    [
+        (1024, 256, [256]),
+        (1024, 257, [256, 1]),
+        (1024, 1000, [256, 256, 256, 232]),
+        (1 << 18, 2, [1, 1]),
+        (1 << 19, 2, [1, 1]),
+        (1024, 0, [0]),
+    ],
+)
+def test_long_rows_go_out_in_pieces_of_a_mebibyte(width: int, count: int, sizes: Sequence[int]) -> None:
+    """One that is longer by itself goes alone; the end comes once."""
+    outputs = list(row_outputs(port(width=width), np.zeros((count, width), np.float32), last=True))
+    assert [output.count for output in outputs] == sizes
+    assert [output.last for output in outputs] == [False] * (len(sizes) - 1) + [True]
+    for output in outputs:
+        if isinstance(output.payload, np.ndarray):
+            assert output.payload.nbytes <= MAX_ROW_BYTES or output.count == 1
+
+
+def test_nothing_that_is_not_the_end_is_nothing() -> None:
+    assert list(row_outputs(port(), np.empty((0, 3), np.float32), last=False)) == []
+
+
+@pytest.mark.parametrize("rows", [np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float64), np.zeros(3, np.float32)])
+def test_a_model_that_makes_other_rows_than_it_says_has_a_bug(rows: Array) -> None:
+    with pytest.raises(TypeError, match=r"carries float32 \[n, 3\]"):
+        list(row_outputs(port(), rows, last=False))
+
+
+AUDIO = PortSpec("sound", Content.AUDIO, rate_hz=24000, width=1)
+PCM = chunk_pb2.AUDIO_ENCODING_PCM16
+
+
+async def taken(payload: chunk_pb2.AudioChunk | chunk_pb2.CodeChunk, spec: PortSpec, count: int) -> Array:
+    async def one() -> object:
+        yield Input(spec.name, 0, count, True, payload)
+
+    (piece,) = [piece async for piece in pieces(one(), [spec])]  # type: ignore[arg-type]
+    assert isinstance(piece.content, np.ndarray)
+    return piece.content
+
+
+async def test_sound_comes_in_as_floats() -> None:
+    data = np.array([-32768, 0, 16384], "<i2").tobytes()
+    chunk = chunk_pb2.AudioChunk(data=data, encoding=PCM, sample_rate_hz=24000, channel_count=1)
+    assert (await taken(chunk, AUDIO, 3)).tolist() == [[-1.0], [0.0], [0.5]]
+
+
+@pytest.mark.parametrize(
+    "change", [{"sample_rate_hz": 16000}, {"channel_count": 2}, {"data": b"123"}, {"encoding": 0}], ids=lambda change: next(iter(change))
+)
+async def test_sound_that_is_not_as_the_port_says_is_refused(change: dict[str, int]) -> None:
+    chunk = chunk_pb2.AudioChunk(**{"data": b"1234", "encoding": PCM, "sample_rate_hz": 24000, "channel_count": 1, **change})  # type: ignore[arg-type]
+    with pytest.raises(StageError, match="24000 Hz") as refused:
+        await taken(chunk, AUDIO, 2)
+    assert refused.value.reason == "PROTOCOL"
+
+
+def tensors(name: str, rows: Array, element_type: tensor_pb2.ElementType) -> list[chunk_pb2.Chunk]:
+    """Rows as one chunk of a port."""
+    (chunk,) = row_chunks(name, rows.astype(np.float32), [len(rows)])
+    data = rows.tobytes()
+    chunk.tensor.inline.data, chunk.tensor.inline.total_bytes, chunk.tensor.element_type = data, len(data), element_type
+    return [chunk]
+
+
+def speech(hidden: Array, element_type: tensor_pb2.ElementType) -> list[chunk_pb2.Chunk]:
+    """What goes into the Talker that hears prompts."""
+    return [
+        *tensors("prompt", formulas.prompt_rows(ITEMS), tensor_pb2.ELEMENT_TYPE_BFLOAT16),
+        *tensors("places", ITEMS, tensor_pb2.ELEMENT_TYPE_INT64),
+        *tensors("hidden", hidden, element_type),
+    ]
+
+
+@pytest.mark.parametrize("element_type", [tensor_pb2.ELEMENT_TYPE_FLOAT16, tensor_pb2.ELEMENT_TYPE_INT16, tensor_pb2.ELEMENT_TYPE_FLOAT32])
+async def test_rows_of_another_type_are_refused_and_the_right_ones_are_spoken(element_type: tensor_pb2.ElementType) -> None:
+    """The bits would fit, in two cases: only the type tells."""
+    logic = family_logic("toy-omni", "talker")
+    rows = formulas.omni_rows(TOKENS)
+    wrong = rows.astype(np.float32) if element_type == tensor_pb2.ELEMENT_TYPE_FLOAT32 else rows
+    async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
+        caller = Caller(stub)
+        await caller.send(open=open_of(logic.description))
+        await caller.opened()
+        for chunk in speech(wrong, element_type):
+            await caller.send(chunk=chunk)
+        ended = await caller.expect("PROTOCOL", grpc.StatusCode.INVALID_ARGUMENT)
+        assert "BFLOAT16 [24, 8] was expected" in ended.message
+        heard = await run_once(stub, open_of(logic.description), speech(rows, tensor_pb2.ELEMENT_TYPE_BFLOAT16))
+        np.testing.assert_array_equal(heard.codes(), formulas.omni_frames(ITEMS, TOKENS))
+        await all_free([stage.address])
+
+
+async def test_a_stage_says_what_type_its_rows_have() -> None:
+    said = family_logic("toy-omni", "thinker").description
+    types = {port.name: tensor_pb2.ElementType.Name(port.element_type).removeprefix("ELEMENT_TYPE_") for port in said.produces}
+    assert types == {"text": "UNSPECIFIED", "prompt": "BFLOAT16", "places": "INT64", "hidden": "BFLOAT16"}
+    assert list(said.inputs) == ["text", "image", "audio"]
+    assert stage_pb2.Payload.Name(family_logic("toy-film", "diffusion").description.produces[1].payload) == "PAYLOAD_VIDEO"

@@ -1,0 +1,135 @@
+"""A Thinker that sees and a Talker that starves, both on the real engine, as real processes: text and speech are the closed formula, alone
+and beside others, whoever is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from helpers.ask import Answer, ask, read
+from helpers.disturbed import Step, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
+from helpers.engine_family import Reply, speech
+from helpers.families import PICTURE, looked_only
+from helpers.fleet import Fleet, fleet
+from helpers.hanging import ENVIRONMENT
+from helpers.servers import all_free, omni_stub
+from omnistage.models.toy import formulas
+from omnistage.v1 import omni_pb2
+
+TOKENS = 150
+Moment = Callable[[Answer], bool]
+
+MOMENTS: dict[str, Moment] = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(100)}
+
+SEEN = ("What is ", PICTURE, " and ")
+
+PIPELINE = """
+name: test-engine
+description: Arithmetic on the real engine.
+inputs: [text, image]
+outputs: [text, audio]
+stages:
+  - kind: thinker
+    family: test-engine
+  - kind: talker
+    family: test-engine
+    takes: [prompt, hidden]
+  - kind: code2wav
+    family: test-engine
+    takes: [codes]
+defaults:
+  thinker: {max_tokens: 40}
+"""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two of each kind. Text comes slower than speech, so that the Talker starves after every row; tensors go by shared memory."""
+    folder = tmp_path_factory.mktemp("house")
+    (folder / "engine.yaml").write_text(PIPELINE)
+    options = {"thinker": {"interval_s": 0.01}}
+    with fleet(
+        folder,
+        pipeline=str(folder / "engine.yaml"),
+        family="test-engine",
+        options_of=options,
+        stage_args=["--inline-limit", "0"],
+        environment=ENVIRONMENT,
+    ) as running:
+        yield running
+
+
+def question(seed: int, tokens: int = TOKENS) -> omni_pb2.GenerateRequest:
+    asked = omni_pb2.GenerateRequest(seed=seed, thinker=looked_only().params.thinker)
+    asked.thinker.max_tokens = tokens
+    return asked
+
+
+def check(answer: Answer, seed: int, tokens: int = TOKENS) -> Reply:
+    answer.check_whole()
+    reply = Reply.to(SEEN, seed, tokens)
+    assert answer.text() == reply.text
+    frames = speech(reply.prompt, reply.hidden)
+    np.testing.assert_array_equal(answer.samples(), formulas.samples(frames)[:, 0] * 32768)
+    return reply
+
+
+async def test_it_speaks_the_formula_and_a_prompt_that_is_known_is_not_read_again(house: Fleet, seed: int) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        answers = [await ask(stub, question(seed + n)) for n in range(4)]
+        for n, answer in enumerate(answers):
+            reply = check(answer, seed + n)
+            assert answer.usage is not None
+            assert dict(answer.usage.stages[1].input_items) == {"prompt": len(reply.prompt), "hidden": TOKENS}
+        known = [answer.usage.stages[0].cached_tokens for answer in answers if answer.usage is not None]
+        assert known[0] == 0
+        assert max(known) == len(reply.prompt) // 32 * 32, "of four equal questions, two go to the same of two replicas"
+    await all_free([house.address(name) for name in house.stages])
+
+
+async def test_eight_at_once_each_hear_their_own_answer(house: Fleet, seed: int) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        answers = await asyncio.gather(*(ask(stub, question(seed + n, 40 + n)) for n in range(8)))
+    for n, answer in enumerate(answers):
+        check(answer, seed + n, 40 + n)
+    await all_free([house.address(name) for name in house.stages])
+
+
+@pytest.mark.parametrize("kind", ["thinker", "talker"])
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+async def test_one_on_the_engine_is_killed(house: Fleet, kind: str, moment: Moment, seed: int) -> None:
+    async def kill() -> None:
+        await killed_holder(house, kind)
+
+    async with disturbed(house, alike=False) as stub:
+        answer = await ask_through(stub, question(seed), Step(moment, kill))
+        check(answer, seed)
+        assert len(answer.failovers) == 1
+
+
+async def test_both_are_killed_one_after_the_other(house: Fleet, seed: int) -> None:
+    async def kill_talker() -> None:
+        await killed_holder(house, "talker")
+
+    async def kill_thinker() -> None:
+        await killed_holder(house, "thinker")
+
+    async with disturbed(house, alike=False) as stub:
+        answer = await ask_through(stub, question(seed), Step(text_chunks(20), kill_talker), Step(text_chunks(60), kill_thinker))
+        check(answer, seed)
+        assert len(answer.failovers) == 2
+
+
+@pytest.mark.parametrize("moment", [text_chunks(1), audio_chunks(1), text_chunks(70)], ids=["text", "sound", "later"])
+async def test_a_client_that_comes_back_hears_the_rest(house: Fleet, moment: Moment, seed: int) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        call, begin = stub.Generate(question(seed), timeout=60), Answer()
+        while not moment(begin):
+            begin.take(await read(call))
+        call.cancel()
+        rest = await ask(stub, continued(question(seed), begin))
+        check(joined(begin, rest), seed)
+    await all_free([house.address(name) for name in house.stages])

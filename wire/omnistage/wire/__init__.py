@@ -1,0 +1,1 @@
+"""What everybody who speaks the protocol of the stages shares: errors, numbers on ports, limits, durations, options of channels."""

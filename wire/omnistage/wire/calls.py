@@ -1,0 +1,63 @@
+"""A call as a stream of requests, whatever it is.
+
+gRPC waits for the one request of a call for as long as the caller likes before its server hears of the call. A stream it begins at once, so
+that the server can count the call, and put an end to the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from inspect import isasyncgenfunction
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from omnistage.wire.errors import StageError, abort, bad_request
+
+if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager[None]], request_limit_s: float) -> Handler:
+    """The same call as a stream. hold: what is held while the call is open; a StageError of it refuses the call. request_limit_s: time for
+    the request to arrive, where the call has only one."""
+
+    async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+        try:
+            with hold(context):
+                await _answer(handler, requests if handler.request_streaming else await _request(context, request_limit_s), context)
+        except StageError as error:
+            await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
+
+
+async def _request(context: Context, limit_s: float) -> Any:
+    """The one request of a call. Raises BAD_REQUEST where none comes in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            request = await context.read()
+    except DecodeError:
+        raise bad_request("request", "these bytes are no such message") from None
+    except TimeoutError:
+        raise bad_request("request", f"it did not come within {limit_s:g} s") from None
+    if request is grpc.aio.EOF:
+        raise bad_request("request", "the call has none")
+    return request
+
+
+async def _answer(handler: Handler, asked: Any, context: Context) -> None:
+    # The types of grpcio's stubs are those of servers with threads.
+    behavior: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    if isasyncgenfunction(behavior):
+        async for response in behavior(asked, context):
+            await context.write(response)
+    elif handler.response_streaming:
+        await behavior(asked, context)
+    else:
+        await context.write(await behavior(asked, context))

@@ -1,0 +1,84 @@
+"""gRPC options of every connection, and how one is made.
+
+Keepalive finds hosts that are gone, and callers that were stopped; it is slow on purpose, because a busy machine answers a ping late. A
+stage that hangs is found by its pulse (link/pulse.py). The values are one set: a peer that was stopped (SIGSTOP) is seen only if
+`ping_timeout_ms` is set too, and a server without the two tolerant options cuts such a client off with GOAWAY too_many_pings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+Options = list[tuple[str, int]]
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Default request limit, on both ends of every hop."""
+
+MAX_PENDING_CALLS = 8192
+MAX_PENDING_S = 600
+"""Of one server. Calls are taken as fast as its loop goes round, and refused there, with a reason, by who counts sessions; those that wait
+for that end by the deadline of their caller."""
+
+_KEEPALIVE: Options = [
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+def _message_limits(max_message_bytes: int, max_receive_bytes: int = 0) -> Options:
+    return [
+        ("grpc.max_receive_message_length", max_receive_bytes or max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    ]
+
+
+def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
+    """Options of a channel to a stage or a router."""
+    return [
+        *_KEEPALIVE,
+        *_message_limits(max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 2000),  # Time for one attempt to connect.
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+        # A connection belongs to its channel: by default all channels of a process to one address share one, and the pause after it failed.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes: int = 0, *, kept_port: bool = False) -> Options:
+    """Options of a stage's or a router's server. max_request_bytes: where requests are not as long as answers may be.
+
+    kept_port: another process of the same user keeps the port bound with SO_REUSEPORT, which the server needs then to listen there.
+    Elsewhere it is off: a second server on a port would silently take half its calls."""
+    return [
+        *_KEEPALIVE,
+        *_message_limits(max_message_bytes, max_request_bytes),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", int(kept_port)),
+        # Calls that the event loop has not taken yet. By default gRPC cancels some of them without a reason: by chance from 1,000 on, and
+        # each after 30 s.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
+    ]
+
+
+async def connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
+    """Return when the channel is connected. Raises ConnectionError when the peer refuses, TimeoutError when it does not answer.
+
+    A stopped peer accepts the TCP connection and never finishes the HTTP/2 one; a call on it would wait for as long as it may.
+    """
+    state = channel.get_state(try_to_connect=True)
+    async with asyncio.timeout(timeout_s):
+        while state is not grpc.ChannelConnectivity.READY:
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                raise ConnectionError("connection refused")
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)

@@ -1,0 +1,163 @@
+"""The one table of error reasons, and the exception that carries a reason through a server.
+
+Whoever finds an error raises `StageError`; the edge of the process turns it into `Ended` (on a `Run` stream) or into a
+`google.rpc.Status` with `ErrorInfo`, `RetryInfo` and `BadRequest` (on every other call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from omnistage.v1 import error_pb2, stage_pb2
+from omnistage.wire.durations import duration
+
+DOMAIN = "omnistage"
+
+STATUS_DETAILS = "grpc-status-details-bin"
+"""Trailing metadata with the google.rpc.Status of a call that failed."""
+
+MAX_TEXT_BYTES = 1000
+"""Of an error, in UTF-8: it travels in gRPC trailers, three times in all, and a client refuses more than 8 KiB of those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What a reason means to whoever meets it.
+
+    code: status of a call that ends with it. retry_delay_s: after which asking again makes sense; None: never, or not by waiting.
+    another_replica: one replica refuses a session for it; another one may take it. passes: the same replica may take it in a moment.
+    reopens: a session that runs and ends with it can go on elsewhere. behind: the trouble is further down the route, so the two above hold
+    only for who can choose other replicas there too.
+    """
+
+    code: grpc.StatusCode
+    another_replica: bool = False
+    passes: bool = False
+    reopens: bool = False
+    behind: bool = False
+    retry_delay_s: float | None = None
+
+
+REASONS: Mapping[str, Reason] = {
+    "BAD_REQUEST": Reason(grpc.StatusCode.INVALID_ARGUMENT),
+    "UNKNOWN_MODEL": Reason(grpc.StatusCode.NOT_FOUND),
+    "OVERLOADED": Reason(grpc.StatusCode.RESOURCE_EXHAUSTED, another_replica=True, retry_delay_s=1.0),
+    "PROTOCOL": Reason(grpc.StatusCode.INVALID_ARGUMENT),
+    "CREDIT_EXCEEDED": Reason(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    "HALF_CLOSED": Reason(grpc.StatusCode.FAILED_PRECONDITION),
+    "STAGE_LOST": Reason(grpc.StatusCode.UNAVAILABLE, passes=True, reopens=True, behind=True, retry_delay_s=1.0),
+    "REPLAY_EXPIRED": Reason(grpc.StatusCode.ABORTED, another_replica=True, reopens=True),
+    "STALE_REFERENCE": Reason(grpc.StatusCode.ABORTED, another_replica=True, reopens=True),
+    "REVISION_MISMATCH": Reason(grpc.StatusCode.FAILED_PRECONDITION, another_replica=True),
+    "DRAINING": Reason(grpc.StatusCode.UNAVAILABLE, another_replica=True, passes=True, reopens=True, retry_delay_s=1.0),
+    "DEADLINE": Reason(grpc.StatusCode.DEADLINE_EXCEEDED),
+    "CLIENT_STALLED": Reason(grpc.StatusCode.CANCELLED),
+    "SUPERSEDED": Reason(grpc.StatusCode.ABORTED),
+    "UNAUTHENTICATED": Reason(grpc.StatusCode.UNAUTHENTICATED, another_replica=True),
+}
+"""By the name of an `ErrorReason` without its prefix; error.proto says what each one is about."""
+
+LOST_HERE = Reason(grpc.StatusCode.UNAVAILABLE, another_replica=True, passes=True, reopens=True, retry_delay_s=0.5)
+"""STAGE_LOST as the end of the stream itself sees it: no Ended came. It is the next stage that is lost, and not one behind it."""
+
+BUG = Reason(grpc.StatusCode.INTERNAL)
+"""Of an error without a reason, which is a bug of ours, and of a reason that this version does not know."""
+
+_STATUS_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
+
+
+class StageError(Exception):
+    """An error with a reason from the table.
+
+    reason: a key of REASONS, or "" for a bug of ours (INTERNAL). metadata: as ErrorInfo.metadata (stage, session_id, field ...).
+    retry_delay_s: seconds after which asking again makes sense, where it is not the table that says; None where it does not make sense.
+    """
+
+    def __init__(self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_delay_s: float | None = None) -> None:
+        message = _shortened(message)
+        super().__init__(f"{reason or 'INTERNAL'}: {message}")
+        self.reason = reason
+        self.message = message
+        self.metadata = dict(metadata or {})
+        self.retry_delay_s = self.meaning.retry_delay_s if retry_delay_s is None else retry_delay_s
+
+    @property
+    def meaning(self) -> Reason:
+        """What the table says of the reason."""
+        return REASONS.get(self.reason, BUG)
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        return self.meaning.code
+
+    def ended(self) -> stage_pb2.Ended:
+        """The last message of a `Run` stream that ends with this error."""
+        ended = stage_pb2.Ended(code=self.code.value[0], reason=self.reason, message=self.message, metadata=self.metadata)
+        if self.retry_delay_s is not None:
+            ended.retry_delay.CopyFrom(duration(self.retry_delay_s))
+        return ended
+
+    @classmethod
+    def from_ended(cls, ended: stage_pb2.Ended) -> StageError:
+        """The error that a stage ended with, and its delay if it gave one. A reason that this version does not know keeps its name; its
+        code is INTERNAL."""
+        error = cls(ended.reason, ended.message, metadata=ended.metadata)
+        error.retry_delay_s = ended.retry_delay.ToTimedelta().total_seconds() if ended.HasField("retry_delay") else None
+        return error
+
+    def status(self) -> status_pb2.Status:
+        """The error as google.rpc.Status, for unary and server-streaming calls."""
+        details: list[any_pb2.Any] = [_packed(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata))]
+        if self.retry_delay_s is not None:
+            details.append(_packed(error_details_pb2.RetryInfo(retry_delay=duration(self.retry_delay_s))))
+        if "field" in self.metadata:
+            violation = error_details_pb2.BadRequest.FieldViolation(field=self.metadata["field"], description=self.message)
+            details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+        return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
+
+
+def _shortened(message: str) -> str:
+    """Most messages as they are; one that quotes what a caller sent may be of any length."""
+    encoded = message.encode()
+    return message if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 4].decode(errors="ignore") + " ..."
+
+
+def bad_request(field: str, description: str) -> StageError:
+    """A bad field of a request; `field` in proto spelling."""
+    return StageError("BAD_REQUEST", f"{field}: {description}", metadata={"field": field})
+
+
+def protocol_error(message: str, **metadata: str) -> StageError:
+    """The other end broke the rules of `Run`: a bug of the sender, never retried."""
+    return StageError("PROTOCOL", message, metadata=metadata)
+
+
+def status_code(number: int) -> grpc.StatusCode:
+    """The gRPC status of a number on the wire; an unknown one is UNKNOWN."""
+    return _STATUS_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) -> NoReturn:
+    """End a call with an error and its google.rpc.Status."""
+    details = error.status().SerializeToString()
+    await context.abort(error.code, error.message, trailing_metadata=((STATUS_DETAILS, details),))
+    raise AssertionError("abort returns never")
+
+
+def is_ok(ended: stage_pb2.Ended) -> bool:
+    return bool(ended.code == code_pb2.OK)
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

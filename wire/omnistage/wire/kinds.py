@@ -1,0 +1,20 @@
+"""Kinds of stages by their plain names: the one list, made from the proto."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from omnistage.v1 import stage_pb2
+
+
+def kind_name(kind: stage_pb2.StageKind) -> str:
+    """thinker, talker, code2wav or diffusion. Raises ValueError for a number that is no kind."""
+    return stage_pb2.StageKind.Name(kind).removeprefix("STAGE_KIND_").lower()
+
+
+_NUMBERS = cast("list[stage_pb2.StageKind]", stage_pb2.StageKind.values())
+"""The generated stub says int."""
+
+KINDS: Mapping[str, stage_pb2.StageKind] = {kind_name(kind): kind for kind in _NUMBERS if kind != stage_pb2.STAGE_KIND_UNSPECIFIED}
+"""In the order of a pipeline."""

@@ -1,0 +1,142 @@
+"""Numbers on a port: positions of chunks that go out, and credit, which is how many of them may."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.v1 import chunk_pb2, tensor_pb2
+from omnistage.wire.errors import StageError, protocol_error
+
+MessagePayload = (
+    chunk_pb2.TextChunk | chunk_pb2.CodeChunk | chunk_pb2.AudioChunk | chunk_pb2.ImageChunk | chunk_pb2.VideoChunk | chunk_pb2.ProgressChunk
+)
+
+Payload = MessagePayload | NDArray[np.generic]
+"""What a chunk carries. An array becomes a Tensor when the transport of the stream is known."""
+
+Content = MessagePayload | list[tensor_pb2.Tensor] | None
+"""The same when it is known: a tensor is one message, or one for each of its parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One piece of one output port, before it has a number. count: items in it (see Chunk.count). payload: None only with count 0.
+    element_type: of an array that numpy has no type for; see Sender.store."""
+
+    port: str
+    count: int
+    payload: Payload | None
+    last: bool = False
+    element_type: tensor_pb2.ElementType | None = None
+
+
+class PortWriter:
+    """Gives the pieces of one port their `seq` and `first`."""
+
+    def __init__(self, port: str, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
+        """seq, first, ended: where the port stands, when it goes on from an earlier stream."""
+        self.port = port
+        self.seq = seq
+        self.first = first
+        self.ended = ended
+
+    def chunks(self, count: int, content: Content, *, last: bool) -> list[chunk_pb2.Chunk]:
+        """One chunk, or several for a tensor that travels inline in parts: all but the last part have count 0."""
+        if self.ended:
+            raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
+        if not isinstance(content, list):
+            return [self._chunk(count, last, content)]
+        *parts, whole = content
+        chunks = []
+        for part in parts:
+            chunk = self._chunk(0, False, None)
+            chunk.tensor.CopyFrom(part)
+            chunks.append(chunk)
+        chunk = self._chunk(count, last, None)
+        chunk.tensor.CopyFrom(whole)
+        return [*chunks, chunk]
+
+    def _chunk(self, count: int, last: bool, payload: MessagePayload | None) -> chunk_pb2.Chunk:
+        chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self.first, count=count, last=last)
+        match payload:
+            case chunk_pb2.TextChunk():
+                chunk.text.CopyFrom(payload)
+            case chunk_pb2.AudioChunk():
+                chunk.audio.CopyFrom(payload)
+            case chunk_pb2.CodeChunk():
+                chunk.codes.CopyFrom(payload)
+            case chunk_pb2.ImageChunk():
+                chunk.image.CopyFrom(payload)
+            case chunk_pb2.VideoChunk():
+                chunk.video.CopyFrom(payload)
+            case chunk_pb2.ProgressChunk():
+                chunk.progress.CopyFrom(payload)
+        self.seq += 1
+        self.first += count
+        self.ended = last
+        return chunk
+
+
+class PortReader:
+    """Checks that the chunks of one port come without gap or repeat and within the credit they were given."""
+
+    def __init__(self, port: str, granted: int = 0, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
+        """seq, first, ended: where the port stands, when it goes on from an earlier stream."""
+        self.port = port
+        self.seq = seq
+        self.first = first
+        self.ended = ended
+        self.granted = granted
+
+    def accept(self, chunk: chunk_pb2.Chunk) -> None:
+        """Raise PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""
+        if self.ended:
+            raise protocol_error(f"chunk after the last one of port {self.port!r}", port=self.port)
+        if chunk.seq != self.seq or chunk.first != self.first:
+            raise protocol_error(
+                f"port {self.port!r}: got chunk {chunk.seq} at item {chunk.first}, expected chunk {self.seq} at item {self.first}",
+                port=self.port,
+            )
+        if self.seq >= self.granted:
+            raise StageError(
+                "CREDIT_EXCEEDED", f"port {self.port!r}: {self.granted} chunks were allowed, this is one more", metadata={"port": self.port}
+            )
+        if chunk.WhichOneof("payload") is None and chunk.count:
+            raise protocol_error(f"port {self.port!r}: {chunk.count} items without a payload", port=self.port)
+        self.seq += 1
+        self.first += chunk.count
+        self.ended = chunk.last
+
+
+class Allowance:
+    """Absolute credit of the ports of one stream, and a way to wait for it. Totals only grow; an older one changes nothing."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, int] = {}
+        self._grown = asyncio.Event()
+        self._closed: StageError | None = None
+
+    def grant(self, port: str, total: int) -> None:
+        if total > self._totals.get(port, 0):
+            self._totals[port] = total
+            self._grown.set()
+
+    def total(self, port: str) -> int:
+        return self._totals.get(port, 0)
+
+    def close(self, error: StageError) -> None:
+        """No more credit will come: who waits, or comes to wait, gets this error."""
+        self._closed = error
+        self._grown.set()
+
+    async def wait(self, port: str, seq: int) -> None:
+        """Return when chunk `seq` of the port may be sent."""
+        while seq >= self._totals.get(port, 0):
+            if self._closed is not None:
+                raise self._closed
+            self._grown.clear()
+            await self._grown.wait()
