@@ -57,6 +57,10 @@ class Terminal:
         under: a command that runs it. streams: stdout or stderr, where they are not this terminal."""
         self._master, slave = pty.openpty()
         self._tell_size()
+        # A key that interrupts would throw away what is written and not yet read here: a test could miss it.
+        attributes = termios.tcgetattr(slave)
+        attributes[3] |= termios.NOFLSH
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
         # setsid and the controlling terminal, so that Ctrl-C reaches the command as it does for a person.
         command = ["setsid", "--ctty", *under, sys.executable, "-m", "omnistage.cli", *words]
         if stdin is not None:  # setsid takes its standard input for the terminal
