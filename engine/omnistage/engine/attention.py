@@ -14,8 +14,9 @@ hold the next one is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -35,8 +36,9 @@ MOST_ROWS = 32
 _LEAST_ROWS = {torch.float32: 8}
 """Rows of a product at least: with fewer, other kernels run."""
 
-_SWEEP_PAGES = {torch.float32: 12, torch.bfloat16: 32}
-"""So many pages are summed in one sweep, with zeros behind it or not: MKL takes 384 places in float32, oneDNN 1,024 in bfloat16."""
+_SWEEPS: tuple[Mapping[torch.dtype, int], ...] = ({torch.float32: 12, torch.bfloat16: 32}, {torch.float32: 6, torch.bfloat16: 16}, {})
+"""So many pages are summed in one sweep, with zeros behind it or not: MKL takes 384 places in float32 with AVX-512 and 192 with AVX2,
+oneDNN 1,024 in bfloat16. The first that holds is used."""
 
 _LEAST_PRODUCT = 16**3
 """PyTorch gives a batched product of up to so many multiplications to another kernel than larger ones."""
@@ -60,19 +62,26 @@ class AttentionBackend(Protocol):
 
 
 class PagedAttention:
-    """Implements `AttentionBackend`. Not to be shared between threads."""
+    """Implements `AttentionBackend`. Not to be shared between threads.
 
-    name = "paged"
+    sweep: pages up to which runs of unlike length share a batch, by dtype.
+    """
+
     is_exact = True
 
-    def __init__(self) -> None:
+    def __init__(self, sweep: Mapping[torch.dtype, int] = _SWEEPS[0]) -> None:
+        self._sweep = sweep
         self._scratch = torch.empty(0)
+
+    @property
+    def name(self) -> str:
+        return f"paged in sweeps of {'/'.join(map(str, self._sweep.values())) or 'no'} pages"
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         return spec.device.type == "cpu" and spec.query_heads * PAGE_ROWS * spec.head_size > _LEAST_PRODUCT
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
-        return _Paged(cache, spec, plan, self.scratch)
+        return _Paged(cache, spec, plan, self._sweep.get(spec.dtype, 0), self.scratch)
 
     def scratch(self, matrices: int, like: torch.Tensor) -> torch.Tensor:
         """Memory for matrices such as those of `like`, whatever is in it. New memory for each product would cost more than the product."""
@@ -108,7 +117,11 @@ class RowAttention:
         return _RowByRow(cache, spec, plan)
 
 
-ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (PagedAttention, SdpaAttention, RowAttention)
+ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
+    *(partial(PagedAttention, sweep) for sweep in _SWEEPS),
+    SdpaAttention,
+    RowAttention,
+)
 """All ways, best first. The last one needs no claim."""
 
 
@@ -169,14 +182,13 @@ class _Tile:
         )
 
 
-def _tiles(plan: Plan, spec: DecoderSpec) -> Iterator[_Tile]:
-    """All runs of a plan, in tiles.
+def _tiles(plan: Plan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
+    """All runs of a plan, in tiles. sweep: pages up to which unlike runs share one.
 
     A call of the library costs as much as some pages do, so runs of unlike length share one, as far as that changes no bit. Padding costs
     at most as much again as the runs themselves.
     """
     page_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
-    sweep = _SWEEP_PAGES.get(spec.dtype, 0)
     members: list[PlannedRun] = []
     for run in sorted(plan.runs, key=lambda run: (run.count, -len(run.pages))):
         if members:
@@ -191,10 +203,12 @@ def _tiles(plan: Plan, spec: DecoderSpec) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
-    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan, scratch: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self, cache: KVCache, spec: DecoderSpec, plan: Plan, sweep: int, scratch: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> None:
         super().__init__(cache, spec, plan)
         self._scratch = scratch
-        self._tiles = tuple(_tiles(plan, spec))
+        self._tiles = tuple(_tiles(plan, spec, sweep))
 
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)
@@ -230,7 +244,7 @@ def _padded(rows: torch.Tensor) -> torch.Tensor:
 class _Sdpa(_Bound):
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
         super().__init__(cache, spec, plan)
-        self._tiles = tuple(_tiles(plan, spec))
+        self._tiles = tuple(_tiles(plan, spec, spec.context))  # Exactness is not claimed: any runs share a batch.
 
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)

@@ -1,4 +1,4 @@
-"""Whether this machine and its torch have a device."""
+"""Whether this machine and its torch have a device, and what it multiplies well."""
 
 from __future__ import annotations
 
@@ -32,3 +32,11 @@ def check_there(device: str) -> None:
     count = torch.cuda.device_count()
     if int(device.partition(":")[2] or 0) >= count:
         raise LoadError(f"device {device}: torch finds {count} CUDA devices{f', cuda:0 to cuda:{count - 1}' if count else ''}")
+
+
+def dtype_of(device: str) -> str:
+    """What a family that has the choice computes in on a device, by default: bfloat16 where the device multiplies it, else float32. A
+    processor without it is many times as slow in it. Imports torch."""
+    from omnistage.engine.linear import multiplies_bfloat16
+
+    return "bfloat16" if device != "cpu" or multiplies_bfloat16() else "float32"

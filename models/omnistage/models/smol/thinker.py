@@ -1,4 +1,4 @@
-"""The default Thinker: SmolLM2-135M-Instruct on the autoregressive engine, in bfloat16 on one CPU thread. A demo brain."""
+"""The default Thinker: SmolLM2-135M-Instruct on the autoregressive engine, on one CPU thread. A demo brain."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.tokenizer import read_tokenizer
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
+from omnistage.models.devices import dtype_of
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Activity,
@@ -99,7 +100,7 @@ class SmolThinker:
         cls,
         directory: Path,
         *,
-        dtype: str = "bfloat16",
+        dtype: str = "auto",
         threads: int = 1,
         max_sessions: int = MAX_SESSIONS,
         limits: Limits | None = None,
@@ -110,10 +111,11 @@ class SmolThinker:
     ) -> SmolThinker:
         """Load from a folder that `convert_thinker` wrote.
 
-        dtype: bfloat16 or float32. threads: torch threads of this process. limits: of the engine; None: those for so many sessions.
-        kv_bytes: size of the KV cache, at least one full context; memory is used as it is touched. kept_pages, poison: see `Engine`.
-        settings: for the info. Raises LoadError, or ValueError for ill-shaped weights.
+        dtype: bfloat16, float32, or auto: what this processor multiplies well. threads: torch threads of this process. limits: of the
+        engine; None: those for so many sessions. kv_bytes: size of the KV cache, at least one full context; memory is used as it is
+        touched. kept_pages, poison: see `Engine`. settings: for the info. Raises LoadError, or ValueError for ill-shaped weights.
         """
+        dtype = dtype_of("cpu") if dtype == "auto" else dtype
         if dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
         torch.set_num_threads(threads)
@@ -140,7 +142,7 @@ class SmolThinker:
         assert folder is not None
         sessions = options.max_sessions or MAX_SESSIONS
         limits = _limits(sessions, options.max_batch_size, options.max_batch_tokens)
-        dtype = "bfloat16" if options.dtype == "auto" else options.dtype
+        dtype = dtype_of("cpu") if options.dtype == "auto" else options.dtype
         kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
         is_kept = options.enable_cache is not False
         chosen = {
