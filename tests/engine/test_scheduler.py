@@ -229,6 +229,16 @@ def test_a_short_prompt_goes_before_a_long_one_and_the_long_one_is_not_passed_fo
     assert steps <= 20 * (MAX_WAITED + 2)
 
 
+def test_prompts_that_come_together_are_read_one_after_the_other() -> None:
+    """However long that takes: to read all of them a little would let all of them wait for the last."""
+    house = House(max_sequences=60, pages=300)
+    prompts = [house.add(request(40, 100, start=50 * index)) for index in range(30)]
+    while not all(prompt.items for prompt in prompts):
+        house.step(most_rows=7)
+        assert sum(0 < prompt.computed < 40 for prompt in prompts) <= 1
+        assert [bool(prompt.items) for prompt in prompts] == sorted((bool(prompt.items) for prompt in prompts), reverse=True)
+
+
 def test_clients_take_turns_whatever_one_of_them_asks() -> None:
     house = House(max_sequences=8, pages=400)
     for index in range(6):

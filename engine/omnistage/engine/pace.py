@@ -2,7 +2,8 @@
 become.
 
 A product of a few rows costs what one of BLOCK_ROWS costs: reading the weights. So long runs fill up the blocks that decoding rows have
-begun, and a step has as many whole blocks as fit into its time.
+begun, and a step has as many whole blocks as fit into its time. Where the last of them is nearly full there is one more: with a few rows
+in each step a prompt would never be read, and those who came with it would decode without it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ STEP_S = 0.05
 
 BLOCK_ROWS = 32
 """Rows of a product that cost hardly more than one row."""
+
+LEAST_ROWS = BLOCK_ROWS // 2
+"""Rows of long runs in a step at least, if so many are waiting."""
 
 _WEIGHT = 0.2
 """Of the newest measurement."""
@@ -29,7 +33,7 @@ class Pace:
         if self._step_s is None:
             return max(self._most_rows - decoding, 1)
         in_time = int(self._step_s / self._block_s) if self._block_s else 1
-        blocks = max(in_time, decoding // BLOCK_ROWS + 1)
+        blocks = max(in_time, -(-(decoding + LEAST_ROWS) // BLOCK_ROWS))
         return max(min(blocks * BLOCK_ROWS, self._most_rows) - decoding, 1)
 
     def ran(self, rows: int, seconds: float) -> None:

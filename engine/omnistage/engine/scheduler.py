@@ -12,7 +12,8 @@ when a row is computed and never what comes out.
   younger than itself. Whoever lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest sequence
   loses pages only while it is idle, so it always goes on, and therefore everyone does.
 * Long runs. Clients take turns run by run; of one client, the sequence with the fewest rows left goes first, unless another one got
-  nothing in the last MAX_WAITED steps: so of m such sequences each gets a run at least every MAX_WAITED + m turns of its client.
+  nothing in MAX_WAITED steps in which a later one did: so m of them get a run each within MAX_WAITED + m turns that their client gives to
+  later ones. Earlier ones are no reason to hurry: prompts that come together are read one after the other, not all a little.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ MAX_TRIED = 8
 """Requests that are looked at in a step and do not fit."""
 
 MAX_WAITED = 16
-"""Steps in which a long run may be passed by shorter ones, and steps that a request which does not fit leaves idle sequences their
-pages."""
+"""Steps in which a long run may be passed by shorter ones that came later, and steps that a request which does not fit leaves idle
+sequences their pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,8 @@ class Scheduler:
                 sequence.waited = 0
                 rows += run.count
         for sequence in sequences:
-            sequence.waited += sequence not in runs
+            if sequence not in runs and any(_came_later(other, sequence) for other in sequences if other in runs):
+                sequence.waited += 1
 
     def _add_run(self, sequence: Sequence, most_rows: int, runs: dict[Sequence, list[Run]]) -> Run | None:
         """The next run of a sequence, behind those that it has in this step; None if there is no page for it."""
@@ -289,6 +291,11 @@ class Scheduler:
 
 def _arrival(sequence: Sequence) -> int:
     return sequence.number
+
+
+def _came_later(sequence: Sequence, than: Sequence) -> bool:
+    """Whether a sequence of the same client is the younger one."""
+    return sequence.number > than.number and sequence.request.client == than.request.client
 
 
 def _rank(sequence: Sequence, runs: dict[Sequence, list[Run]]) -> tuple[int, int, int]:
