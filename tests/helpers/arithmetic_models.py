@@ -121,7 +121,7 @@ class ArithmeticThinker(OnEngine):
         asked = SequenceRequest(
             prompt,
             request.seed,
-            max(request.max_tokens + answer.wants_rows, len(request.history) + 1),
+            answer.items,
             history=tuple(divmod(token_id, IDS) for token_id in request.history),
             taps_from=answer.first_slot,
             client=request.client,

@@ -118,6 +118,29 @@ def test_rows_that_nobody_wants_are_not_kept() -> None:
     assert (heard.text, heard.rows, heard.rows_ended, answer.complete) == (" red", [], False, True)
 
 
+def test_rows_of_the_prompt_alone_need_no_token() -> None:
+    answer, heard = answer_of({"prompt": 1}, most=9, prompt_port="prompt", prompt_rows=3), Heard()
+    assert (answer.items, answer.first_slot, answer.complete) == (1, 1, False)
+    answer.rows_at(0, np.concatenate([row(0), row(1), row(2)]))
+    assert answer.complete and not answer.ended
+    heard.take(answer)
+    assert (heard.rows, heard.rows_ended) == ([1, 2], True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given_", "items"),
+    [
+        ({"text": 0}, {}, 9),
+        ({"text": 0, "rows": 0}, {}, 10),
+        ({"rows": 0}, {}, 10),
+        ({"text": 2, "rows": 1}, {"history": (0, 1)}, 10),
+        ({"rows": 1}, {"history": (0, 1), "finished": FinishReason.STOP}, 3),
+    ],
+)
+def test_no_more_items_are_asked_of_an_engine_than_are_needed(wanted: dict[str, int], given_: dict[str, object], items: int) -> None:
+    assert answer_of(wanted, **{"most": 9, **given_}).items == items  # type: ignore[arg-type]
+
+
 def test_rows_beyond_what_anybody_has_are_refused() -> None:
     with pytest.raises(BadRequest) as refused:
         answer_of({"text": 2, "rows": 3}, history=(0, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,21 @@ async def test_rows_that_nobody_wants_are_not_asked_of_the_engine(thinker: Arith
     pieces = [piece async for piece in said(thinker, LOOK, {"text": 0})]
     assert not any(isinstance(piece, Rows) for piece in pieces)
     assert isinstance(pieces[-1], TextPiece) and pieces[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows", "history", "finished"),
+    [({"prompt": 0}, 196, 0, None), ({"prompt": 120}, 76, 7, None), ({"hidden": 3}, 4, 7, FinishReason.STOP)],
+    ids=["prompt", "prompt, resumed", "rows of an answer that has ended"],
+)
+async def test_an_answer_that_nobody_wants_is_not_made(
+    thinker: ArithmeticThinker, wanted: dict[str, int], rows: int, history: int, finished: FinishReason | None
+) -> None:
+    request = replace(LOOK, history=tuple(range(history)), finished=finished)
+    pieces = [piece async for piece in said(thinker, request, wanted)]
+    assert all(isinstance(piece, Rows) for piece in pieces)
+    assert sum(len(piece.rows) for piece in pieces if isinstance(piece, Rows)) == rows
+    assert thinker.engine.stats().items <= 1
 
 
 async def test_a_picture_that_was_seen_before_need_not_be_computed_again(thinker: ArithmeticThinker) -> None:

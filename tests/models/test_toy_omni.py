@@ -71,6 +71,12 @@ async def test_it_says_the_formula_of_what_it_sees_and_hears() -> None:
     assert max(order.index("prompt"), order.index("places")) < min(order.index("text"), order.index("hidden")), "prompt rows come first"
 
 
+async def test_rows_of_the_prompt_alone_take_no_token() -> None:
+    """A token would take an hour."""
+    pieces = [piece async for piece in said(OmniThinker(OmniOptions(interval_s=3600)), LOOK, {"prompt": 0, "places": 0})]
+    assert {piece.port for piece in pieces if isinstance(piece, Rows) and piece.last} == {"prompt", "places"}
+
+
 async def test_a_pixel_and_its_place_count() -> None:
     other = PICTURE.copy()
     other[20, 33] ^= 1

@@ -88,13 +88,16 @@ class Answer:
         """Everything that is wanted has come, but for what `take` still has."""
         self._settle()
         has_prompt = self._next_prompt_row >= self._prompt_rows
-        return self.ended and has_prompt and (self._rows_ended or self._arrived >= self._sayable)
+        has_rows = self._rows_ended or (self.ended and self._arrived >= self._sayable)
+        return has_prompt and has_rows and (self.ended or not self._wants_text)
 
     @property
-    def wants_rows(self) -> bool:
-        """The row of every token is needed, also of the last: an engine that computes a row only to draw what comes after it is asked for a
-        token more than `most`."""
-        return self._wants_rows
+    def items(self) -> int:
+        """Items to ask of an engine, those of the history included: no more than what is wanted needs. An engine computes a row only to
+        draw what comes after it, so the row of the last token takes one item more."""
+        if self.ended or not (self._wants_text or self._wants_rows):
+            return self._count + 1
+        return self._most + self._wants_rows
 
     @property
     def first_slot(self) -> int | None:
@@ -247,8 +250,14 @@ class Stream(Protocol[T]):
 async def answered(stream: Stream[T], answer: Answer, array: Callable[[T], Array]) -> AsyncGenerator[TextPiece | Rows, None]:
     """The pieces of an answer whose tokens are the first codes of a stream's items. array: the rows of the engine as the port has them.
     It ends when everything that is wanted has come, which may be before the stream does: close that then."""
-    while not answer.complete:
+    while True:
+        for piece in answer.take():
+            yield piece
+        if answer.complete:
+            return
         events = await stream.take()
+        if not events:
+            raise RuntimeError("the engine has ended before all rows were there")
         for event in events:
             if event.queued_s or event.cached_rows:
                 answer.begin(event.queued_s, event.cached_rows)
@@ -258,7 +267,3 @@ async def answered(stream: Stream[T], answer: Answer, array: Callable[[T], Array
                 answer.token(event.item[0], event.logprob)
             if event.finish_reason is not None:
                 answer.end(event.finish_reason)
-        for piece in answer.take():
-            yield piece
-        if not events and not answer.complete:
-            raise RuntimeError("the engine has ended before all rows were there")

@@ -130,6 +130,10 @@ class OmniThinker(_Omni):
         late = list(request.history[wanted[HIDDEN.name] :]) if HIDDEN.name in wanted else []
         n = len(request.history)
         while True:
+            for piece in answer.take():
+                yield piece
+            if answer.complete:
+                return
             if late:
                 answer.rows(formulas.omni_rows(late))
             late = []
@@ -143,10 +147,6 @@ class OmniThinker(_Omni):
                 late = tokens if HIDDEN.name in wanted else []
                 if n == total:
                     answer.end(FinishReason.STOP if total == self.omni.length else FinishReason.LENGTH)
-            for piece in answer.take():
-                yield piece
-            if answer.complete and not late:
-                return
 
     def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[Rows]:
         """Only what is wanted is made."""
