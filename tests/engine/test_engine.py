@@ -21,7 +21,7 @@ from omnistage.engine.request import EngineClosed, EngineFull, Event, Prompt, Se
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.stream import SequenceStream
-from omnistage.engine.types import FinishReason, Item, Sampling
+from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
 
 def on(decoder: PackedDecoder, pages: int = 200, **limits: int) -> Engine:
@@ -210,13 +210,24 @@ async def test_the_queue_is_bounded() -> None:
 
 
 async def test_a_request_that_can_never_run_is_refused() -> None:
+    """By the field that is at fault, as far as a caller has a say in it."""
     running = engine(pages=4)
-    for request in (ask(max_items=1100), ask(max_items=200), ask((TINY.vocab_size,)), ask(sampling=Sampling(logit_bias={-1: 1.0}))):
-        with pytest.raises(ValueError, match=r"rows|vocabulary"):
+    for request, field in (
+        (ask(max_items=1100), "max_items"),
+        (ask(max_items=200), "max_items"),
+        (ask((1,) * 1100), "prompt"),
+        (ask(history=((TINY.vocab_size,),)), "history"),
+        (ask(sampling=Sampling(logit_bias={-1: 1.0})), "sampling.logit_bias"),
+        (ask(sampling=Sampling(logit_bias={TINY.vocab_size: 1.0})), "sampling.logit_bias"),
+    ):
+        with pytest.raises(Unfit, match=r"rows|vocabulary") as unfit:
             running.submit(request)
+        assert unfit.value.field == field
+    with pytest.raises(ValueError, match="vocabulary"):
+        running.submit(ask((TINY.vocab_size,)))
     with pytest.raises(ValueError, match="prompt"):
         ask(())
-    with pytest.raises(ValueError, match="history"):
+    with pytest.raises(Unfit, match="history: it has 2 items"):
         ask(max_items=2, history=((1,), (2,)))
     await running.close()
 

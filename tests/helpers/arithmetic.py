@@ -74,7 +74,7 @@ class CountingDecoder:
 
 
 class CountingHead:
-    """Implements `Head`."""
+    """Implements `Head`. How an item is sampled means nothing to it."""
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
         results: list[Drawn | None] = []

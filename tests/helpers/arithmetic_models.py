@@ -18,7 +18,7 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import Answer, answered
-from omnistage.models.common.requests import check_constraint, check_parts
+from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.interface import (
     Activity,
     BadRequest,
@@ -72,8 +72,10 @@ class OnEngine:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    """asked: as if all was wanted."""
+
     request: TextRequest
-    prompt: Prompt
+    asked: SequenceRequest
 
 
 class ArithmeticThinker(OnEngine):
@@ -104,10 +106,20 @@ class ArithmeticThinker(OnEngine):
             at += count
         delta = formulas.next_place(places) - len(places)
         positions = np.ascontiguousarray(places[:, 1:].T)
-        return Prepared(request, Prompt(prompt_items((places[:, 0] % IDS).tolist()), tuple(given), positions, delta))
+        with fitting("thinker"):
+            asked = SequenceRequest(
+                Prompt(prompt_items((places[:, 0] % IDS).tolist()), tuple(given), positions, delta),
+                request.seed,
+                request.max_tokens + 1,
+                request.sampling,
+                history=tuple(divmod(token_id, IDS) for token_id in request.history),
+                client=request.client,
+            )
+            self.engine.check(asked)
+        return Prepared(request, asked)
 
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
-        request, prompt = prepared.request, prepared.prompt
+        request = prepared.request
         answer = Answer(
             Detokenizer(lambda token_id: f"{token_id} ".encode(), request.stop),
             wanted,
@@ -116,16 +128,9 @@ class ArithmeticThinker(OnEngine):
             most=request.max_tokens,
             row_port="hidden",
             prompt_port="prompt",
-            prompt_rows=len(prompt),
+            prompt_rows=len(prepared.asked.prompt),
         )
-        asked = SequenceRequest(
-            prompt,
-            request.seed,
-            answer.items,
-            history=tuple(divmod(token_id, IDS) for token_id in request.history),
-            taps_from=answer.first_slot,
-            client=request.client,
-        )
+        asked = replace(prepared.asked, max_items=answer.items, taps_from=answer.first_slot)
         async with (
             aclosing(self.engine.submit(asked)) as stream,
             aclosing(answered(_Tokens(stream), answer, torch.Tensor.numpy)) as pieces,
@@ -161,16 +166,18 @@ class ArithmeticTalker(OnEngine):
         codes = PortSpec("codes", Content.CODES, rate_hz=50, width=2, compact=True)
         self.info = ModelInfo("arithmetic-talker", "1", (hidden,), (codes,), SESSIONS, voices=("one",))
 
-    async def prepare(self, request: SpeechRequest) -> SpeechRequest:
+    async def prepare(self, request: SpeechRequest) -> SequenceRequest:
         if request.voice not in ("", *self.info.voices):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'one'")
-        return request
+        history = () if request.history is None else tuple(map(tuple, request.history.tolist()))
+        with fitting("talker"):
+            asked = SequenceRequest(OPENING, request.seed, MOST, request.sampling, history=history, appended=True, client=request.client)
+            self.engine.check(asked)
+        return asked
 
-    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
-        history = () if prepared.history is None else tuple(map(tuple, prepared.history.tolist()))
-        asked = SequenceRequest(OPENING, prepared.seed, MOST, history=history, appended=True, client=prepared.client)
-        speech = _Speech(len(history))
-        async with aclosing(self.engine.submit(asked)) as stream:
+    async def speak(self, prepared: SequenceRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+        speech = _Speech(len(prepared.history))
+        async with aclosing(self.engine.submit(prepared)) as stream:
             feeding = asyncio.create_task(speech.feed(inputs, stream))
             try:
                 while not speech.over:

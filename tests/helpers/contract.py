@@ -389,6 +389,7 @@ def beyond(loaded: Loaded) -> list[tuple[stage_pb2.StageParams, str]]:
         elif kind == "diffusion":
             ask("images", images=[media])
     if kind == "thinker":
+        ask("sampling.logit_bias", sampling=stage_pb2.Sampling(logit_bias={(1 << 32) - 1: 1}))
         ask("messages.parts.port", messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(port="nowhere")])])
         for form in ("json_schema", "regex"):
             if form not in said.constraints:

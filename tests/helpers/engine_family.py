@@ -23,6 +23,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.stream import SequenceStream
+from omnistage.models.common.requests import fitting
 from omnistage.models.family import Family, Part
 from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
 from omnistage.models.options import LoadOptions
@@ -137,6 +138,8 @@ class StarvingTalker(OnEngine):
         known = 0 if request.history is None else len(request.history)
         if request.max_frames and known >= request.max_frames:
             raise BadRequest("resume.history", f"{known} frames are there and talker.max_frames is {request.max_frames}")
+        with fitting("talker"):
+            self.engine.check(self._asked(request, _spoken_prompt(np.empty((0, TAPS)), 0)))
         return request
 
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
@@ -144,7 +147,9 @@ class StarvingTalker(OnEngine):
         history = np.empty((0, SPEC.codebooks), np.uint32) if prepared.history is None else prepared.history
         prompt, early, ended = await _prompt_and_early(inputs)
         voice = VOICES.index(prepared.voice or VOICES[0])
-        async with aclosing(self._ask(prepared, _spoken_prompt(prompt, voice), history)) as stream:
+        with fitting("talker"):
+            asked = self._asked(prepared, _spoken_prompt(prompt, voice))
+        async with aclosing(self.engine.submit(asked)) as stream:
             feed = _Feed(stream, inputs)
             feed.give(early, last=ended)
             made = len(history)
@@ -163,19 +168,17 @@ class StarvingTalker(OnEngine):
                     if reason is not None:
                         return
 
-    def _ask(self, request: SpeechRequest, prompt: Prompt, history: NDArray[np.uint32]) -> SequenceStream:
+    def _asked(self, request: SpeechRequest, prompt: Prompt) -> SequenceRequest:
+        """Raises Unfit."""
         room = SPEC.context - len(prompt) + 1
-        if len(history) >= room:
-            raise BadRequest("resume.history", f"{len(history)} frames are there, and speech has at most {room} after this prompt")
-        return self.engine.submit(
-            SequenceRequest(
-                prompt,
-                seed=0,
-                max_items=min(request.max_frames or room, room),
-                history=tuple(tuple(frame) for frame in history.tolist()),
-                appended=True,
-                client=request.client,
-            )
+        return SequenceRequest(
+            prompt,
+            seed=0,
+            max_items=min(request.max_frames or room, room),
+            sampling=request.sampling,
+            history=() if request.history is None else tuple(map(tuple, request.history.tolist())),
+            appended=True,
+            client=request.client,
         )
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers import arithmetic
 from helpers.arithmetic import IDS
 from helpers.arithmetic_models import TAIL, ArithmeticTalker, ArithmeticThinker, frames_by_hand
+from helpers.engine_family import StarvingTalker
 from helpers.families import PICTURE, PROMPT, SMALL_ROWS, until_a_seven
 from helpers.models import said
 from helpers.waiting import until
-from omnistage.models.interface import FinishReason, Media, Piece, Rows, SpeechRequest, TextPiece, TextRequest, Turn
+from omnistage.models.interface import BadRequest, FinishReason, Media, Piece, Rows, Sampling, SpeechRequest, TextPiece, TextRequest, Turn
 from omnistage.models.toy.files import png
 from omnistage.thinker.stage import parse
 
@@ -33,7 +36,7 @@ async def thinker() -> AsyncIterator[ArithmeticThinker]:
 async def test_text_prompt_rows_and_reply_rows_are_those_of_the_engine(thinker: ArithmeticThinker) -> None:
     """The row of the last token too, which the engine computes only where one more is asked for."""
     prepared = await thinker.prepare(LOOK)
-    items, taps = arithmetic.answer(prepared.prompt, LOOK.seed, COUNT + 1)
+    items, taps = arithmetic.answer(prepared.asked.prompt, LOOK.seed, COUNT + 1)
     tokens, rows = list[int](), {"prompt": list[list[float]](), "hidden": list[list[float]]()}
     async for piece in said(thinker, LOOK, {"text": 0, "prompt": 0, "hidden": 0}):
         if isinstance(piece, TextPiece):
@@ -42,7 +45,7 @@ async def test_text_prompt_rows_and_reply_rows_are_those_of_the_engine(thinker: 
             rows[piece.port] += piece.rows.tolist()
     assert tokens == [first * IDS + second for first, second in items[:COUNT]]
     expected = [list(map(float, tap)) for tap in taps]
-    size = len(prepared.prompt)
+    size = len(prepared.asked.prompt)
     assert rows == {"prompt": expected[:size], "hidden": expected[size : size + COUNT]}
 
 
@@ -90,6 +93,40 @@ async def test_a_stop_string_cuts_the_rows_with_the_text(thinker: ArithmeticThin
     assert last is FinishReason.STOP and not any(stop in text for stop in request.stop)
     assert text and rows == len(text.split()) and rows <= tokens
     assert PROMPT in str(request.turns[0].text)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"max_tokens": 3000}, "thinker.max_tokens"),
+        ({"turns": (Turn("user", ("long " * 500,)),)}, "thinker.messages"),
+        ({"history": (IDS * IDS,)}, "resume.history"),
+        ({"sampling": Sampling(logit_bias={IDS: 1.0})}, "thinker.sampling.logit_bias"),
+    ],
+)
+async def test_what_the_engine_could_never_run_is_refused_before(thinker: ArithmeticThinker, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await thinker.prepare(replace(LOOK, **change))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("make", [ArithmeticTalker, StarvingTalker])
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"history": np.array([[1, 2], [3, IDS]], np.uint32)}, "resume.history"),
+        ({"history": np.ones((3000, 2), np.uint32)}, "resume.history"),
+        ({"sampling": Sampling(logit_bias={IDS: 1.0})}, "talker.sampling.logit_bias"),
+    ],
+)
+async def test_speech_that_the_engine_could_never_make_is_refused_before(
+    make: Callable[[], ArithmeticTalker | StarvingTalker], change: dict[str, Any], field: str
+) -> None:
+    talker = make()
+    with pytest.raises(BadRequest) as refused:
+        await talker.prepare(SpeechRequest(1, **change))
+    assert refused.value.field == field
+    await talker.close()
 
 
 async def test_speech_starves_until_its_next_row_comes() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Collection
 
 import torch
 
@@ -25,7 +26,7 @@ from omnistage.engine.runner import Computed, Runner
 from omnistage.engine.scheduler import Limits, Run, Scheduler, Step
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.stream import End, Mailbox, Outbox, SequenceStream
-from omnistage.engine.types import FinishReason
+from omnistage.engine.types import FinishReason, Unfit
 
 _STEP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """What a model step may raise without the engine being broken."""
@@ -74,26 +75,37 @@ class Engine:
     # Called on event loops --------------------------------------------------------------------------------------------------------
 
     def check(self, request: SequenceRequest) -> None:
-        """Raise ValueError for a request that can never run here."""
+        """Raise Unfit for a request that can never run here, with what is too much or out of range; ValueError for one that is not made for
+        this decoder."""
         spec, prompt = self._spec, request.prompt
+        if len(prompt) > spec.context:
+            raise Unfit("prompt", f"may have {spec.context} rows, has {len(prompt)}")
         if request.rows > spec.context:
-            raise ValueError(f"prompt and answer may have {spec.context} rows together, asked for {request.rows}")
+            raise Unfit("max_items", f"prompt and answer may have {spec.context} rows together, asked for {request.rows}")
         if not self._scheduler.can_ever_run(request):
-            raise ValueError(f"the cache of {self._pool.total} pages is too small for {request.rows} rows")
-        if prompt.items.shape[1] != spec.codebooks or any(len(item) != spec.codebooks for item in request.history):
+            raise Unfit("max_items", f"the cache of {self._pool.total} pages is too small for {request.rows} rows")
+        if prompt.items.shape[1] != spec.codebooks:
             raise ValueError(f"an item of this model has {spec.codebooks} ids")
+        if any(len(item) != spec.codebooks for item in request.history):
+            raise Unfit("history", f"an item of this model has {spec.codebooks} ids")
         if prompt.positions is not None and len(prompt.positions) != spec.axes:
             raise ValueError(f"positions of this model have {spec.axes} axes, not {len(prompt.positions)}")
         if any(given.rows.ndim != 2 or given.rows.shape[1] != spec.given_width for given in prompt.given):
             raise ValueError(f"vectors given for rows have the width {spec.given_width}")
         if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):
             raise ValueError("this model takes no appended rows, or has no taps")
-        ids = {*prompt.items.ravel().tolist(), *(part for item in request.history for part in item), *request.sampling.logit_bias}
-        if not all(0 <= item_id < spec.item_ids for item_id in ids | request.end_ids | request.banned):
+        if not self._are_ids({*prompt.items.ravel().tolist(), *request.end_ids, *request.banned}):
             raise ValueError(f"an id is not below {spec.item_ids}, which is the size of the vocabulary")
+        asked = {"history": {part for item in request.history for part in item}, "sampling.logit_bias": request.sampling.logit_bias}
+        for field, ids in asked.items():
+            if not self._are_ids(ids):
+                raise Unfit(field, f"ids must be below {spec.item_ids}, the size of the vocabulary")
+
+    def _are_ids(self, ids: Collection[int]) -> bool:
+        return all(0 <= item_id < self._spec.item_ids for item_id in ids)
 
     def submit(self, request: SequenceRequest) -> SequenceStream:
-        """Start a request; call from a running event loop. Raises ValueError (see `check`), EngineFull or EngineClosed."""
+        """Start a request; call from a running event loop. Raises as `check`, EngineFull or EngineClosed."""
         self.check(request)
         stream = SequenceStream(Sequence(request), self._mailbox, self._spec.given_width)
         self._mailbox.ask(stream)

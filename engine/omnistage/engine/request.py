@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.engine.types import FinishReason, Item, Sampling
+from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ class SequenceRequest:
 
     def __post_init__(self) -> None:
         if self.max_items <= len(self.history):
-            raise ValueError(f"max_items is {self.max_items}, and the history has {len(self.history)} items: nothing is left to make")
+            raise Unfit("history", f"it has {len(self.history)} items, and max_items is {self.max_items}: nothing is left to make")
 
     @property
     def rows(self) -> int:

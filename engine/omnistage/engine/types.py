@@ -19,6 +19,15 @@ class FinishReason(enum.Enum):
     INTERRUPTED = "interrupted"
 
 
+class Unfit(ValueError):
+    """What is asked of an engine can never run there. field: of SequenceRequest, or of what stands in it, such as sampling.logit_bias."""
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(f"{field}: {description}")
+        self.field = field
+        self.description = description
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn. The ranges are those of `omnistage.v1.Sampling`; whoever builds one has checked them.

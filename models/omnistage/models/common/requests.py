@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
 
+from omnistage.engine.types import Unfit
 from omnistage.models.interface import BadRequest, Media, ModelInfo, Streamed, TextRequest, Wanted
+
+_FIELDS: Mapping[tuple[str, str], str] = {
+    ("thinker", "prompt"): "thinker.messages",
+    ("thinker", "max_items"): "thinker.max_tokens",
+    ("thinker", "history"): "resume.history",
+    ("talker", "max_items"): "talker.max_frames",
+    ("talker", "history"): "resume.history",
+}
+"""What of a request becomes a field of a SequenceRequest that has another name."""
 
 
 def check_parts(request: TextRequest, info: ModelInfo) -> None:
@@ -31,6 +43,21 @@ def check_constraint(request: TextRequest, info: ModelInfo) -> None:
     if request.constraint is not None and request.constraint.form not in info.constraints:
         able = f"can keep its text to {_listed(info.constraints)} only" if info.constraints else "cannot constrain its text"
         raise BadRequest("thinker.constraint", f"{info.name} {able}; leave it out")
+
+
+def check_bias(request: TextRequest, vocabulary: int) -> None:
+    """Only tokens that there are can be made more or less likely. An engine sees to that itself: see `fitting`."""
+    if any(token_id >= vocabulary for token_id in request.sampling.logit_bias):
+        raise BadRequest("thinker.sampling.logit_bias", f"ids must be below {vocabulary}, the size of the vocabulary")
+
+
+@contextmanager
+def fitting(kind: Literal["thinker", "talker"]) -> Iterator[None]:
+    """Around the making of a SequenceRequest and `Engine.check`: what can never run is refused, with the field of the request."""
+    try:
+        yield
+    except Unfit as error:
+        raise BadRequest(_FIELDS.get((kind, error.field), f"{kind}.{error.field}"), error.description) from None
 
 
 def check_place(wanted: Wanted, port: str, most: int, of: str) -> None:

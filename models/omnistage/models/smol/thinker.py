@@ -21,10 +21,9 @@ from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
-from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import Answer, answered
 from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.requests import check_constraint, check_parts
+from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.tokenizer import read_tokenizer
 from omnistage.models.common.weights import Weights
@@ -74,11 +73,13 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request, its tokens (of the prompt, or of `verbatim`), and its answer as far as the history."""
+    """A request, its tokens (of the prompt, or of `verbatim`), its answer as far as the history, and what the engine is asked for; None:
+    nothing, because the text is given, or was finished."""
 
     request: TextRequest
     token_ids: tuple[int, ...]
     answer: Answer
+    asked: SequenceRequest | None
 
 
 class SmolThinker:
@@ -191,8 +192,6 @@ class SmolThinker:
         check_parts(request, self._info)
         check_constraint(request, self._info)
         vocabulary = self._tokenizer.get_vocab_size()
-        if not all(0 <= token_id < vocabulary for token_id in request.sampling.logit_bias):
-            raise BadRequest("thinker.sampling.logit_bias", f"token ids must be below {vocabulary}")
         if not all(0 <= token_id < vocabulary for token_id in request.history):
             raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
         if not self._unsayable.isdisjoint(request.history):
@@ -217,14 +216,16 @@ class SmolThinker:
         answer = Answer(
             Detokenizer(self._piece, () if request.verbatim else request.stop), {TEXT: len(request.history)}, history=request.history
         )
-        if not request.verbatim:
-            self._check_unfinished(request, ids, answer)
-        return Prepared(request, ids, answer)
+        if request.verbatim or request.finished is not None:
+            return Prepared(request, ids, answer, None)
+        self._check_unfinished(request, ids, answer)
+        with fitting("thinker"):
+            asked = self._asked(request, ids)
+            self._engine.check(asked)
+        return Prepared(request, ids, answer, asked)
 
     def _check_unfinished(self, request: TextRequest, prompt: Sequence[int], answer: Answer) -> None:
         """An answer that has ended cannot go on; whoever has its last token also has its finish reason."""
-        if request.finished is not None:
-            return
         if request.history and len(request.history) >= self._max_tokens(request, prompt):
             raise BadRequest("resume.history", f"the answer ended before or with its {len(request.history)} tokens, by its length")
         if answer.ended:
@@ -275,30 +276,29 @@ class SmolThinker:
             yield piece
 
     async def _think(self, prepared: Prepared) -> AsyncGenerator[TextPiece | Rows, None]:
+        assert prepared.asked is not None, "a finished answer has no port that anybody could want"
         async with (
-            aclosing(self._ask_engine(prepared)) as stream,
+            aclosing(self._engine.submit(prepared.asked)) as stream,
             aclosing(answered(stream, prepared.answer, torch.Tensor.numpy)) as pieces,
         ):
             async for piece in pieces:
                 yield piece
 
-    def _ask_engine(self, prepared: Prepared) -> SequenceStream:
-        request = prepared.request
-        return self._engine.submit(
-            SequenceRequest(
-                prompt=Prompt.of_tokens(prepared.token_ids),
-                seed=request.seed,
-                max_items=self._max_tokens(request, prepared.token_ids),
-                sampling=request.sampling,
-                min_items=request.min_tokens,
-                end_ids=frozenset({self._end}),
-                ignore_end=request.ignore_eos,
-                # One in the history of an answer would open another turn in it.
-                banned=self._unsayable - {self._end},
-                logprobs=request.logprobs,
-                history=tuple((token_id,) for token_id in request.history),
-                client=request.client,
-            )
+    def _asked(self, request: TextRequest, prompt: Sequence[int]) -> SequenceRequest:
+        """What the engine is asked for. Raises Unfit."""
+        return SequenceRequest(
+            prompt=Prompt.of_tokens(prompt),
+            seed=request.seed,
+            max_items=self._max_tokens(request, prompt),
+            sampling=request.sampling,
+            min_items=request.min_tokens,
+            end_ids=frozenset({self._end}),
+            ignore_end=request.ignore_eos,
+            # One in the history of an answer would open another turn in it.
+            banned=self._unsayable - {self._end},
+            logprobs=request.logprobs,
+            history=tuple((token_id,) for token_id in request.history),
+            client=request.client,
         )
 
 

@@ -14,12 +14,13 @@ FRAMES_PER_ROW = 2
 SAMPLES_PER_FRAME = 60
 SAMPLE_RATE_HZ = 24000
 NATURAL_LENGTH = 24
+VOCABULARY = 1000
 LIMBS = 4
 """A time stamp travels as four 16-bit numbers, which float32, codes and 16-bit samples all carry exactly."""
 
 
 def token(seed: int, prompt: str, n: int) -> int:
-    return (31 * seed + sum(map(ord, prompt)) + 7 * n) % 1000
+    return (31 * seed + sum(map(ord, prompt)) + 7 * n) % VOCABULARY
 
 
 def word(token_id: int) -> str:
@@ -130,7 +131,7 @@ def prompt_rows(prompt: NDArray[np.int64]) -> NDArray[np.uint16]:
 def omni_token(seed: int, prompt: NDArray[np.int64], n: int) -> int:
     """Token n of the answer, which has the position after all those before it."""
     summed = int((prompt @ np.array([1, 1, 2, 3])).sum())
-    return (31 * seed + summed + 7 * (next_place(prompt) + n)) % 1000
+    return (31 * seed + summed + 7 * (next_place(prompt) + n)) % VOCABULARY
 
 
 def omni_rows(tokens: Sequence[int]) -> NDArray[np.uint16]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import Answer
-from omnistage.models.common.requests import check_constraint, check_parts, check_place
+from omnistage.models.common.requests import check_bias, check_constraint, check_parts, check_place
 from omnistage.models.interface import (
     Array,
     BadRequest,
@@ -110,6 +110,7 @@ class OmniThinker(_Omni):
     async def prepare(self, request: TextRequest) -> Prepared:
         check_parts(request, self.info)
         check_constraint(request, self.info)
+        check_bias(request, formulas.VOCABULARY)
         if request.verbatim:
             raise BadRequest("thinker.verbatim", f"{self.info.name} says only what it thinks; leave it out")
         if request.finished is None and request.history and len(request.history) >= self._length(request):

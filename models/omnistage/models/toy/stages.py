@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import Answer
-from omnistage.models.common.requests import check_constraint, check_parts
+from omnistage.models.common.requests import check_bias, check_constraint, check_parts
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Activity,
@@ -136,6 +136,7 @@ class ToyThinker(Toy):
     async def prepare(self, request: TextRequest) -> TextRequest:
         check_parts(request, self.info)
         check_constraint(request, self.info)
+        check_bias(request, formulas.VOCABULARY)
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
         return request
