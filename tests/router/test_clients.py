@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
 from grpc.aio import Metadata
 
-from omnistage.router.clients import client_of, request_of
+from omnistage.router.clients import client_of, name_of, request_of
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,19 @@ def test_the_key_itself_is_kept_nowhere():
 )
 def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: Call, second: Call, request_id: str, same: bool):
     assert (request_of(first, request_id) == request_of(second, request_id)) == same
+
+
+def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:
+    one = name_of(client_of(Call(ONE)))
+    assert name_of(client_of(Call(SAME_HOST))) == one
+    assert (
+        len({one, name_of(client_of(Call(OTHER_HOST))), name_of(client_of(Call(ONE, "key"))), name_of(client_of(Call(ONE, "other")))}) == 4
+    )
+    assert len(one) == 16 and "10.0.0.1" not in one
+
+
+def test_whoever_knows_an_address_does_not_know_its_name() -> None:
+    """It is another one in another process."""
+    program = "from omnistage.router.clients import name_of; print(name_of(('host', '10.0.0.1')))"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert len(other) == 16 and other != name_of(client_of(Call(ONE)))

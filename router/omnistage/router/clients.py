@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Hashable
 from ipaddress import IPv4Address, ip_address
 from typing import Protocol
@@ -12,6 +13,9 @@ from grpc.aio import Metadata
 
 API_KEY = "x-api-key"
 """Metadata of a call; never logged and kept as a digest only."""
+
+_NAMES_KEY = secrets.token_bytes(32)
+"""Without it the digests of all addresses could be made, and an address be found by its name."""
 
 SECRET_ID_CHARACTERS = 32
 """A request id of this length, such as 32 hex digits of a UUID, is known to nobody but who made it."""
@@ -32,8 +36,8 @@ def client_of(call: Caller) -> Hashable:
 
 
 def name_of(client: Hashable) -> str:
-    """What stages tell clients apart by: it says nothing of a client, and is the same at every router."""
-    return hashlib.sha256(repr(client).encode()).hexdigest()[:16]
+    """What stages tell clients apart by: it says nothing of a client, and is the same as long as this process lives."""
+    return hashlib.blake2b(repr(client).encode(), key=_NAMES_KEY, digest_size=8).hexdigest()
 
 
 def request_of(call: Caller, request_id: str) -> Hashable:
