@@ -21,6 +21,9 @@ MIN_ROWS = 4
 _TURNS = 16
 """Weights of one shape that together are tried with every number of rows."""
 
+_LARGE = 1 << 23
+"""Numbers in a weight from which on to try it takes seconds."""
+
 _INPUTS = 2
 """Random inputs that a weight is tried with, some sizes with one, some with the other."""
 
@@ -156,7 +159,7 @@ class Linears:
     """Makes the products of one model, all with one backend, and tries each of them out.
 
     The library chooses its kernel by shape and number of rows, so the first weight of a shape is tried with every number of rows up to 32
-    and every fourth above, the others with every sixteenth of these, in turns.
+    and every fourth above, the others with every sixteenth of these, in turns. Of a large weight, which is a head and alone, a fourth.
     """
 
     def __init__(self, product: Product) -> None:
@@ -170,7 +173,8 @@ class Linears:
         linear = Linear(weight, bias, self._product)
         least, most = self._product.least, self._product.most
         sizes = (*range(least, min(most, 32) + 1), *range(36, most + 1, 4))
-        if rows := rows_that_differ(linear.run, weight, self._product, sizes[made % _TURNS :: _TURNS] if made else sizes):
+        turns = _TURNS if made else 1 if weight.numel() <= _LARGE else 4
+        if rows := rows_that_differ(linear.run, weight, self._product, sizes[made % turns :: turns]):
             raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")
         return linear
 
