@@ -26,6 +26,7 @@ from omnistage.engine.sequence import Sequence as EngineSequence
 from omnistage.engine.stream import SequenceStream
 from omnistage.engine.types import Sampling
 from omnistage.models.common.weights import Weights
+from omnistage.models.devices import dtype_of
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.thinker import read_decoder
 
@@ -92,7 +93,7 @@ async def throughput(engine: Engine, report: Report) -> None:
     for _ in range(ROUNDS):  # Interleaved, so that other load on the machine touches all of them alike.
         for concurrent, measured in rates.items():
             measured.append(await tokens_per_s(engine, concurrent))
-    note = f"median of {ROUNDS}; {PROMPT} + {ANSWER} tokens each, prompts included; {isa()}"
+    note = f"median of {ROUNDS}; {PROMPT} + {ANSWER} tokens each, prompts included; {isa()}, {dtype_of('cpu')}"
     report.add(*(Figure(f"tokens_per_s_{concurrent}", median(measured), "tokens/s", "", note) for concurrent, measured in rates.items()))
     for concurrent, goal in goals.items():
         ratio = median([many / one for many, one in zip(rates[concurrent], rates[1], strict=True)])
@@ -128,7 +129,7 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
         floor_s = seconds(lambda: [weight.sum() for weight in weights])
         words_s = seconds(lambda: [weight.flatten().view(torch.float32).sum() for weight in weights])
         report.add(
-            Figure("floor", floor_s * 1000, "ms", "", "a plain sum over the weights, in bfloat16"),
+            Figure("floor", floor_s * 1000, "ms", "", f"a plain sum over the weights, in {decoder.spec.dtype}; {isa()}"),
             Figure("floor_as_words", words_s * 1000, "ms", "", "the same bytes summed as float32: the memory alone"),
         )
         for rows in (1, *STEPS):
@@ -148,7 +149,7 @@ def sampling(decoder: PackedDecoder, report: Report) -> None:
         return queries.flatten(1)
 
     with torch.inference_mode():
-        logits = torch.randn(32, VOCABULARY, generator=generator).mul_(4).bfloat16()
+        logits = torch.randn(32, VOCABULARY, generator=generator).mul_(4).to(decoder.spec.dtype)
         draws = [Draws(Sampling(temperature=1.0), seed, False) for seed in range(32)]
         sampled_s = seconds(lambda: sample(logits, draws, [()] * 32))
         products_s = seconds(lambda: decoder.logits(decoder.hidden(rows, nothing).last))
@@ -255,11 +256,11 @@ async def served(decoder: PackedDecoder, report: Report) -> None:
 def measure(report: Report) -> None:
     torch.set_num_threads(1)
     directory = model_directory() / "thinker"
-    decoder = read_decoder(directory, torch.bfloat16)
+    decoder = read_decoder(directory, getattr(torch, dtype_of("cpu")))
     with Weights(directory) as stored:
         weights = [tensor for name in stored.names if (tensor := stored.read(name)) is not None]
     with report.part("steps"):
-        steps(decoder, [weight.bfloat16().contiguous() for weight in weights if weight.numel() % 2 == 0], report)
+        steps(decoder, [weight.to(decoder.spec.dtype) for weight in weights if weight.numel() % 2 == 0], report)
     with report.part("sampling"):
         sampling(decoder, report)
     asyncio.run(served(decoder, report))
