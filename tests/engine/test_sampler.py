@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from omnistage.engine.noise import BLOCK, _times, first_times, keys, seed_bits, times
-from omnistage.engine.sampler import Drawn, Draws, sample
+from omnistage.engine.sampler import DrawnToken, Draws, sample
 from omnistage.engine.types import Sampling
 
 FloatArray = NDArray[np.float64]
@@ -214,18 +214,18 @@ def test_next_to_no_temperature_draws_the_largest(temperature: float, filters: d
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(seed))
     logits[:, 777] = 9.0
     rows = [draws(Sampling(temperature=temperature, **filters), seed + index) for index in range(3)]  # type: ignore[arg-type]
-    assert sample(logits, rows, [()] * 3) == [Drawn(777, None)] * 3
+    assert sample(logits, rows, [()] * 3) == [DrawnToken(777, None)] * 3
 
 
 def test_equal_logits_pass_a_filter_together_and_greedy_takes_the_lowest_id() -> None:
     logits = torch.zeros(1, 3000)
-    assert sample(logits, [draws(Sampling())], [()]) == [Drawn(0, None)]
+    assert sample(logits, [draws(Sampling())], [()]) == [DrawnToken(0, None)]
     found = {sample(logits, [draws(Sampling(temperature=1.0, top_k=1), seed)], [()])[0] for seed in range(200)}
     assert len(found) > 150
     logits[0, [70, 2000]] = 5.0
-    assert sample(logits, [draws(Sampling())], [()]) == [Drawn(70, None)]
+    assert sample(logits, [draws(Sampling())], [()]) == [DrawnToken(70, None)]
     found = {sample(logits, [draws(Sampling(temperature=1.0, top_k=1), seed)], [()])[0] for seed in range(50)}
-    assert found == {Drawn(70, None), Drawn(2000, None)}
+    assert found == {DrawnToken(70, None), DrawnToken(2000, None)}
 
 
 def test_a_banned_token_is_never_drawn_and_a_row_that_is_not_finite_gives_none() -> None:
@@ -236,7 +236,7 @@ def test_a_banned_token_is_never_drawn_and_a_row_that_is_not_finite_gives_none()
     logits[3, :] = float("-inf")
     logits[4, 7] = float("nan")
     drawn = sample(logits, [draws(Sampling()) for _ in range(5)], [(7,), (), (), (), (7,)])
-    assert drawn == [Drawn(0, None), None, None, None, None]
+    assert drawn == [DrawnToken(0, None), None, None, None, None]
 
 
 def uniform(seed: int, step: int, count: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.engine.adapter import Attention, DecoderSpec, Drawn, Hidden, Rows
+from omnistage.engine.adapter import Attention, DecoderSpec, DrawnItem, Hidden, Rows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt
 from omnistage.engine.sampler import Draws
@@ -76,11 +76,11 @@ class CountingDecoder:
 class CountingHead:
     """Implements `Head`. How an item is sampled means nothing to it."""
 
-    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
-        results: list[Drawn | None] = []
+    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
+        results: list[DrawnItem | None] = []
         for total, draw, ids in zip(hidden[: len(draws), 0].tolist(), draws, banned, strict=True):
             item = frame(int(total), draw.seed)
-            results.append(Drawn(((item[0] + 1) % IDS, item[1]) if item[0] in ids else item))
+            results.append(DrawnItem(((item[0] + 1) % IDS, item[1]) if item[0] in ids else item))
         return results
 
 

@@ -86,7 +86,7 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnItem:
     """A drawn item. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters."""
 
     item: Item
@@ -96,6 +96,6 @@ class Drawn:
 class Head(Protocol):
     """From hidden rows to items."""
 
-    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
+    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         """One item a row. hidden: [rows, hidden], of which the first len(draws) count and the others are padding. banned: first ids that
         may not be drawn, of each row. None for a row whose numbers are not finite."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from omnistage.engine.adapter import Drawn
+from omnistage.engine.adapter import DrawnItem
 from omnistage.engine.sampler import Draws, Sampler
 
 
@@ -16,6 +16,6 @@ class TokenHead:
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._logits, self._sample = logits, Sampler()
 
-    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
+    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
-        return [None if token is None else Drawn((token.token_id,), token.logprob) for token in tokens]
+        return [None if token is None else DrawnItem((token.token_id,), token.logprob) for token in tokens]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from omnistage.engine.adapter import Decoder, Drawn, Head
+from omnistage.engine.adapter import Decoder, DrawnItem, Head
 from omnistage.engine.attention import AttentionBackend
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
@@ -22,7 +22,7 @@ class Computed:
 
     run: Run
     taps: Taps | None
-    drawn: Drawn | None
+    drawn: DrawnItem | None
 
 
 class Runner:
@@ -34,7 +34,7 @@ class Runner:
         plan = planned(runs, self._decoder.spec, pad_rows(1))
         hidden = self._decoder.hidden(plan.rows, self._attention.bind(self._cache, self._decoder.spec, plan))
         drawing = [run.sequence for run in runs if run.draws]
-        drawn: list[Drawn | None] = []
+        drawn: list[DrawnItem | None] = []
         if drawing:
             last = hidden.last.index_select(0, plan.drawn)
             padding = max(pad_rows(len(drawing)) - len(drawing), 0)

@@ -71,7 +71,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnToken:
     """A drawn token. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters."""
 
     token_id: int
@@ -87,7 +87,7 @@ class Sampler:
     def __init__(self) -> None:
         self._scratch = torch.empty(0)
 
-    def __call__(self, logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
+    def __call__(self, logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnToken | None]:
         """See `sample`."""
         size = len(rows) * -(-logits.shape[1] // BLOCK) * BLOCK
         if self._scratch.numel() < size or self._scratch.device != logits.device:
@@ -95,12 +95,14 @@ class Sampler:
         return _sample(logits, rows, banned, self._scratch[:size].view(len(rows), -1))
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[Drawn | None]:
+def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnToken | None]:
     """Draw one token a row. logits: [len(rows), vocab]; banned: ids that may not be drawn, per row. None where a logit is not finite."""
     return Sampler()(logits, rows, banned)
 
 
-def _sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], memory: torch.Tensor) -> list[Drawn | None]:
+def _sample(
+    logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], memory: torch.Tensor
+) -> list[DrawnToken | None]:
     scores = _edited(logits, rows, banned, memory)
     finite = torch.isfinite(scores.tops[:, 0])
     tokens, is_finite = [0] * len(rows), [True] * len(rows)
@@ -118,7 +120,7 @@ def _sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
             break
         scores, finite, remaining = scores.some(missed), finite[missed], [remaining[place] for place in missed]
     logprobs = _logprobs(logits, rows, tokens)
-    return [Drawn(token, logprob) if good else None for token, good, logprob in zip(tokens, is_finite, logprobs, strict=True)]
+    return [DrawnToken(token, logprob) if good else None for token, good, logprob in zip(tokens, is_finite, logprobs, strict=True)]
 
 
 def _choose(scores: Scores, rows: Sequence[Draws], window: int) -> tuple[torch.Tensor, torch.Tensor]:
