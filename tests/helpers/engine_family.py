@@ -24,17 +24,17 @@ from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.requests import fitting
-from omnistage.models.family import Family, Part
+from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
 from omnistage.models.options import LoadOptions
 from omnistage.models.toy import formulas
 from omnistage.models.toy.omni import OmniOptions
 
 FAMILY = Family(
-    parts={
-        "thinker": Part("helpers.engine_family:SlowThinker"),
-        "talker": Part("helpers.engine_family:StarvingTalker"),
-        "code2wav": Part("omnistage.models.toy.omni:OmniCode2Wav"),
+    models={
+        "thinker": ModelEntry("helpers.engine_family:SlowThinker"),
+        "talker": ModelEntry("helpers.engine_family:StarvingTalker"),
+        "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav"),
     },
     needs=("torch",),
     options="omnistage.models.toy.omni:OmniOptions",

@@ -19,23 +19,23 @@ from helpers.speech import pieces
 from omnistage.models import registry
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.errors import LoadError
-from omnistage.models.family import Family, Loader, Mark, Part
+from omnistage.models.family import Family, Loader, Mark, ModelEntry
 from omnistage.models.interface import SpeechRequest, TalkerModel
 from omnistage.models.options import LoadOptions
-from omnistage.models.registry import FAMILIES, UnknownCheckpoint, UnknownFamily, has_default, load, missing_packages, recognise
+from omnistage.models.registry import FAMILIES, UnknownCheckpoint, UnknownFamily, families, has_default, load, missing_packages, recognise
 
-ALONE = Part("nowhere:Nothing")
+ALONE = ModelEntry("nowhere:Nothing")
 FAMILIES_OF_MANY_FORMS: Mapping[str, Family] = {
     **FAMILIES,
     "speaker": Family(
-        parts={"thinker": ALONE},
+        models={"thinker": ALONE},
         marks=((Mark("config.json", "architectures", ("SpeakerModel", "OldSpeakerModel")),),),
     ),
     "painter": Family(
-        parts={"diffusion": ALONE},
+        models={"diffusion": ALONE},
         marks=((Mark("model_index.json", "_class_name", ("PainterPipeline",)),), (Mark("config.json", "model_type", ("painter",)),)),
     ),
-    "twin": Family(parts={"diffusion": ALONE}, marks=((Mark("model_index.json", "_class_name", ("PainterPipeline", "TwinPipeline")),),)),
+    "twin": Family(models={"diffusion": ALONE}, marks=((Mark("model_index.json", "_class_name", ("PainterPipeline", "TwinPipeline")),),)),
 }
 """Those that there are, and three of the forms that checkpoints have elsewhere."""
 
@@ -109,8 +109,8 @@ def test_the_default_model_is_recognised(default_model: Path) -> None:
 
 def test_every_entry_names_classes_that_are_there() -> None:
     for family in FAMILIES.values():
-        for part in family.parts.values():
-            assert callable(cast(type[Loader], registry._named(part.loader)).loaded)
+        for entry in family.models.values():
+            assert callable(cast(type[Loader], registry._named(entry.loader)).loaded)
         for name in filter(None, (family.options, family.default)):
             assert callable(registry._named(name))
 
@@ -135,8 +135,8 @@ def brought(folder: Path, entry: str, package: str = "bringing") -> None:
 
 def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bringing.py").write_text(
-        "from omnistage.models.family import Family, Mark, Part\n"
-        "TOY = Part('omnistage.models.toy.stages:ToyThinker')\n"
+        "from omnistage.models.family import Family, Mark, ModelEntry\n"
+        "TOY = ModelEntry('omnistage.models.toy.stages:ToyThinker')\n"
         "FAMILY = Family({'thinker': TOY}, marks=((Mark('config.json', 'model_type', ('brought',)),),))\n"
     )
     brought(tmp_path, "brought = bringing:FAMILY\nsmol = bringing:FAMILY")
@@ -153,7 +153,7 @@ def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: 
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("brought = not_there:FAMILY", "brought of the package bringing cannot be imported: No module named 'not_there'"),
+        ("brought = not_there:FAMILY", "brought of the package bringing cannot be imported: .*No module named 'not_there'"),
         ("brought = json:FAMILY", "brought of the package bringing cannot be imported: .*FAMILY"),
         ("brought = json:dumps", "brought of the package bringing: json:dumps is no Family but a function"),
     ],
@@ -166,6 +166,29 @@ def test_a_package_that_does_not_have_what_it_says_is_named(tmp_path: Path, monk
     assert load("toy", "thinker", LoadOptions()).info.name == "toy-thinker"
 
 
+def test_a_package_that_cannot_be_imported_hinders_no_other_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its import raises; it is named where nobody knows a folder."""
+    (tmp_path / "raising.py").write_text("raise RuntimeError('no such device')\n")
+    (tmp_path / "misspelt.py").write_text("def\n")
+    (tmp_path / "sound.py").write_text(
+        "from omnistage.models.family import Family, Mark, ModelEntry\n"
+        "TOY = ModelEntry('omnistage.models.toy.stages:ToyThinker')\n"
+        "FAMILY = Family({'thinker': TOY}, marks=((Mark('config.json', 'model_type', ('sound',)),),))\n"
+    )
+    for package in ("raising", "misspelt", "sound"):
+        brought(tmp_path, f"{package} = {package}:FAMILY", package)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert recognise(checkpoint(tmp_path / "one", {"config.json": {"model_type": "sound"}})) == "sound"
+    assert recognise(checkpoint(tmp_path / "two", SMOL)) == "smol"
+    assert {"sound", *FAMILIES} <= families().keys() and not {"raising", "misspelt"} & families().keys()
+    with pytest.raises(UnknownFamily, match="no talker named 'sound'; there are smol, "):
+        load("sound", "talker", LoadOptions())
+    with pytest.raises(UnknownCheckpoint, match=r"misspelt of the package misspelt.*raising of the package raising.*no such device"):
+        recognise(checkpoint(tmp_path / "three", {"config.json": {"model_type": "other"}}))
+    with pytest.raises(LoadError, match="raising of the package raising cannot be imported"):
+        load("raising", "thinker", LoadOptions())
+
+
 def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("one", "other"):
         brought(tmp_path, "brought = json:dumps", package)
@@ -176,8 +199,8 @@ def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch
 
 def test_a_family_with_weights_and_no_checkpoint_of_its_own_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needing.py").write_text(
-        "from omnistage.models.family import Family, Part\n"
-        "FAMILY = Family({'thinker': Part('omnistage.models.toy.stages:ToyThinker', files=('config.json',))})\n"
+        "from omnistage.models.family import Family, ModelEntry\n"
+        "FAMILY = Family({'thinker': ModelEntry('omnistage.models.toy.stages:ToyThinker', files=('config.json',))})\n"
     )
     brought(tmp_path, "brought = needing:FAMILY")
     monkeypatch.syspath_prepend(tmp_path)

@@ -12,7 +12,7 @@ from omnistage.models.options import LoadOptions
 
 
 class Loader(Protocol):
-    """What the class that a Part names has."""
+    """What the class that a ModelEntry names has."""
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> StageModel:
@@ -29,7 +29,7 @@ class OptionsReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelEntry:
     """The model of a family for one kind.
 
     loader: "module:Class" of a Loader, imported when the model is loaded. devices, dtypes: what it computes on and in; auto is always one.
@@ -58,13 +58,13 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """parts: by kind. needs: packages without which no model of it can be loaded, in the extra `models`. options: "module:Class" of an
+    """models: by kind. needs: packages without which no model of it can be loaded, in the extra `models`. options: "module:Class" of an
     OptionsReader that needs no torch; empty: the family has no options. default: "module:function" that gives the folder of the default
     checkpoint and fetches it first if it must, as `fetch_default` of the registry says; empty: there is none. marks: a checkpoint with all
     of one of these sets of marks is one of the family; none: the models have no files.
     """
 
-    parts: Mapping[str, Part]
+    models: Mapping[str, ModelEntry]
     needs: tuple[str, ...] = ()
     options: str = ""
     default: str = ""

@@ -14,7 +14,7 @@ from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, check_fil
 from omnistage.models.common.fetch import Progress
 from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
-from omnistage.models.family import Family, Loader, Mark, OptionsReader, Part
+from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import StageModel
 from omnistage.models.options import SOMETIMES, LoadOptions, shown
 
@@ -37,29 +37,29 @@ CONVERTED = ("config.json", WEIGHTS)
 
 FAMILIES: Mapping[str, Family] = {
     "toy": Family(
-        parts={
-            "thinker": Part("omnistage.models.toy.stages:ToyThinker"),
-            "talker": Part("omnistage.models.toy.stages:ToyTalker"),
-            "code2wav": Part("omnistage.models.toy.stages:ToyCode2Wav"),
-            "diffusion": Part("omnistage.models.toy.stages:ToyDiffusion"),
+        models={
+            "thinker": ModelEntry("omnistage.models.toy.stages:ToyThinker"),
+            "talker": ModelEntry("omnistage.models.toy.stages:ToyTalker"),
+            "code2wav": ModelEntry("omnistage.models.toy.stages:ToyCode2Wav"),
+            "diffusion": ModelEntry("omnistage.models.toy.stages:ToyDiffusion"),
         },
         options="omnistage.models.toy.stages:ToyOptions",
     ),
     "toy-omni": Family(
-        parts={
-            "thinker": Part("omnistage.models.toy.omni:OmniThinker"),
-            "talker": Part("omnistage.models.toy.omni:OmniTalker"),
-            "code2wav": Part("omnistage.models.toy.omni:OmniCode2Wav"),
+        models={
+            "thinker": ModelEntry("omnistage.models.toy.omni:OmniThinker"),
+            "talker": ModelEntry("omnistage.models.toy.omni:OmniTalker"),
+            "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav"),
         },
         options="omnistage.models.toy.omni:OmniOptions",
     ),
     "toy-film": Family(
-        parts={"diffusion": Part("omnistage.models.toy.film:FilmMaker")},
+        models={"diffusion": ModelEntry("omnistage.models.toy.film:FilmMaker")},
         options="omnistage.models.toy.film:FilmOptions",
     ),
     "smol": Family(
-        parts={
-            "thinker": Part(
+        models={
+            "thinker": ModelEntry(
                 "omnistage.models.smol.thinker:SmolThinker",
                 dtypes=("float32", "bfloat16"),
                 heeds=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache"),
@@ -67,10 +67,10 @@ FAMILIES: Mapping[str, Family] = {
                 files=(*CONVERTED, "tokenizer.json"),
                 model_type="qwen2_5_omni_thinker",
             ),
-            "talker": Part(
+            "talker": ModelEntry(
                 "omnistage.models.smol.talker:SmolTalker", heeds=("threads",), folder="talker", files=CONVERTED, model_type="hibari-talker"
             ),
-            "code2wav": Part(
+            "code2wav": ModelEntry(
                 "omnistage.models.smol.code2wav:SmolCode2Wav",
                 devices=("cpu", "cuda"),
                 heeds=("threads",),
@@ -105,9 +105,20 @@ def family_of(name: str) -> Family | None:
 
 
 def families() -> dict[str, Family]:
-    """All that there are, by name. Raises LoadError as `family_of`."""
+    """All that there are, by name, without those of packages that do not have what they say."""
+    return _sound_and_broken()[0]
+
+
+def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
+    """All families by name, and what is wrong with those that a package should bring: one of them hinders none of the others."""
     points = entry_points(group=GROUP)
-    return {**{name: _brought(tuple(points.select(name=name))) for name in sorted(points.names)}, **FAMILIES}
+    found, broken = dict[str, Family](), list[LoadError]()
+    for name in sorted(points.names - FAMILIES.keys()):
+        try:
+            found[name] = _brought(tuple(points.select(name=name)))
+        except LoadError as error:
+            broken.append(error)
+    return {**found, **FAMILIES}, broken
 
 
 def _brought(points: tuple[EntryPoint, ...]) -> Family:
@@ -118,8 +129,8 @@ def _brought(points: tuple[EntryPoint, ...]) -> Family:
         raise LoadError(f"the family {name} is brought by {' and by '.join(packages)}: uninstall one of them")
     try:
         found = points[0].load()
-    except (ImportError, AttributeError) as error:
-        raise LoadError(f"the family {name} of the package {packages[0]} cannot be imported: {error}") from error
+    except Exception as error:  # The package is not ours: an import may raise anything.
+        raise LoadError(f"the family {name} of the package {packages[0]} cannot be imported: {error!r}") from error
     if not isinstance(found, Family):
         raise LoadError(f"the family {name} of the package {packages[0]}: {points[0].value} is no Family but a {type(found).__name__}")
     return found
@@ -127,17 +138,17 @@ def _brought(points: tuple[EntryPoint, ...]) -> Family:
 
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
     """What the model of a family for a kind computes in, besides auto. Raises UnknownFamily."""
-    return _part(family, kind).dtypes
+    return _entry(family, kind).dtypes
 
 
 def heeds(family: str, kind: str, setting: str) -> bool:
     """Whether the model of a family for a kind has a use for a setting of options.SOMETIMES. Raises UnknownFamily."""
-    return setting in _part(family, kind).heeds
+    return setting in _entry(family, kind).heeds
 
 
 def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
     """How the model of a family for a kind is loaded, for humans, as far as the options tell."""
-    dtypes = _part(family, kind).dtypes
+    dtypes = _entry(family, kind).dtypes
     said = {
         "family": family,
         "checkpoint": "own" if options.path is None else str(options.path),
@@ -153,26 +164,26 @@ def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
 def check(family: str, kind: str, options: LoadOptions) -> None:
     """Raises LoadError for a model that cannot be loaded so, as far as that can be known without importing torch: a setting that a model
     would not use is refused as well, since whoever gave it expects something of it."""
-    part = _part(family, kind)
-    if options.device.partition(":")[0] not in part.devices:
-        raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(part.devices)} only")
-    if options.dtype not in ("auto", *part.dtypes):
-        raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(part.dtypes)} only")
+    entry = _entry(family, kind)
+    if options.device.partition(":")[0] not in entry.devices:
+        raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(entry.devices)} only")
+    if options.dtype not in ("auto", *entry.dtypes):
+        raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(entry.dtypes)} only")
     for setting in SOMETIMES:
         is_nothing = setting == "gpu_memory_utilization" and options.device == "cpu"
-        if options.given(setting) and setting not in part.heeds and not is_nothing:
+        if options.given(setting) and setting not in entry.heeds and not is_nothing:
             why = INSTEAD.get(setting, "has no use for it; leave it out")
             raise LoadError(f"{setting} {shown(getattr(options, setting))}: the {kind} of {family} {why}")
     check_possible(options.device)
     _check_options(family, options.family)
     if options.path is None:
-        if part.files and not has_default(family):
+        if entry.files and not has_default(family):
             raise LoadError(f"{family} has no checkpoint of its own: give the folder of one")
         return
     if not _known(family).marks:
         raise LoadError(f"the models of {family} have no weights: leave the folder {options.path} out")
-    check_files(options.path, part.folder, part.files)
-    read_config(options.path / part.folder, part.model_type)
+    check_files(options.path, entry.folder, entry.files)
+    read_config(options.path / entry.folder, entry.model_type)
 
 
 def load(family: str, kind: str, options: LoadOptions) -> StageModel:
@@ -181,13 +192,13 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
     Raises LoadError."""
     check(family, kind, options)
     check_there(options.device)
-    part, folder = _part(family, kind), options.path
+    entry, folder = _entry(family, kind), options.path
     if folder is None and has_default(family):
         folder = fetch_default(family)
     if folder is not None:
-        folder = folder / part.folder
+        folder = folder / entry.folder
     try:
-        return cast(type[Loader], _named(part.loader)).loaded(folder, options)
+        return cast(type[Loader], _named(entry.loader)).loaded(folder, options)
     except LoadError:
         raise
     except ModuleNotFoundError as error:
@@ -223,15 +234,16 @@ def fetch_default(family: str, progress: Progress | None = None) -> Path:
 
 def recognise(path: Path, among: Mapping[str, Family] | None = None) -> str:
     """The family whose checkpoint a folder is. among: those that it can be; None: all that there are. Raises UnknownCheckpoint where that
-    is none, or more than one."""
-    among = families() if among is None else among
+    is none, or more than one. A family of a package that does not have what it says cannot be told: the error names it."""
+    among, broken = _sound_and_broken() if among is None else (among, [])
     found = [name for name, family in among.items() if any(all(_bears(path, mark) for mark in marks) for marks in family.marks)]
     if len(found) == 1:
         return found[0]
     if found:
         raise UnknownCheckpoint(f"{path} could be a checkpoint of {' or '.join(found)}: name the family")
     known = ", ".join(name for name, family in among.items() if family.marks) or "none"
-    raise UnknownCheckpoint(f"{path} is a checkpoint of no family that there is ({known}): {_look(path)}")
+    told = "; ".join([_look(path), *map(str, broken)])
+    raise UnknownCheckpoint(f"{path} is a checkpoint of no family that there is ({known}): {told}")
 
 
 def _bears(path: Path, mark: Mark) -> bool:
@@ -267,12 +279,12 @@ def _known(name: str) -> Family:
     return found
 
 
-def _part(name: str, kind: str) -> Part:
+def _entry(name: str, kind: str) -> ModelEntry:
     found = family_of(name)
-    if found is None or kind not in found.parts:
-        having = sorted(name for name, known in families().items() if kind in known.parts)
+    if found is None or kind not in found.models:
+        having = sorted(name for name, known in families().items() if kind in known.models)
         raise UnknownFamily(f"no {kind} named {name!r}; there are {', '.join(having)}")
-    return found.parts[kind]
+    return found.models[kind]
 
 
 def _named(name: str) -> object:
