@@ -14,6 +14,7 @@ hold the next one is taken.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +126,7 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
 """All ways, best first. The last one needs no claim."""
 
 
-class _Bound:
+class _Bound(ABC):
     """What all forms share: rows are stored first; padding is neither stored nor attended."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
@@ -140,8 +141,9 @@ class _Bound:
         self.attend(layer, queries, result)
         return result.view(queries.shape[0], -1)
 
+    @abstractmethod
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
-        raise NotImplementedError
+        """Fill the rows of the plan. result: as queries, [rows, query_heads, head_size]."""
 
 
 @dataclass(frozen=True, slots=True)
