@@ -29,7 +29,7 @@ class Hanging(SmolThinker):
 
 @pytest.fixture
 async def thinker(default_model: Path) -> AsyncIterator[Hanging]:
-    model = Hanging.from_directory(default_model / "thinker", kv_bytes=256 << 20)
+    model = Hanging.from_directory(default_model / "thinker", kv_bytes=384 << 20)
     assert isinstance(model, Hanging)
     model.go = threading.Event()
     yield model

@@ -23,7 +23,8 @@ from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.interface import BadRequest, Constraint, Media, Streamed, TextPiece, TextRequest, Turn
 from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker
 
-SMALL_CACHE = 256 << 20
+SMALL_CACHE = 384 << 20
+"""A little more than a whole context takes in float32."""
 
 
 @pytest.fixture(scope="module")
