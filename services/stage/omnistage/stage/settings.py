@@ -31,7 +31,10 @@ class StageSettings(ServerSettings):
         default_factory=dict, description="options of the family as a JSON object", json_schema_extra={"metavar": "JSON"}
     )
     device: Device = Field("cpu", description="where to compute")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the weights; auto: the family's own")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="number format of the weights; auto: by the processor or device; replicas in unlike formats have unlike revisions",
+    )
     threads: int = Field(1, ge=1, le=64, description="torch threads; more than one only where it was measured to help")
     max_sessions: int = Field(0, ge=0, le=4096, description="sessions at once; 0: the model's own limit")
     max_batch_size: int = Field(0, ge=0, le=4096, description="sequences in one step; 0: the model's own")
