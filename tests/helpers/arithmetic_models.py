@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from omnistage.models.common.answer import Answer, answered
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.interface import (
     Activity,
+    Array,
     BadRequest,
     Content,
     FinishReason,
@@ -176,54 +177,61 @@ class ArithmeticTalker(OnEngine):
         return asked
 
     async def speak(self, prepared: SequenceRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
-        speech = _Speech(len(prepared.history))
+        made, whole = len(prepared.history), MOST
         async with aclosing(self.engine.submit(prepared)) as stream:
-            feeding = asyncio.create_task(speech.feed(inputs, stream))
-            try:
-                while not speech.over:
-                    frames = await speech.take(stream, feeding)
-                    if frames:
-                        yield Frames(np.array(frames, np.uint32))
-            finally:
-                feeding.cancel()
-                await asyncio.wait([feeding])
+            feed = Feed(stream, inputs)
+            async with feed.feeding():
+                while made < whole:
+                    items = [event.item for event in await feed.take() if event.item is not None]
+                    whole = feed.rows + TAIL if feed.ended else MOST
+                    items = items[: max(whole - made, 0)]
+                    made += len(items)
+                    if items:
+                        yield Frames(np.array(items, np.uint32))
         yield Frames(np.empty((0, 2), np.uint32), FinishReason.STOP)
 
 
-class _Speech:
-    """Where a speech stands: the rows that came, the frames that were made, and how many there will be once that is known."""
+class Feed:
+    """Gives a sequence the rows of port `hidden` as they come in, while its items are taken. rows: that came. ended: these are all."""
 
-    def __init__(self, made: int) -> None:
-        self.made, self.rows, self.total = made, 0, MOST
+    def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece]) -> None:
+        self._stream, self._inputs = stream, inputs
+        self._task: asyncio.Task[None] | None = None
+        self.rows, self.ended = 0, False
 
-    @property
-    def over(self) -> bool:
-        return self.made >= self.total
+    def give(self, rows: Array, *, last: bool) -> None:
+        """rows: not to be changed afterwards."""
+        self.rows += len(rows)
+        self.ended = last
+        self._stream.append(torch.from_numpy(rows), end=last)
 
-    async def feed(self, inputs: AsyncIterator[Piece], stream: SequenceStream) -> None:
-        async for piece in inputs:
-            assert isinstance(piece.content, np.ndarray)
-            rows = torch.tensor(piece.content)  # A copy: the memory is the sender's.
-            self.rows += len(rows)
-            if piece.last:
-                self.total = self.rows + TAIL
-            stream.append(rows, end=piece.last)
-
-    async def take(self, stream: SequenceStream, feeding: asyncio.Task[None]) -> list[tuple[int, ...]]:
-        """Frames that may be heard: no more than there will be. Ends also when the last input says that all are out."""
-        taking = asyncio.ensure_future(stream.take())
+    @asynccontextmanager
+    async def feeding(self) -> AsyncIterator[None]:
+        self._task = asyncio.create_task(self._feed())
         try:
-            await asyncio.wait({taking} if feeding.done() else {taking, feeding}, return_when=asyncio.FIRST_COMPLETED)
-            if feeding.done():
-                feeding.result()
-            if not taking.done():
-                return []
-            items = [event.item for event in taking.result() if event.item is not None][: self.total - self.made]
+            yield
+        finally:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def take(self) -> list[Event]:
+        """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
+        assert self._task is not None
+        taking = asyncio.ensure_future(self._stream.take())
+        try:
+            waited = [taking] if self._task.done() else [taking, self._task]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._task.done():
+                self._task.result()
+            return taking.result() if taking.done() else []
         finally:
             taking.cancel()
-            await asyncio.wait([taking])
-        self.made += len(items)
-        return items
+
+    async def _feed(self) -> None:
+        while not self.ended:
+            piece = await anext(self._inputs)
+            if piece.port == "hidden":
+                self.give(np.array(piece.content, np.float32), last=piece.last)
 
 
 def frames_by_hand(rows: np.ndarray, seed: int) -> list[tuple[int, ...]]:

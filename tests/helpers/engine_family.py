@@ -3,11 +3,10 @@ a Talker that takes the rows of the prompt too. What they say is worked out by h
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from helpers.arithmetic import GIVEN, IDS, SPEC, START, TAPS, CountingDecoder, CountingHead, answer, prompt_items
-from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, OnEngine
+from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, Feed, OnEngine
 from omnistage.engine.adapter import Attention, Hidden
 from omnistage.engine.adapter import Rows as StepRows
 from omnistage.engine.engine import Engine
-from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
+from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
-from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.requests import fitting
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
@@ -150,7 +148,7 @@ class StarvingTalker(OnEngine):
         with fitting("talker"):
             asked = self._asked(prepared, _spoken_prompt(prompt, voice))
         async with aclosing(self.engine.submit(asked)) as stream:
-            feed = _Feed(stream, inputs)
+            feed = Feed(stream, inputs)
             feed.give(early, last=ended)
             made = len(history)
             async with feed.feeding():
@@ -192,46 +190,3 @@ async def _prompt_and_early(inputs: AsyncIterator[Piece]) -> tuple[NDArray[np.fl
         last[piece.port] = piece.last
     empty = np.empty((0, TAPS), np.float32)
     return np.concatenate([empty, *parts[PROMPT.name]]), np.concatenate([empty, *parts[HIDDEN.name]]), last[HIDDEN.name]
-
-
-class _Feed:
-    """Gives a sequence its rows as they come in, while its items are taken."""
-
-    def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece]) -> None:
-        self._stream, self._inputs = stream, inputs
-        self._task: asyncio.Task[None] | None = None
-        self.rows, self.ended = 0, False
-
-    def give(self, rows: Array, *, last: bool) -> None:
-        """rows: not to be changed afterwards."""
-        self.rows += len(rows)
-        self.ended = last
-        self._stream.append(torch.from_numpy(rows), end=last)
-
-    @asynccontextmanager
-    async def feeding(self) -> AsyncIterator[None]:
-        self._task = asyncio.create_task(self._feed())
-        try:
-            yield
-        finally:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def take(self) -> list[Event]:
-        """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
-        assert self._task is not None
-        taking = asyncio.ensure_future(self._stream.take())
-        try:
-            waited = [taking] if self._task.done() else [taking, self._task]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if self._task.done():
-                self._task.result()
-            return taking.result() if taking.done() else []
-        finally:
-            taking.cancel()
-
-    async def _feed(self) -> None:
-        while not self.ended:
-            piece = await anext(self._inputs)
-            if piece.port == HIDDEN.name:
-                self.give(np.array(piece.content, np.float32), last=piece.last)

@@ -1,9 +1,10 @@
-"""To wait for something that tells nobody when it changes, such as a metric or a list."""
+"""To wait for something that tells nobody when it changes, such as a metric or a list; and to see that others run while one waits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 LIMIT_S = 60.0
 
@@ -16,3 +17,21 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def turning() -> AsyncIterator[Callable[[], int]]:
+    """Turns that the event loop has taken so far: others run on it while the test waits."""
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(turn())
+    try:
+        yield lambda: turns
+    finally:
+        task.cancel()

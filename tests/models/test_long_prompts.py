@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from helpers.link import opening
 from helpers.run import Caller, params
 from helpers.servers import all_free, local_stage, stage_stub
+from helpers.waiting import turning
 from omnistage.models.interface import BadRequest, TextRequest, Turn
 from omnistage.models.smol.thinker import SmolThinker
 from omnistage.thinker.stage import ThinkerStage
@@ -39,18 +38,10 @@ async def test_a_text_that_can_never_fit_is_refused_by_its_characters(thinker: S
 
 
 async def test_others_run_while_a_prompt_becomes_tokens(thinker: SmolThinker) -> None:
-    turns = itertools.count()
-
-    async def turn() -> None:
-        while True:
-            next(turns)
-            await asyncio.sleep(0)
-
-    turning = asyncio.create_task(turn())
     request = asked("word " * 7000)
-    prepared = await thinker.prepare(request)
-    turning.cancel()
-    assert next(turns) > 0
+    async with turning() as turns:
+        prepared = await thinker.prepare(request)
+        assert turns() > 2
     assert prepared.token_ids == thinker.prompt(request.turns)
 
 

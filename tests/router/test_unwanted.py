@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from helpers.ask import ask, request
 from helpers.counting import CountingThinker
@@ -10,18 +12,24 @@ from helpers.link import ENDED, Context, bare_peer, listen, say, steady_beat
 from helpers.servers import local_router, local_stage, omni_stub, toy_logic
 from omnistage.models.toy.stages import ToyOptions
 from omnistage.thinker.stage import ThinkerStage
-from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.v1 import chunk_pb2, omni_pb2_grpc, stage_pb2
+
+
+@asynccontextmanager
+async def speaking(thinker: str) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
+    """A router in front of a Thinker that is there, and of toys behind it."""
+    async with (
+        local_stage(toy_logic("talker")) as talker,
+        local_stage(toy_logic("code2wav")) as code2wav,
+        local_router({"thinker": thinker, "talker": talker.address, "code2wav": code2wav.address}) as router,
+        omni_stub(router.address) as stub,
+    ):
+        yield stub
 
 
 async def test_a_request_for_text_computes_and_ships_no_row(seed: int):
     model = CountingThinker(ToyOptions())
-    async with (
-        local_stage(ThinkerStage(model)) as thinker,
-        local_stage(toy_logic("talker")) as talker,
-        local_stage(toy_logic("code2wav")) as code2wav,
-        local_router({"thinker": thinker.address, "talker": talker.address, "code2wav": code2wav.address}) as router,
-        omni_stub(router.address) as stub,
-    ):
+    async with local_stage(ThinkerStage(model)) as thinker, speaking(thinker.address) as stub:
         answer = await ask(stub, request("Only read.", seed, outputs=["text"]))
         answer.check_toy(seed, "Only read.")
         assert answer.usage is not None
@@ -34,13 +42,7 @@ async def test_a_request_for_text_computes_and_ships_no_row(seed: int):
 
 async def test_a_client_has_one_name_at_the_stages_and_another_client_another():
     model = CountingThinker(ToyOptions())
-    async with (
-        local_stage(ThinkerStage(model)) as thinker,
-        local_stage(toy_logic("talker")) as talker,
-        local_stage(toy_logic("code2wav")) as code2wav,
-        local_router({"thinker": thinker.address, "talker": talker.address, "code2wav": code2wav.address}) as router,
-        omni_stub(router.address) as stub,
-    ):
+    async with local_stage(ThinkerStage(model)) as thinker, speaking(thinker.address) as stub:
         keys: list[list[tuple[str, str]]] = [[], [("x-api-key", "secret")], [], [("x-api-key", "secret")], [("x-api-key", "other")]]
         for metadata in keys:
             await ask(stub, request("Who?", 1, outputs=["text"]), metadata=metadata)
@@ -71,13 +73,7 @@ async def test_an_older_thinker_that_sends_rows_all_the_same_is_heard_to_the_end
         await say(context, stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="text", count=1, last=True, text=text)), ENDED)
         await listen(context)
 
-    async with (
-        bare_peer(older, steady_beat, description) as thinker,
-        local_stage(toy_logic("talker")) as talker,
-        local_stage(toy_logic("code2wav")) as code2wav,
-        local_router({"thinker": thinker, "talker": talker.address, "code2wav": code2wav.address}) as router,
-        omni_stub(router.address) as stub,
-    ):
+    async with bare_peer(older, steady_beat, description) as thinker, speaking(thinker) as stub:
         answer = await ask(stub, request("Only read.", 1, outputs=["text"]))
         assert answer.text() == "done" and list(answer.chunks) == ["text"]
         assert credits["hidden"] >= rows

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import itertools
 from typing import cast
 
 import pytest
 
 from helpers.run import params
 from helpers.servers import family_logic
+from helpers.waiting import turning
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models.interface import Constraint, DrawRequest, Media, Streamed, TextRequest, Turn
 from omnistage.models.toy.film import FilmMaker, FilmOptions, Scene
@@ -78,17 +77,9 @@ async def test_parts_come_in_their_order_with_their_digests():
 
 async def test_the_digest_of_large_media_is_made_beside_the_loop():
     """The test's own loop runs on meanwhile."""
-    turns = itertools.count()
-
-    async def turn() -> None:
-        while True:
-            next(turns)
-            await asyncio.sleep(0)
-
-    turning = asyncio.create_task(turn())
-    request = await asked(said_by("user", media(bytes(LARGE))))
-    turning.cancel()
-    assert next(turns) > 2
+    async with turning() as turns:
+        request = await asked(said_by("user", media(bytes(LARGE))))
+        assert turns() > 2
     (part,) = request.turns[0].parts
     assert isinstance(part, Media) and part.digest == hashlib.sha256(bytes(LARGE)).digest()
 
