@@ -1,14 +1,16 @@
 """Which token of each row comes first: the largest score, or the winner of a race (see `noise`) among the tokens that pass the filters.
 
 Few tokens of a vocabulary are looked at. It is cut into blocks that are known by their peaks: the n largest scores lie in the n blocks with
-the highest peaks, and a block whose peak would not win even with the block's first time needs no other noise. Top-k and top-p see a
-window of the largest scores, and say of which rows that was enough; the others are to be asked again with a larger one.
+the highest peaks, and a block whose peak would not win even with the block's first time needs no other noise. Filters are floors: the least
+score that passes. Top-k and top-p find theirs among a window of the largest scores, and say of which rows that was enough; the floors of
+the others come from all of their scores, in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from omnistage.engine.noise import BLOCK, first_times, times
@@ -17,12 +19,14 @@ from omnistage.engine.types import Sampling
 _SLACK = 1e-9
 """More than the library's logarithm is wrong by: a block is left out only if it is worse by so much."""
 
-
 _PROMISING = 8
 """Blocks of a row that are looked at first."""
 
-WINDOWS = (128, 1024, 16384, 1 << 40)
-"""Largest scores of a row that top-k and top-p see: nearly every row is final with the first window, every row with the last."""
+_WINDOW = 128
+"""Largest scores of a row that top-k and top-p see first: enough for nearly every row."""
+
+_TOTALS_ERROR = 1e-5
+"""More than a total is wrong by, as a share of it: its exponents and the sums inside blocks are float32."""
 
 
 class Scores:
@@ -60,35 +64,73 @@ class Scores:
         block = self.peaks.argmax(-1)
         return block * BLOCK + self.of(torch.arange(len(block), device=block.device), block).argmax(-1)
 
-    def window(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `size` largest scores of each row, descending, and their ids. [rows, min(size, vocab)]"""
-        if size >= self.peaks.shape[1]:
+    def window(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest scores of each row, descending, and their ids. [rows, min(_WINDOW, all of them)]"""
+        if self.peaks.shape[1] <= _WINDOW:
             scores = self.whole().flatten(1)
-            values, ids = scores.topk(min(size, scores.shape[1]), -1)
+            values, ids = scores.topk(min(_WINDOW, scores.shape[1]), -1)
             return values, ids
-        best = self.peaks.topk(size, -1).indices
+        best = self.peaks.topk(_WINDOW, -1, sorted=False).indices
         rows = torch.arange(len(best), device=best.device)[:, None]
-        values, places = self.of(rows, best).flatten(1).topk(size, -1)
+        values, places = self.of(rows, best).flatten(1).topk(_WINDOW, -1)
         return values, best.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+
+    def descending(self, place: int) -> torch.Tensor:
+        """All scores of one row. [1, blocks * BLOCK]"""
+        scores = self._all[self._at[place]].view(1, -1)
+        if scores.device.type != "cpu":
+            return scores.sort(-1, descending=True).values
+        # torch would order their places as well, which takes more than ten times as long.
+        return torch.from_numpy(np.sort(scores.numpy(), -1)).flip(-1)
 
 
 class Filters:
-    """Settings of some rows as columns [rows, 1] on a device, float64 but top_k. needs_totals: whether a row has top-p and no top-k."""
+    """Settings of some rows as columns [rows, 1] on a device, float64 but top_k: int64."""
 
-    __slots__ = ("min_p", "needs_totals", "temperature", "top_k", "top_p")
+    __slots__ = ("min_p", "temperature", "top_k", "top_p")
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
         columns = [(sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k) for sampling in settings]
         table = torch.tensor(columns, dtype=torch.float64, device=device)
         self.temperature, self.top_p, self.min_p, top_k = (table[:, place : place + 1] for place in range(4))
         self.top_k = top_k.to(torch.int64)
-        self.needs_totals = any(sampling.top_p < 1 and not sampling.top_k for sampling in settings)
 
 
-def race(scores: Scores, filters: Filters, keys: torch.Tensor) -> torch.Tensor:
-    """One token a row, int64 [rows], for rows without top-k and top-p. keys: see `noise`."""
+def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
+    """The least score that passes min-p, float64 [rows, 1]; -inf where it is 0."""
+    return scores.tops + filters.min_p.log() * filters.temperature
+
+
+def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
+    """The least score that passes top-k, top-p and min-p, float64 [rows, 1]."""
+    floors = []
+    for place, sampling in enumerate(settings):  # One row after the other stays in the cache, and its sums know no other row.
+        filters = Filters([sampling], scores.peaks.device)
+        floors.append(_floors(scores.descending(place).double(), filters)[0])
+    return torch.maximum(torch.cat(floors), floors_of_min_p(scores, Filters(settings, scores.peaks.device)))
+
+
+def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least score that passes top-k and top-p, float64 [rows, m], and that passes top-k alone, [rows, 1]; -inf where all pass.
+
+    values: the largest scores of each row, descending, float64 [rows, n]. totals: what top-p is a share of where there is no top-k, sums of
+    exp((score - top) / temperature), float64 [rows, m]; without them that of the values.
+    """
+    last = values.shape[1] - 1
+    has_k, has_p = filters.top_k > 0, filters.top_p < 1
+    of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, last)).masked_fill_(~has_k, float("-inf"))
+    weights = ((values - values[:, :1]) / filters.temperature).exp_().masked_fill_(values < of_rank, 0.0)
+    reached = weights.cumsum(-1)
+    # Shares are of what top-k left, and without top-k of the whole vocabulary.
+    totals = reached[:, -1:] if totals is None else torch.where(has_k, reached[:, -1:], totals)
+    # The first place at which the shares reach top-p is the last one that stays.
+    of_shares = values.gather(1, torch.searchsorted(reached, filters.top_p * totals).clamp_(max=last))
+    return torch.maximum(of_shares.masked_fill_(~has_p, float("-inf")), of_rank), of_rank
+
+
+def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """One token a row, int64 [rows], among those not below its floor. floors: float64 [rows, 1]. keys: see `noise`."""
     numbers = torch.arange(scores.peaks.shape[1], device=keys.device)[None]
-    floors = _floors_of_min_p(scores, filters)
     peaks = scores.peaks.double()
     first, _ = first_times(keys, numbers)
     bounds = ((peaks - scores.tops) / filters.temperature).sub_(first.log_()).masked_fill_(peaks < floors, float("-inf"))
@@ -114,45 +156,31 @@ def _raced(
     return best.values, blocks * BLOCK + best.indices
 
 
-def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `race`, for rows with top-k or top-p or both. Returns tokens, int64 [rows], and which are final, bool [rows]."""
-    values, ids = scores.window(window)
+def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `race`, where a window of the largest scores shows the floors. Returns tokens, int64 [rows], and which are final, bool [rows]."""
+    values, ids = scores.window()
     values = values.double()
-    width = values.shape[1]
-    is_whole = width == scores.peaks.shape[1] * BLOCK
-    tempered = (values - values[:, :1]) / filters.temperature
-    has_k, has_p = filters.top_k > 0, filters.top_p < 1
-    of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, width - 1)).masked_fill_(~has_k, float("-inf"))
-    kept = (values >= of_rank) & torch.isfinite(values)
-    reached = tempered.exp().masked_fill_(~kept, 0.0).cumsum(-1)
-    # Shares are of what top-k left, and without top-k of the whole vocabulary.
-    totals = reached[:, -1:]
-    if filters.needs_totals and not is_whole:
-        totals = torch.where(has_k, totals, _totals(scores, filters))
-    goals = filters.top_p * totals
-    # The first place at which the shares reach top-p is the last one that stays.
-    last = torch.minimum((reached < goals).sum(-1, keepdim=True), kept.sum(-1, keepdim=True) - 1).clamp_(min=0)
-    floors = torch.where(has_p, values.gather(1, last), of_rank)
-    floors = torch.maximum(floors, _floors_of_min_p(scores, filters))
-    gone = (values < floors) | ~kept
+    totals = _totals(scores, filters) * torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64, device=keys.device)
+    floors, of_rank = _floors(values, filters, totals)
+    floors = torch.maximum(floors, floors_of_min_p(scores, filters))
     places, blocks = (ids % BLOCK)[:, :, None], ids // BLOCK
-    noisy = tempered.sub_(times(keys, blocks, places)[:, :, 0].log_()).masked_fill_(gone, float("-inf"))
+    noisy = ((values - scores.tops) / filters.temperature).sub_(times(keys, blocks, places)[:, :, 0].log_())
+    noisy.masked_fill_(values < floors[:, :1], float("-inf"))
     tokens = ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
-    if is_whole:
-        return tokens, torch.ones_like(tokens, dtype=torch.bool)
     # Equal scores stand or fall together: those of the last rank, and of the last place that stays, must all lie in the window.
-    seen = torch.where(has_k, values[:, -1:] < of_rank, reached[:, -1:] >= goals)
-    return tokens, (seen & (values[:, -1:] < floors))[:, 0]
-
-
-def _floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
-    """The least score that passes min-p, float64 [rows, 1]; -inf where it is 0."""
-    return scores.tops + filters.min_p.log() * filters.temperature
+    end = values[:, -1:]
+    final = (floors > end).all(-1, keepdim=True) & (floors[:, :1] == floors[:, 1:]) & ((filters.top_k == 0) | (of_rank > end))
+    return tokens, final[:, 0]
 
 
 def _totals(scores: Scores, filters: Filters) -> torch.Tensor:
-    """Sum of exp((score - top) / temperature) of each row, float64 [rows, 1]. Summed in float32 inside a block: wrong by 1e-5 at most."""
-    # A temperature near zero would have an infinite reciprocal here, and zero times that is no number.
-    colder = filters.temperature.reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
-    weights = (scores.whole() - scores.tops.float()[:, :, None]).mul_(colder[:, :, None]).exp_()
-    return weights.sum(-1).double().sum(-1, keepdim=True)
+    """Sum of exp((score - top) / temperature) of each row with top-p and no top-k, float64 [rows, 1]; 0 for the others."""
+    totals = torch.zeros_like(scores.tops)
+    places = ((filters.top_p < 1) & (filters.top_k == 0))[:, 0].nonzero()[:, 0].tolist()
+    if places:
+        some = scores.some(places)
+        # A temperature near zero would have an infinite reciprocal here, and zero times that is no number.
+        colder = filters.temperature[places].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
+        weights = (some.whole() - some.tops.float()[:, :, None]).mul_(colder[:, :, None]).exp_()
+        totals[places] = weights.sum(-1).double().sum(-1, keepdim=True)
+    return totals

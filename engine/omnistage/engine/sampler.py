@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from omnistage.engine.noise import BLOCK, keys, seed_bits
-from omnistage.engine.race import WINDOWS, Filters, Scores, race, race_in_window
+from omnistage.engine.noise import BLOCK, seed_bits
+from omnistage.engine.noise import keys as noise_keys
+from omnistage.engine.race import Filters, Scores, floors_of_all, floors_of_min_p, race, race_in_window
 from omnistage.engine.types import Sampling
 
 
@@ -104,26 +105,22 @@ def _sample(
     logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], memory: torch.Tensor
 ) -> list[DrawnToken | None]:
     scores = _edited(logits, rows, banned, memory)
-    finite = torch.isfinite(scores.tops[:, 0])
-    tokens, is_finite = [0] * len(rows), [True] * len(rows)
-    remaining = list(range(len(rows)))
-    for window in WINDOWS:
-        chosen, final = _choose(scores, [rows[index] for index in remaining], window)
-        # The only transfer of a step, but for the few rows that need a larger window.
-        answers = torch.stack((chosen, final.long(), finite.long())).tolist()
-        missed = []
-        for place, (token, is_final, good) in enumerate(zip(*answers, strict=True)):
-            tokens[remaining[place]], is_finite[remaining[place]] = token, bool(good)
-            if good and not is_final:
-                missed.append(place)
-        if not missed:
-            break
-        scores, finite, remaining = scores.some(missed), finite[missed], [remaining[place] for place in missed]
+    chosen, final = _choose(scores, rows)
+    # The only transfer of a step, but for the few rows of which more must be seen.
+    answers = torch.stack((chosen, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
+    tokens, are_final, are_finite = answers
+    missed = [place for place, is_final in enumerate(are_final) if are_finite[place] and not is_final]
+    if missed:
+        some, missing = scores.some(missed), [rows[place] for place in missed]
+        floors = floors_of_all(some, [row.sampling for row in missing])
+        found = race(some, Filters([row.sampling for row in missing], scores.tops.device), floors, _keys(missing, scores.tops.device))
+        for place, token in zip(missed, found.tolist(), strict=True):
+            tokens[place] = token
     logprobs = _logprobs(logits, rows, tokens)
-    return [DrawnToken(token, logprob) if good else None for token, good, logprob in zip(tokens, is_finite, logprobs, strict=True)]
+    return [DrawnToken(token, logprob) if good else None for token, good, logprob in zip(tokens, are_finite, logprobs, strict=True)]
 
 
-def _choose(scores: Scores, rows: Sequence[Draws], window: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of rows, int64 [rows], and which are final, bool [rows]."""
     device = scores.tops.device
     chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
@@ -136,13 +133,19 @@ def _choose(scores: Scores, rows: Sequence[Draws], window: int) -> tuple[torch.T
         chosen[greedy] = scores.some(greedy).largest()
     for places in (ranked, others):
         if places:
-            seeds, steps = torch.tensor([(seed_bits(rows[place].seed), rows[place].step) for place in places], device=device).unbind(1)
-            filters, noise_keys = Filters([settings[place] for place in places], device), keys(seeds, steps)
+            some, filters = scores.some(places), Filters([settings[place] for place in places], device)
+            keys = _keys([rows[place] for place in places], device)
             if places is ranked:
-                chosen[places], final[places] = race_in_window(scores.some(places), filters, noise_keys, window)
+                chosen[places], final[places] = race_in_window(some, filters, keys)
             else:
-                chosen[places] = race(scores.some(places), filters, noise_keys)
+                chosen[places] = race(some, filters, floors_of_min_p(some, filters), keys)
     return chosen, final
+
+
+def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
+    """See `noise`. int64 [rows]"""
+    seeds, steps = torch.tensor([(seed_bits(row.seed), row.step) for row in rows], device=device).unbind(1)
+    return noise_keys(seeds, steps)
 
 
 def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
