@@ -25,6 +25,9 @@ _PROMISING = 8
 _WINDOW = 128
 """Largest scores of a row that top-k and top-p see first: enough for nearly every row."""
 
+_PIECE = 8
+"""Scores of a block that are looked at together in the search for the window."""
+
 _TOTALS_ERROR = 1e-5
 """More than a total is wrong by, as a share of it: its exponents and the sums inside blocks are float32."""
 
@@ -66,14 +69,21 @@ class Scores:
 
     def window(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest scores of each row, descending, and their ids. [rows, min(_WINDOW, all of them)]"""
+        rows = torch.arange(len(self.peaks), device=self.peaks.device)[:, None]
         if self.peaks.shape[1] <= _WINDOW:
-            scores = self.whole().flatten(1)
-            values, ids = scores.topk(min(_WINDOW, scores.shape[1]), -1)
-            return values, ids
-        best = self.peaks.topk(_WINDOW, -1, sorted=False).indices
-        rows = torch.arange(len(best), device=best.device)[:, None]
-        values, places = self.of(rows, best).flatten(1).topk(_WINDOW, -1)
-        return values, best.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+            scores, numbers = self.whole(), torch.arange(self.peaks.shape[1], device=rows.device).expand(len(rows), -1)
+        else:
+            numbers = self.peaks.topk(_WINDOW, -1, sorted=False).indices
+            scores = self.of(rows, numbers)
+            # The same once more, in smaller pieces: to order few scores costs more than to find their pieces.
+            scores = scores.view(len(rows), -1, _PIECE)
+            pieces = scores.amax(-1).topk(_WINDOW, -1, sorted=False).indices
+            scores, numbers = (
+                scores[rows, pieces],
+                numbers.gather(1, pieces // (BLOCK // _PIECE)) * (BLOCK // _PIECE) + pieces % (BLOCK // _PIECE),
+            )
+        values, places = scores.flatten(1).topk(min(_WINDOW, scores.shape[1] * scores.shape[2]), -1)
+        return values, numbers.gather(1, places // scores.shape[2]) * scores.shape[2] + places % scores.shape[2]
 
     def descending(self, place: int) -> torch.Tensor:
         """All scores of one row. [1, blocks * BLOCK]"""
@@ -81,19 +91,27 @@ class Scores:
         if scores.device.type != "cpu":
             return scores.sort(-1, descending=True).values
         # torch would order their places as well, which takes more than ten times as long.
-        return torch.from_numpy(np.sort(scores.numpy(), -1)).flip(-1)
+        negated = scores.neg()
+        negated.numpy().sort(-1)
+        return negated.neg_()
 
 
 class Filters:
-    """Settings of some rows as columns [rows, 1] on a device, float64 but top_k: int64."""
+    """Settings of some rows as columns [rows, 1] on a device, float64 but top_k: int64.
 
-    __slots__ = ("min_p", "temperature", "top_k", "top_p")
+    any_top_k, any_top_p: whether a row has it. of_all: places of the rows with top-p of the whole vocabulary.
+    """
+
+    __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
         columns = [(sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k) for sampling in settings]
         table = torch.tensor(columns, dtype=torch.float64, device=device)
         self.temperature, self.top_p, self.min_p, top_k = (table[:, place : place + 1] for place in range(4))
         self.top_k = top_k.to(torch.int64)
+        self.any_top_k = any(sampling.top_k > 0 for sampling in settings)
+        self.any_top_p = any(sampling.top_p < 1 for sampling in settings)
+        self.of_all = [place for place, sampling in enumerate(settings) if sampling.top_p < 1 and not sampling.top_k]
 
 
 def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
@@ -106,26 +124,30 @@ def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
     floors = []
     for place, sampling in enumerate(settings):  # One row after the other stays in the cache, and its sums know no other row.
         filters = Filters([sampling], scores.peaks.device)
-        floors.append(_floors(scores.descending(place).double(), filters)[0])
+        floors.append(_floors(scores.descending(place), filters)[0])
     return torch.maximum(torch.cat(floors), floors_of_min_p(scores, Filters(settings, scores.peaks.device)))
 
 
 def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The least score that passes top-k and top-p, float64 [rows, m], and that passes top-k alone, [rows, 1]; -inf where all pass.
 
-    values: the largest scores of each row, descending, float64 [rows, n]. totals: what top-p is a share of where there is no top-k, sums of
+    values: the largest scores of each row, descending, float32 [rows, n]. totals: what top-p is a share of where there is no top-k, sums of
     exp((score - top) / temperature), float64 [rows, m]; without them that of the values.
     """
-    last = values.shape[1] - 1
-    has_k, has_p = filters.top_k > 0, filters.top_p < 1
+    last, has_k = values.shape[1] - 1, filters.top_k > 0
     of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, last)).masked_fill_(~has_k, float("-inf"))
-    weights = ((values - values[:, :1]) / filters.temperature).exp_().masked_fill_(values < of_rank, 0.0)
-    reached = weights.cumsum(-1)
+    if not filters.any_top_p:
+        return of_rank.double(), of_rank.double()
+    weights = values.double()
+    weights = weights.sub_(weights[:, :1].clone()).div_(filters.temperature).exp_()
+    if filters.any_top_k:
+        weights.masked_fill_(values < of_rank, 0.0)
+    reached = weights.cumsum_(-1)
     # Shares are of what top-k left, and without top-k of the whole vocabulary.
     totals = reached[:, -1:] if totals is None else torch.where(has_k, reached[:, -1:], totals)
     # The first place at which the shares reach top-p is the last one that stays.
     of_shares = values.gather(1, torch.searchsorted(reached, filters.top_p * totals).clamp_(max=last))
-    return torch.maximum(of_shares.masked_fill_(~has_p, float("-inf")), of_rank), of_rank
+    return torch.maximum(of_shares.masked_fill_(filters.top_p >= 1, float("-inf")), of_rank).double(), of_rank.double()
 
 
 def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -159,28 +181,26 @@ def _raced(
 def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """As `race`, where a window of the largest scores shows the floors. Returns tokens, int64 [rows], and which are final, bool [rows]."""
     values, ids = scores.window()
-    values = values.double()
     totals = _totals(scores, filters) * torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64, device=keys.device)
     floors, of_rank = _floors(values, filters, totals)
     floors = torch.maximum(floors, floors_of_min_p(scores, filters))
     places, blocks = (ids % BLOCK)[:, :, None], ids // BLOCK
-    noisy = ((values - scores.tops) / filters.temperature).sub_(times(keys, blocks, places)[:, :, 0].log_())
+    noisy = ((values.double() - scores.tops) / filters.temperature).sub_(times(keys, blocks, places)[:, :, 0].log_())
     noisy.masked_fill_(values < floors[:, :1], float("-inf"))
     tokens = ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
     # Equal scores stand or fall together: those of the last rank, and of the last place that stays, must all lie in the window.
     end = values[:, -1:]
-    final = (floors > end).all(-1, keepdim=True) & (floors[:, :1] == floors[:, 1:]) & ((filters.top_k == 0) | (of_rank > end))
+    final = (floors > end).all(-1, keepdim=True) & (floors[:, :1] == floors[:, -1:]) & ((filters.top_k == 0) | (of_rank > end))
     return tokens, final[:, 0]
 
 
 def _totals(scores: Scores, filters: Filters) -> torch.Tensor:
-    """Sum of exp((score - top) / temperature) of each row with top-p and no top-k, float64 [rows, 1]; 0 for the others."""
+    """Sum of exp((score - top) / temperature) of each row with top-p of the whole vocabulary, float64 [rows, 1]; 0 for the others."""
     totals = torch.zeros_like(scores.tops)
-    places = ((filters.top_p < 1) & (filters.top_k == 0))[:, 0].nonzero()[:, 0].tolist()
-    if places:
-        some = scores.some(places)
+    if filters.of_all:
+        some = scores.some(filters.of_all)
         # A temperature near zero would have an infinite reciprocal here, and zero times that is no number.
-        colder = filters.temperature[places].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
+        colder = filters.temperature[filters.of_all].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
         weights = (some.whole() - some.tops.float()[:, :, None]).mul_(colder[:, :, None]).exp_()
-        totals[places] = weights.sum(-1).double().sum(-1, keepdim=True)
+        totals[filters.of_all] = weights.sum(-1).double().sum(-1, keepdim=True)
     return totals

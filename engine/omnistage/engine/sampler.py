@@ -159,7 +159,8 @@ def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
     if tallied:
         lengths = torch.tensor([len(tally.ids) for tally, _, _ in tallied])
         counts = torch.cat([tally.counts for tally, _, _ in tallied]).to(device)
-        where = torch.cat([tally.ids + place * width for tally, _, place in tallied]).to(device)
+        starts = torch.tensor([place * width for _, _, place in tallied])
+        where = torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)).to(device)
         penalties = torch.tensor([(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _ in tallied])
         repetition, frequency, presence = penalties.repeat_interleave(lengths, 0).to(device).unbind(1)
         values = flat[where]
