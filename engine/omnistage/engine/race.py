@@ -25,7 +25,7 @@ _WINDOW = 128
 """Largest scores of a row that top-k and top-p see first: enough for nearly every row."""
 
 _PIECE = 8
-"""Scores of a block that are looked at together in the search for the window."""
+"""Scores of a block that the search for the window takes together. Divides BLOCK."""
 
 _TOTALS_ERROR = 1e-5
 """More than a total is wrong by, as a share of it: its exponents and the sums inside blocks are float32."""
@@ -68,21 +68,18 @@ class Scores:
 
     def window(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest scores of each row, descending, and their ids. [rows, min(_WINDOW, all of them)]"""
-        rows = torch.arange(len(self.peaks), device=self.peaks.device)[:, None]
         if self.peaks.shape[1] <= _WINDOW:
-            scores, numbers = self.whole(), torch.arange(self.peaks.shape[1], device=rows.device).expand(len(rows), -1)
-        else:
-            numbers = self.peaks.topk(_WINDOW, -1, sorted=False).indices
-            scores = self.of(rows, numbers)
-            # The same once more, in smaller pieces: to order few scores costs more than to find their pieces.
-            scores = scores.view(len(rows), -1, _PIECE)
-            pieces = scores.amax(-1).topk(_WINDOW, -1, sorted=False).indices
-            scores, numbers = (
-                scores[rows, pieces],
-                numbers.gather(1, pieces // (BLOCK // _PIECE)) * (BLOCK // _PIECE) + pieces % (BLOCK // _PIECE),
-            )
-        values, places = scores.flatten(1).topk(min(_WINDOW, scores.shape[1] * scores.shape[2]), -1)
-        return values, numbers.gather(1, places // scores.shape[2]) * scores.shape[2] + places % scores.shape[2]
+            scores = self.whole().flatten(1)
+            values, ids = scores.topk(min(_WINDOW, scores.shape[1]), -1)
+            return values, ids
+        blocks = self.peaks.topk(_WINDOW, -1, sorted=False).indices
+        rows = torch.arange(len(blocks), device=blocks.device)[:, None]
+        # Once more with pieces of these blocks: to find the largest among a quarter of the scores takes less than half the time.
+        scores = self.of(rows, blocks).view(len(rows), -1, _PIECE)
+        pieces = scores.amax(-1).topk(_WINDOW, -1, sorted=False).indices
+        values, places = scores[rows, pieces].flatten(1).topk(_WINDOW, -1)
+        places = pieces.gather(1, places // _PIECE) * _PIECE + places % _PIECE
+        return values, blocks.gather(1, places // BLOCK) * BLOCK + places % BLOCK
 
     def descending(self, place: int) -> torch.Tensor:
         """All scores of one row. [1, blocks * BLOCK]"""
