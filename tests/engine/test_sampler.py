@@ -152,7 +152,7 @@ def plain_choices(
         return {int(np.argmax(scores))}
     noise = -np.log(plain_times(seed, len(answer), len(scores)))
     choices = set()
-    for top_p in (sampling.top_p, sampling.top_p * (1 - 1e-5), min(sampling.top_p * (1 + 1e-5), 1.0)):
+    for top_p in (sampling.top_p, sampling.top_p * (1 - 1e-9), min(sampling.top_p * (1 + 1e-9), 1.0)):
         tempered = (scores.astype(np.float64) - scores.max()) / sampling.temperature
         descending = np.sort(tempered)[::-1]
         if sampling.top_k:
@@ -199,6 +199,85 @@ def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: i
             assert drawn is not None and drawn.token_id in expected, f"{settings[index]}, spread {spread}, {dtype}"
 
 
+def shaped_logits(shape: str, vocab: int, generator: torch.Generator) -> torch.Tensor:
+    """float32 [vocab]: logits that a window of the largest decides, or cannot decide."""
+    noise = torch.randn(vocab, generator=generator)
+    if shape == "flat":
+        return noise * 0.01
+    if shape == "equal":
+        return torch.full((vocab,), 3.25)
+    if shape == "tied":
+        return (noise * 2).round()
+    if shape == "two levels":
+        return (noise > 1.5).float()
+    if shape == "one above a plateau":
+        return torch.zeros(vocab).index_fill_(0, torch.randint(vocab, (1,), generator=generator), 12.0)
+    if shape == "few are possible":
+        return noise.masked_fill_(torch.rand(vocab, generator=generator) > 5 / vocab, float("-inf")).index_fill_(0, torch.tensor(7), 0.5)
+    if shape == "half are impossible":
+        return noise.masked_fill_(torch.rand(vocab, generator=generator) > 0.5, float("-inf")).index_fill_(0, torch.tensor(7), 0.5)
+    if shape == "far from zero":
+        return noise * 3 - 20_000
+    return noise * 5  # peaked
+
+
+SHAPES = [
+    "flat",
+    "equal",
+    "tied",
+    "two levels",
+    "one above a plateau",
+    "few are possible",
+    "half are impossible",
+    "far from zero",
+    "peaked",
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("vocab", [33, 5000, 49_152, 151_936])
+def test_filters_that_reach_beyond_the_largest_scores_are_those_of_all_scores(shape: str, vocab: int, seed: int) -> None:
+    """Each row by the definition, alone and beside other rows."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    count = 12
+    settings = [
+        Sampling(
+            temperature=rng.choice([1e-3, 0.1, 0.7, 1.0, 2.0, 100.0, 1e6]),
+            top_k=rng.choice([0, 0, 0, 2, 100, 127, 128, 129, 3000, 40_000]),
+            top_p=rng.choice([0.05, 0.5, 0.8, 0.95, 0.999, 0.999_999, 1.0]),
+            min_p=rng.choice([0.0, 0.0, 0.0, 1e-5, 0.3]),
+        )
+        for _ in range(count)
+    ]
+    logits = torch.stack([shaped_logits(shape, vocab, generator) for _ in range(count)])
+    seeds = [rng.getrandbits(64) for _ in range(count)]
+    together = sample(logits, [draws(*row) for row in zip(settings, seeds, strict=True)], [()] * count)
+    for index, drawn in enumerate(together):
+        given = draws(settings[index], seeds[index])
+        assert drawn == sample(logits[index : index + 1], [given], [()])[0], f"{settings[index]}"
+        expected = plain_choices(logits[index].double().numpy(), settings[index], (), (), (), seeds[index])
+        assert drawn is not None and drawn.token_id in expected, f"{settings[index]}"
+
+
+def test_equal_scores_stand_or_fall_together_behind_any_rank() -> None:
+    """1,000 scores of 1 among 40,000 of 0: a rank or a share that ends within one of the two keeps all of it."""
+    ones = torch.arange(0, 40_000, 40)
+    logits = torch.zeros(40_000).index_fill_(0, ones, 1.0).expand(100, -1)
+    share = 1000 * math.e / (1000 * math.e + 39_000)
+    for sampling in (
+        Sampling(1.0, top_k=1),
+        Sampling(1.0, top_k=1000),
+        Sampling(1.0, top_p=share * 0.01),
+        Sampling(1.0, top_p=share * 0.999),
+        Sampling(1.0, top_k=1001, top_p=share * 0.999),
+    ):
+        found = {drawn.token_id for drawn in sample(logits, [draws(sampling, seed) for seed in range(100)], [()] * 100) if drawn}
+        assert len(found) > 80 and found <= set(ones.tolist()), sampling
+    for sampling in (Sampling(1.0, top_k=1001), Sampling(1.0, top_p=share * 1.001)):
+        found = {drawn.token_id for drawn in sample(logits, [draws(sampling, seed) for seed in range(100)], [()] * 100) if drawn}
+        assert len(found - set(ones.tolist())) > 50, sampling
+
+
 def test_top_p_takes_shares_of_what_top_k_left() -> None:
     """80 scores are nearly equal, the others have a fifth of their weight together: half of what top-k left is 40 tokens, not 48."""
     logits = torch.full((1, 60_000), 1.0 - math.log(60_000 / 16))
@@ -237,6 +316,9 @@ def test_a_banned_token_is_never_drawn_and_a_row_that_is_not_finite_gives_none()
     logits[4, 7] = float("nan")
     drawn = sample(logits, [draws(Sampling()) for _ in range(5)], [(7,), (), (), (), (7,)])
     assert drawn == [DrawnToken(0, None), None, None, None, None]
+    for sampling in (Sampling(1.0), Sampling(1.0, top_p=0.9), Sampling(1.0, top_k=30), Sampling(1.0, top_k=30, top_p=0.9)):
+        first, *others = sample(logits, [draws(sampling) for _ in range(5)], [(7,), (), (), (), (7,)])
+        assert first is not None and first.token_id != 7 and others == [None] * 4
 
 
 def uniform(seed: int, step: int, count: int) -> torch.Tensor:
