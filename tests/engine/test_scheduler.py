@@ -175,6 +175,8 @@ class Scheduling(RuleBasedStateMachine):
             sequence.append(ROW[:0], True)
         bound = (1 + len(self.alive)) * sum(sequence.request.rows + 1 for sequence in self.alive)
         for _ in range(bound):
+            if all(map(self.ended, self.alive)):
+                break
             self.house.step()
         assert all(map(self.ended, self.alive))
         self.house.prefixes.shrink(PAGES)
