@@ -1,4 +1,4 @@
-"""What any test may use: a seed that a failure shows, a free port, the processes it started; and the order in which heavy tests run."""
+"""What any test may use: a seed that a failure shows, a free port, the processes it started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import secrets
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,15 +23,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
 settings.register_profile("omnistage", deadline=None, print_blob=True)
 settings.load_profile("omnistage")
-
-SYSTEM = Path(__file__).parent / "system"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """System tests start whole stacks, so each of them needs the machine for itself."""
-    for item in items:
-        if item.path.is_relative_to(SYSTEM):
-            item.add_marker(pytest.mark.serial)
 
 
 @pytest.fixture

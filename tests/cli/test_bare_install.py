@@ -7,8 +7,6 @@ import pytest
 
 from helpers.bare import bare_environment, bare_python
 
-pytestmark = pytest.mark.serial
-
 INSTALL = "pip install 'omnistage[cli,models"
 
 

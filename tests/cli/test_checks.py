@@ -10,8 +10,6 @@ import pytest
 
 from helpers.processes import Family
 
-pytestmark = pytest.mark.serial
-
 WATCHED = """
 import json, sys
 started = []

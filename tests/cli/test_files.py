@@ -17,8 +17,6 @@ from omnistage.client.errors import RequestError
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2
 
-pytestmark = pytest.mark.serial
-
 COMMAND = (sys.executable, "-m", "omnistage.cli")
 
 

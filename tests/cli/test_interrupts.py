@@ -17,8 +17,6 @@ from helpers.processes import Family
 from helpers.terminal import CTRL_C, Terminal
 from omnistage.models.toy import formulas
 
-pytestmark = pytest.mark.serial
-
 COMMAND = (sys.executable, "-m", "omnistage.cli")
 MOMENTS = 30
 TEXT = "one two three four five six"

@@ -21,8 +21,6 @@ from omnistage.cli.child import Child
 from omnistage.cli.keeper import Keeper
 from omnistage.v1 import stage_pb2
 
-pytestmark = pytest.mark.serial
-
 QUESTIONS = liveness.MAX_UNANSWERED + 2
 """That a sound process is asked: more than would end one that hangs."""
 
@@ -82,6 +80,7 @@ async def test_a_process_whose_python_stands_still_is_killed_and_started_again(t
         assert "thread.wedged" not in events and events.count("server.ready") == 2
 
 
+@pytest.mark.serial
 async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "PERIOD_S", 1.0)
     async with kept(tmp_path / "log") as server:

@@ -14,8 +14,6 @@ import pytest
 from helpers.processes import Family, Started
 from omnistage.cli.logs import LOCK, PREFIX, LogFolder, sweep
 
-pytestmark = pytest.mark.serial
-
 ASK = (sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--pipeline", "toy", "--text-only")
 
 

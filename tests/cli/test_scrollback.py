@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.servers import stack
 from helpers.terminal import Terminal, words_of
 from omnistage.models.toy import formulas
-
-pytestmark = pytest.mark.serial
 
 FIGURES = re.compile(r"^ttft \d+ ms")
 
@@ -90,10 +89,12 @@ def test_a_window_that_grows_meanwhile(toy_address: str, before: tuple[int, int]
     assert words_of(answer) == text.split()
 
 
-def test_a_window_that_shrinks_meanwhile(toy_address: str) -> None:
-    """The emulator cuts lines off that were there before; no word comes twice, and what comes after is whole."""
+def test_a_window_that_shrinks_meanwhile(tmp_path: Path) -> None:
+    """The emulator cuts lines off that were there before, and those that were on their way; no word comes twice, and what comes after is
+    whole. The model takes its time, so that most of the answer comes after."""
     text = numbered(3280)
-    answer, _ = say(Terminal(80, 24), text, toy_address, Once(b"mountain-top-028 ", lambda terminal: terminal.resize(30, 24)))
+    with stack(tmp_path, options={"interval_s": 0.05}) as running:
+        answer, _ = say(Terminal(80, 24), text, running.address, Once(b"mountain-top-028 ", lambda terminal: terminal.resize(30, 24)))
     shown = words_of(answer)
     own = set(text.split())
     whole = [word for word in shown if word in own]

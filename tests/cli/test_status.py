@@ -15,8 +15,6 @@ import pytest
 from helpers.processes import Family
 from omnistage.client import Omni
 
-pytestmark = pytest.mark.serial
-
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 WATCHED = """

@@ -1,12 +1,8 @@
 """What a person at a terminal sees, through a real pseudo-terminal."""
 
-import pytest
-
 from helpers.processes import Family
 from helpers.terminal import CTRL_C, Terminal, words_of
 from omnistage.models.toy import formulas
-
-pytestmark = pytest.mark.serial
 
 
 class Press:

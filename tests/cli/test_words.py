@@ -8,8 +8,6 @@ import pytest
 from helpers.processes import Started
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
-pytestmark = pytest.mark.serial
-
 COMMAND = (sys.executable, "-m", "omnistage.cli")
 
 

@@ -290,14 +290,12 @@ ENDS = {
 }
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("code", ENDS.values(), ids=ENDS.keys())
 async def test_a_program_that_ends_with_a_half_read_stream(router: Local, code: str) -> None:
     assert await run(code, router.address) == (0, "", "")
     await ended(router, 1)
 
 
-@pytest.mark.serial
 async def test_two_loops_one_after_the_other(router: Local) -> None:
     code = """
         import asyncio, sys
@@ -315,7 +313,6 @@ async def test_two_loops_one_after_the_other(router: Local) -> None:
     await ended(router, 3)
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("call", ["omni.generate('Hi', max_tokens=32768, ignore_eos=True)", "list(stream)"])
 async def test_an_interrupt_cancels_and_the_client_goes_on(router: Local, call: str) -> None:
     code = f"""

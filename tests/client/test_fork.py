@@ -13,8 +13,6 @@ import pytest
 
 from helpers.processes import Family, wait_end
 
-pytestmark = pytest.mark.serial
-
 PATIENCE_S = 60.0
 
 TELL = """

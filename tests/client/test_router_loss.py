@@ -20,8 +20,6 @@ from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni,
 from omnistage.host.process import BROKEN
 from omnistage.models.toy import formulas
 
-pytestmark = pytest.mark.serial
-
 LENGTH = 150
 INTERVAL_S = 0.005
 """Between tokens: long enough that a kill comes in the middle, however fast the machine is."""

@@ -48,9 +48,10 @@ STAGES: Mapping[str, type[ModelStage[Any]]] = {
 }
 KINDS = tuple(STAGES)
 CHAIN = ("thinker", "talker", "code2wav")
-READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
-SETTLE_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 100.0
+STOP_TIMEOUT_S = 25.0
+SETTLE_TIMEOUT_S = 25.0
+"""These two are shorter than a grace of 30 s, which nobody is to wait for."""
 
 # Real processes ------------------------------------------------------------------------------------------------------------------------
 

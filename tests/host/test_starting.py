@@ -11,8 +11,6 @@ import pytest
 
 from helpers.processes import Family
 
-pytestmark = pytest.mark.serial
-
 RUN_AND_LOOK = """
 import runpy, sys
 del sys.argv[0]

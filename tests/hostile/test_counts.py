@@ -22,7 +22,7 @@ from helpers.servers import CLIENT_OPTIONS, ServerProcess, Stack, all_free, omni
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.limits import MAX_FIELDS, TEXT_REQUEST_BYTES
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 GENERATE = "/omnistage.v1.OmniService/Generate"
 CONVERSE = "/omnistage.v1.OmniService/Converse"

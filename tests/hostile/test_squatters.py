@@ -15,10 +15,7 @@ from helpers.squatter import squatter
 from omnistage.cli.ports import Ports
 from omnistage.client import Omni
 
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a while"),
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a while")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ SNIPPET = re.compile(r"(?ms)^```(\w+)(?: (\S+))?\n(.*?)^```$")
 LINES = 90
 """Lines of the model, at most, that are neither empty nor imports."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = pytest.mark.slow
 
 
 class Page:

@@ -19,7 +19,7 @@ from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.interface import BadRequest, TextRequest, Turn
 from omnistage.models.smol.thinker import SmolThinker
 
-SMALL_CACHE = 256 << 20
+SMALL_CACHE = 384 << 20
 EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
 
 
@@ -31,7 +31,7 @@ def thinker(default_model: Path, request: pytest.FixtureRequest) -> Iterator[Smo
     """In bfloat16, or in the dtype that the test asks for. Loaded once: its callers' event loops come and go."""
     dtype = getattr(request, "param", "bfloat16")
     size = SMALL_CACHE * (2 if dtype == "float32" else 1)
-    model = SmolThinker.from_directory(default_model / "thinker", dtype=dtype, kv_bytes=size, poison=True)
+    model = SmolThinker.from_directory(default_model / "thinker", dtype=dtype, kv_bytes=SMALL_CACHE, poison=True)
     yield model
     asyncio.run(model.close())
 

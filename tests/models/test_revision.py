@@ -1,4 +1,4 @@
-"""Replicas whose results differ have other revisions. An environment variable of oneDNN makes other machines out of this one."""
+"""Replicas whose results differ have other revisions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,47 +15,56 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.instructions import OLDER_PROCESSORS, PLAIN_KERNELS
 from omnistage.models.common.revision import computed, revision
 
-OTHER_MACHINES = [
-    {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
-    {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-    {"ATEN_CPU_CAPABILITY": "avx2"},
-    {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
-    {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
-    {"ONEDNN_MAX_CPU_ISA": "SSE41"},
-]
-"""Instructions below those of a CPU of today: what oneDNN does not find it does not use, and one for torch's own kernels."""
+OTHER_MACHINES = (*OLDER_PROCESSORS[:1], PLAIN_KERNELS, *OLDER_PROCESSORS[1:])
 
 PROGRAM = Path(__file__).with_name("answers.py")
 
 KINDS = ("thinker", "talker", "code2wav")
 
+Told = dict[str, tuple[str, str]]
+"""By kind: the revision of a stage of the default model, and a digest of what it answers to several requests."""
 
-def told(kind: str, environment: dict[str, str]) -> tuple[str, str]:
-    """The revision of a stage of the default model there, and a digest of what it answers to several requests."""
+
+def told(environment: Mapping[str, str], *kinds: str) -> Told:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), kind], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        [sys.executable, str(PROGRAM), *kinds], env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )
-    said = json.loads(done.stdout.splitlines()[-1])[kind]
-    return said["revision"], said["answers"]
+    said = json.loads(done.stdout.splitlines()[-1])
+    return {kind: (said[kind]["revision"], said[kind]["answers"]) for kind in kinds}
+
+
+@pytest.fixture(scope="module")
+def machines(default_model: Path) -> Callable[[int], list[Told]]:
+    """What this machine tells, and so many others: each is asked once, for all kinds."""
+    known: list[Told] = []
+
+    def first(count: int) -> list[Told]:
+        for environment in ({}, *OTHER_MACHINES)[len(known) : count + 1]:
+            known.append(told(environment, *KINDS))
+        return known[: count + 1]
+
+    return first
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @lengths.rounds(2, len(OTHER_MACHINES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_answers_differ_revisions_differ(default_model: Path, kind: str, rounds: int) -> None:
+def test_where_answers_differ_revisions_differ(machines: Callable[[int], list[Told]], kind: str, rounds: int) -> None:
     """rounds: of the other machines, from the first on."""
-    pairs = {told(kind, environment) for environment in ({}, *OTHER_MACHINES[:rounds])}
+    pairs = {machine[kind] for machine in machines(rounds)}
     assert len({revision for revision, _ in pairs}) == len(pairs), f"one revision, and unlike answers: {sorted(pairs)}"
     if len({answers for _, answers in pairs}) == 1:
         pytest.skip(f"the {kind} answers the same with all of these instructions")
 
 
 @pytest.mark.slow
-def test_one_machine_has_one_revision(default_model: Path) -> None:
-    assert told("talker", {}) == told("talker", {})
+def test_one_machine_has_one_revision(machines: Callable[[int], list[Told]]) -> None:
+    (here,) = machines(0)
+    assert told({}, "talker")["talker"] == here["talker"]
 
 
 @pytest.fixture

@@ -85,7 +85,6 @@ async def test_a_name_that_does_not_exist_is_an_error():
         await SystemResolver()(Name("name.invalid", 50051))
 
 
-@pytest.mark.serial
 async def test_replicas_come_and_go_with_the_addresses_of_their_name(tmp_path: Path):
     """What DNS says decides who gets a session; a session runs on where it is; silence of DNS changes nothing."""
     zone = Zone()

@@ -141,7 +141,6 @@ async def test_a_session_that_goes_on_stays_with_its_revision() -> None:
 # Coming and going --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.serial
 async def test_replicas_come_and_go(tmp_path: Path, free_port: int) -> None:
     """One that comes takes sessions, one that drains or is killed takes none, and it is found again at its address."""
     late = f"127.0.0.1:{free_port}"
@@ -169,7 +168,6 @@ async def test_replicas_come_and_go(tmp_path: Path, free_port: int) -> None:
                 await until(placement, {first.address: LOST, late: LOST})
 
 
-@pytest.mark.serial
 async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
     with thinker(tmp_path) as one, thinker(tmp_path) as other:
         one.wait_ready()

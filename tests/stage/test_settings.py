@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from helpers.servers import ServerProcess, local_router, local_stage, omni_stub, stage_flags, stage_stub, toy_logic
 from omnistage.v1 import omni_pb2, stage_pb2
 
 
-@pytest.mark.serial
 async def test_what_was_chosen_is_logged_once_and_described(tmp_path: Path) -> None:
     flags = [*stage_flags(), "--gpu-memory-utilization", "0.5", "--max-sessions", "3"]
     with ServerProcess("omnistage.thinker", *flags, log_folder=tmp_path) as server:

@@ -18,6 +18,8 @@ from helpers.fleet import fleet
 from helpers.servers import all_free, omni_stub, stack
 from omnistage.v1 import omni_pb2_grpc
 
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
+
 SHORT = {"max_tokens": 8, "ignore_eos": True}
 ROOM = ["--max-sessions", "2000"]
 PATIENCE_S = 100.0
@@ -39,7 +41,6 @@ async def question(stub: omni_pb2_grpc.OmniServiceAsyncStub, number: int) -> str
     return "answered"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @lengths.rounds(600, 1500)
 async def test_every_question_of_one_moment_is_answered(tmp_path: Path, rounds: int) -> None:
@@ -55,7 +56,6 @@ async def test_every_question_of_one_moment_is_answered(tmp_path: Path, rounds: 
         await all_free(list(running.addresses.values()))
 
 
-@pytest.mark.slow
 async def test_who_finds_all_places_taken_is_refused_at_once(tmp_path: Path) -> None:
     """One client, which may take all places, asks more questions than there are: those that have none hear when to ask again, the others
     are answered."""
@@ -70,7 +70,6 @@ async def test_who_finds_all_places_taken_is_refused_at_once(tmp_path: Path) -> 
         await all_free(list(running.addresses.values()))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @lengths.rounds(20, 60)
 async def test_nobody_is_given_up_on_a_machine_whose_cores_are_all_busy(tmp_path: Path, seed: int, rounds: int) -> None:

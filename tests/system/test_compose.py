@@ -23,7 +23,7 @@ from helpers import images
 from helpers.daemon import Daemon, compose_program
 from helpers.machine import Machine, processes_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(600)]
 
 BASE = "omnistage-test-base"
 ROUTER = "127.0.0.1:50050"

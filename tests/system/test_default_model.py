@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import grpc.aio
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from benchmarks.asr import heard, recogniser, word_error_rate
 from helpers import lengths
@@ -26,10 +27,15 @@ MAX_TOKENS = 40
 TOKEN = Token("a-token-of-this-test-0123456789")
 
 
-@pytest.fixture(autouse=True)
-def known_token(monkeypatch: pytest.MonkeyPatch) -> None:
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture(scope="module")
+def known_token() -> Iterator[None]:
     """The stacks take it instead of one that only they know, so that a test can look at their stages."""
-    monkeypatch.setenv(VARIABLE, TOKEN.secret)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, TOKEN.secret)
+        yield
 
 
 @asynccontextmanager
@@ -40,6 +46,23 @@ async def serving(inline_limit: int | None = None) -> AsyncIterator[Stack]:
         yield stack
     finally:
         await stack.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(known_token: None) -> AsyncIterator[Stack]:
+    """As it is by default: its tensors are small enough to travel inline."""
+    async with serving() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sharing(known_token: None) -> AsyncIterator[Stack]:
+    """Every tensor goes through shared memory, of which no segment is left when the servers are gone."""
+    async with serving(inline_limit=0) as running:
+        yield running
+        files = set().union(*(files_of(child.pid) for child in running.children))
+        assert left_of(files), "no process uses shared memory: the rest would show nothing"
+    assert left_of(files) == set()
 
 
 async def ask_all(address: str, seed: int) -> list[Answer]:
@@ -63,17 +86,15 @@ def sound(answer: Answer) -> np.ndarray:
     return answer.audio.samples
 
 
-async def test_every_tensor_through_shared_memory_gives_the_same_samples(seed: int) -> None:
-    async with serving() as stack:
-        inline = await ask_all(stack.address, seed)
-    async with serving(inline_limit=0) as stack:
-        async with AsyncOmni(address=stack.address) as omni:
-            events = omni.stream(QUESTIONS[0], seed=seed, max_tokens=MAX_TOKENS)
-            await anext(events)
-            during = await watch(stack, "code2wav")
-            await events.aclose()
-        shared = await ask_all(stack.address, seed)
-        after = await watch(stack, "talker")
+async def test_every_tensor_through_shared_memory_gives_the_same_samples(stack: Stack, sharing: Stack, seed: int) -> None:
+    inline = await ask_all(stack.address, seed)
+    async with AsyncOmni(address=sharing.address) as omni:
+        events = omni.stream(QUESTIONS[0], seed=seed, max_tokens=MAX_TOKENS)
+        await anext(events)
+        during = await watch(sharing, "code2wav")
+        await events.aclose()
+    shared = await ask_all(sharing.address, seed)
+    after = await watch(sharing, "talker")
     assert during.transports == {"shared_memory": 1}
     assert after.leases == 0
     for one, other in zip(inline, shared, strict=True):
@@ -81,9 +102,8 @@ async def test_every_tensor_through_shared_memory_gives_the_same_samples(seed: i
         np.testing.assert_array_equal(sound(one), sound(other))
 
 
-async def test_the_words_in_the_sound_are_the_words_on_the_screen() -> None:
-    async with serving() as stack:
-        answers = await ask_all(stack.address, 1)
+async def test_the_words_in_the_sound_are_the_words_on_the_screen(stack: Stack) -> None:
+    answers = await ask_all(stack.address, 1)
     model = await asyncio.to_thread(recogniser)
     pairs = []
     for answer in answers:
@@ -92,9 +112,9 @@ async def test_the_words_in_the_sound_are_the_words_on_the_screen() -> None:
     assert word_error_rate(pairs) <= 0.1, pairs
 
 
-async def test_two_who_ask_at_once_each_hear_their_own_answer(seed: int) -> None:
+async def test_two_who_ask_at_once_each_hear_their_own_answer(stack: Stack, seed: int) -> None:
     """Bit-equal to what each hears alone: neighbours in a batch change nothing."""
-    async with serving() as stack, AsyncOmni(address=stack.address) as omni:
+    async with AsyncOmni(address=stack.address) as omni:
         alone = [await omni.generate(question, seed=seed, max_tokens=MAX_TOKENS, temperature=0.7) for question in QUESTIONS]
         together = await asyncio.gather(
             *(omni.generate(question, seed=seed, max_tokens=MAX_TOKENS, temperature=0.7) for question in QUESTIONS)
@@ -104,9 +124,9 @@ async def test_two_who_ask_at_once_each_hear_their_own_answer(seed: int) -> None
         np.testing.assert_array_equal(sound(one), sound(other))
 
 
-async def test_say_speaks_exactly_this_text() -> None:
+async def test_say_speaks_exactly_this_text(stack: Stack) -> None:
     text = "The number 42 costs $3.50, said Dr. Smith."
-    async with serving() as stack, AsyncOmni(address=stack.address) as omni:
+    async with AsyncOmni(address=stack.address) as omni:
         answer = await omni.say(text)
     assert answer.text == text
     model = await asyncio.to_thread(recogniser)
@@ -114,9 +134,11 @@ async def test_say_speaks_exactly_this_text() -> None:
     assert word_error_rate([(text, heard(model, answer.audio.samples, answer.audio.sample_rate))]) <= 0.1
 
 
-@pytest.mark.parametrize("text", ["🙂🙂🙂", "word " * 4000, "日本語だけ", "# Title\n\n- one\n- two\n\n```\ncode\n```", "\x00\x01", "a"])
-async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_request_works(text: str) -> None:
-    async with serving() as stack, AsyncOmni(address=stack.address) as omni:
+@pytest.mark.parametrize(
+    "text", ["🙂🙂🙂", "word " * 600, "word " * 9000, "日本語だけ", "# Title\n\n- one\n- two\n\n```\ncode\n```", "\x00\x01", "a"]
+)
+async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_request_works(stack: Stack, text: str) -> None:
+    async with AsyncOmni(address=stack.address) as omni:
         try:
             answer = await omni.generate(text, max_tokens=8)
             assert answer.finish_reason in ("stop", "length")
@@ -143,11 +165,11 @@ async def settled(stack: Stack, name: str, before: stage_pb2.WatchResponse) -> N
 
 
 @lengths.rounds(20, 60)
-async def test_after_cancels_nothing_is_held(seed: int, rounds: int) -> None:
-    """Pages, sessions, leases: all zero when the last cancelled answer is gone; and no segment is left when the servers are."""
-    async with serving(inline_limit=0) as stack, AsyncOmni(address=stack.address) as omni:
+async def test_after_cancels_nothing_is_held(sharing: Stack, seed: int, rounds: int) -> None:
+    """Pages, sessions, leases: all zero when the last cancelled answer is gone."""
+    async with AsyncOmni(address=sharing.address) as omni:
         names = ("thinker", "talker", "code2wav")
-        before = [await watch(stack, name) for name in names]
+        before = [await watch(sharing, name) for name in names]
         rng = np.random.default_rng(seed)
         for number in range(rounds):
             # At any moment: while it opens, in the prompt, before the first sound, in mid speech.
@@ -156,7 +178,4 @@ async def test_after_cancels_nothing_is_held(seed: int, rounds: int) -> None:
             asking.cancel()
             await asyncio.wait({asking})
         for name, old in zip(names, before, strict=True):
-            await settled(stack, name, old)
-        files = set().union(*(files_of(child.pid) for child in stack.children))
-        assert left_of(files), "no process uses shared memory: the rest would show nothing"
-    assert left_of(files) == set()
+            await settled(sharing, name, old)

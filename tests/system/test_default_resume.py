@@ -16,6 +16,8 @@ from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
 from omnistage.v1 import omni_pb2
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
 SEED = 11
 TOKENS = 120
 COUNTS = {"thinker": 3, "talker": 2, "code2wav": 2}

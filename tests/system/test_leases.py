@@ -38,6 +38,7 @@ async def test_a_killed_stage_gives_its_leases_back_long_before_the_grace(tmp_pa
             await all_free([thinker.address, running.addresses["code2wav"]])
 
 
+@pytest.mark.serial
 def test_a_stage_removes_at_its_start_what_a_killed_one_left(tmp_path: Path) -> None:
     with ServerProcess("omnistage.thinker", *stage_flags(), log_folder=tmp_path) as first:
         first.wait_ready()
@@ -63,6 +64,7 @@ def orphan_is_swept() -> bool:
     return not orphan.exists()
 
 
+@pytest.mark.serial
 async def test_a_stage_that_runs_sweeps_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_server, "SWEEP_PERIOD_S", 0.02)
     async with local_stage(toy_logic("thinker")):

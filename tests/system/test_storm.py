@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from helpers import lengths
 from helpers.ask import ask, request
 from helpers.disturbed import disturbed
@@ -63,6 +65,7 @@ class Killer:
         self._serving_since[name] = time.monotonic()
 
 
+@pytest.mark.serial
 @lengths.rounds(40, 100)
 async def test_many_answers_in_a_storm(tmp_path: Path, seed: int, rounds: int) -> None:
     options = {"interval_s": 0.1}

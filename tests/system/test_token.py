@@ -22,8 +22,6 @@ from omnistage.client import Omni
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.token import KEY, Token
 
-pytestmark = pytest.mark.serial
-
 SECRET = "a-token-of-this-test-0123456789"
 TOY = ("--family", "toy")
 
