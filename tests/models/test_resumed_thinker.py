@@ -30,7 +30,6 @@ BOTH = pytest.mark.parametrize("thinker", ["bfloat16", "float32"], indirect=True
 def thinker(default_model: Path, request: pytest.FixtureRequest) -> Iterator[SmolThinker]:
     """In bfloat16, or in the dtype that the test asks for. Loaded once: its callers' event loops come and go."""
     dtype = getattr(request, "param", "bfloat16")
-    size = SMALL_CACHE * (2 if dtype == "float32" else 1)
     model = SmolThinker.from_directory(default_model / "thinker", dtype=dtype, kv_bytes=SMALL_CACHE, poison=True)
     yield model
     asyncio.run(model.close())
