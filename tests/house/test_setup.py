@@ -65,8 +65,17 @@ def know_torch(requirements: Path, *wheels: Path, build: str = setup.TORCH) -> N
     (requirements / setup.TORCH_HASHES).write_text(json.dumps(table), encoding="utf-8")
 
 
+LIST = """
+from importlib.metadata import distributions
+for found in distributions():
+    if found.name not in ("pip", "setuptools"):
+        print(f"{found.name}=={found.version}")
+"""
+
+
 def installed(python: str) -> str:
-    return subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
+    """A line for each package beside pip's own, whatever is on the path of the tests."""
+    return subprocess.run([python, "-I", "-c", LIST], capture_output=True, text=True, check=True).stdout
 
 
 def test_what_the_list_names_is_installed_and_nothing_beside_it(python: str, configured: Path, requirements: Path) -> None:

@@ -20,8 +20,8 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 from omnistage.models.smol import thinker as smol
 
-LONG = "Tell me about the sea and the ships that sail on it. " * 60
-"""Some 800 tokens: a dozen pieces of a prompt."""
+LONG = "Tell me about the sea and the ships that sail on it. " * 30
+"""Some 400 tokens: a dozen pieces of a prompt."""
 
 BLOCK = 32
 """Rows of the smallest step."""

@@ -10,12 +10,15 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from numpy.typing import NDArray
 
 from helpers.run import Caller, Heard, code_chunks, open_of, params, row_chunks, run_once
 from helpers.servers import CHAIN, KINDS, family_logic, local_stage, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HAS_SMOL = find_spec("omnistage.models.smol") is not None and find_spec("torch") is not None
 
@@ -54,7 +57,7 @@ class Case:
         return await run_once(self.stub, self.opening(seed, prompt), inputs)
 
 
-@pytest.fixture(params=FAMILY_KINDS)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=FAMILY_KINDS)
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
     family, kind = request.param
     async with local_stage(family_logic(family, kind), max_sessions=4) as server, stage_stub(server.address) as stub:
@@ -183,7 +186,7 @@ def resume_of(case: Case, held: Mapping[str, Sequence[chunk_pb2.Chunk]]) -> stag
     )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def toy(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
     kind = request.param
     async with local_stage(family_logic("toy", kind)) as server, stage_stub(server.address) as stub:
