@@ -24,7 +24,7 @@ from omnistage.models.interface import BadRequest, Constraint, Media, Streamed, 
 from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker
 
 SMALL_CACHE = 384 << 20
-"""Bytes: room for one whole context in float32, which is the default where a processor has no bfloat16."""
+"""A little more than a whole context takes in float32."""
 
 
 @pytest.fixture(scope="module")
