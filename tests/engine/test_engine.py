@@ -98,9 +98,12 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
     await together.close()
 
 
-async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(dtype: torch.dtype, seed: int) -> None:
+@lengths.rounds(12, 24)
+async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(
+    dtype: torch.dtype, seed: int, rounds: int
+) -> None:
     rng = random.Random(seed)
-    requests = random_requests(rng, 24, prompt=100, answer=120)
+    requests = random_requests(rng, rounds, prompt=100, answer=120)
     expected = await alone(requests, dtype)
     small = engine(pages=8, dtype=dtype, max_sequences=24)
     for answer, events in zip(expected, await asyncio.gather(*(read(small.submit(request)) for request in requests)), strict=True):

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from helpers import lengths
 from helpers.tiny import TINY, tiny_decoder
 from omnistage.engine import attention
 from omnistage.engine.adapter import Attention, DecoderSpec
@@ -103,9 +104,10 @@ def tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(TINY.vocab_size) for _ in range(count)]
 
 
-def test_logits_are_equal_alone_and_in_a_ragged_batch_that_others_join_and_leave(dtype: torch.dtype, seed: int) -> None:
+@lengths.rounds(10, 16)
+def test_logits_are_equal_alone_and_in_a_ragged_batch_that_others_join_and_leave(dtype: torch.dtype, seed: int, rounds: int) -> None:
     rng = random.Random(seed)
-    plans = [(tokens(rng, rng.randrange(1, 200)), tokens(rng, rng.randrange(8, 80))) for _ in range(16)]
+    plans = [(tokens(rng, rng.randrange(1, 200)), tokens(rng, rng.randrange(8, 80))) for _ in range(rounds)]
     expected = [alone(dtype, prompt, answer) for prompt, answer in plans]
     bench = Bench(dtype)
     waiting, running = list(range(len(plans))), dict[int, Sequence]()
@@ -146,11 +148,12 @@ def test_a_prompt_beside_decoding_rows_gives_the_bits_of_both_alone(dtype: torch
     assert reading.left == 0
 
 
-def test_a_history_computed_again_gives_the_bits_of_the_undisturbed_run(dtype: torch.dtype, seed: int) -> None:
+@lengths.rounds(2, 6)
+def test_a_history_computed_again_gives_the_bits_of_the_undisturbed_run(dtype: torch.dtype, seed: int, rounds: int) -> None:
     rng = random.Random(seed)
     prompt, answer = tokens(rng, rng.randrange(1, 150)), tokens(rng, 90)
     expected = alone(dtype, prompt, answer)
-    for cut in (1, 2, 3, *rng.sample(range(4, 90), 6)):
+    for cut in (1, 2, 3, *rng.sample(range(4, 90), rounds)):
         bench = Bench(dtype)
         other = bench.sequence(tokens(rng, 70), 64)
         bench.prefill(other, 2)
@@ -187,8 +190,9 @@ def random_runs(rng: random.Random, count: int, pages: int) -> list[PlannedRun]:
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "head_size"), [(6, 2, 32), (9, 3, 64), (28, 4, 128), (12, 12, 64), (16, 2, 128)])
+@lengths.rounds(15, 40)
 def test_a_row_attends_alike_in_any_run_company_and_place(
-    query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int
+    query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype, seed: int, rounds: int
 ) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     spec = DecoderSpec(1, query_heads, kv_heads, head_size, 500, 1024, dtype)
@@ -196,7 +200,7 @@ def test_a_row_attends_alike_in_any_run_company_and_place(
     assert isinstance(backend, PagedAttention)
     cache = KVCache(spec, 200)
     cache.layer(0).copy_(torch.randn(cache.layer(0).shape, generator=generator))
-    for _ in range(40):
+    for _ in range(rounds):
         runs = random_runs(rng, rng.randrange(1, 12), 200)
         rows = runs[-1].first + runs[-1].count
         queries = torch.randn(rows, query_heads, head_size, generator=generator).to(dtype)

@@ -88,17 +88,25 @@ def ask(text: str, **changes: object) -> TextRequest:
     return TextRequest((Turn("user", (text,)),), **settings)  # type: ignore[arg-type]
 
 
-@BOTH
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "filters": Sampling(temperature=0.7, top_p=0.9, top_k=40),
+    "min-p": Sampling(temperature=1.0, min_p=0.05),
+    "repetition": Sampling(repetition_penalty=1.3),
+    "penalties": Sampling(temperature=0.8, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.1),
+}
+
+
 @pytest.mark.parametrize(
-    "sampling",
+    ("thinker", "sampling"),
     [
-        Sampling(),
-        Sampling(temperature=0.7, top_p=0.9, top_k=40),
-        Sampling(temperature=1.0, min_p=0.05),
-        Sampling(repetition_penalty=1.3),
-        Sampling(temperature=0.8, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.1),
+        *[pytest.param("bfloat16", sampling, id=f"bfloat16-{name}") for name, sampling in SAMPLINGS.items()],
+        *[
+            pytest.param("float32", sampling, id=f"float32-{name}", marks=() if name in ("greedy", "penalties") else pytest.mark.long)
+            for name, sampling in SAMPLINGS.items()
+        ],
     ],
-    ids=["greedy", "filters", "min-p", "repetition", "penalties"],
+    indirect=["thinker"],
 )
 @lengths.rounds(6, 1000)
 async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: Sampling, seed: int, rounds: int) -> None:
