@@ -98,7 +98,7 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
     await together.close()
 
 
-@lengths.rounds(12, 24)
+@lengths.rounds(16, 24)
 async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_empty_engine(
     dtype: torch.dtype, seed: int, rounds: int
 ) -> None:
