@@ -9,15 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from helpers.arithmetic import AXES, END, GIVEN, IDS, answer, engine, prompt_items
+from helpers.tiny import TINY, tiny_weights
 from helpers.waiting import until
+from omnistage.engine.adapter import Rows
+from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.stream import SequenceStream
-from omnistage.engine.types import FinishReason, Item
+from omnistage.engine.types import FinishReason, Item, Unfit
 
 LIMIT_S = 60.0
 
@@ -33,7 +37,7 @@ def random_prompt(rng: random.Random, rows: int, *, media: bool = True) -> Promp
         vectors = torch.tensor([[rng.randrange(20) for _ in range(GIVEN)] for _ in range(first, last)], dtype=torch.float32)
         given.append(Given(first, vectors, rng.randbytes(8)))
     positions = np.array([[rng.randrange(500) for _ in range(rows)] for _ in range(AXES)], np.int64)
-    return Prompt(items, tuple(given), positions, delta=rng.randrange(-20, 20))
+    return Prompt(items, tuple(given), positions, delta=rng.randrange(-min(len(items), 20), 20))
 
 
 def random_rows(rng: random.Random, count: int) -> torch.Tensor:
@@ -292,4 +296,32 @@ async def test_requests_that_do_not_fit_the_model_are_refused_in_words() -> None
         Prompt(good.items, (Given(2, torch.zeros(2, GIVEN)),))
     with pytest.raises(ValueError, match="positions are"):
         Prompt(good.items, positions=np.zeros((3, 2), np.int64))
+    await running.close()
+
+
+def test_a_tap_is_without_the_embedding_where_a_vector_was_given() -> None:
+    """As Qwen2.5-Omni's Talker takes the rows of pictures and sound."""
+    decoder = PackedDecoder(replace(TINY, taps=True), tiny_weights(torch.float32))
+    items, given = torch.arange(4)[:, None], torch.zeros(4, TINY.hidden_size)
+    has_given = torch.tensor([[False], [True], [True], [False]])
+    given[1:3] = torch.randn(2, TINY.hidden_size)
+    rows = Rows(items, torch.arange(4)[None], given, has_given, taps=True)
+    hidden = decoder.hidden(rows, lambda layer, queries, keys_values: queries.flatten(1))
+    embedding = tiny_weights(torch.float32)("embed_tokens.weight")
+    assert embedding is not None and hidden.taps is not None
+    embedded = functional.embedding(items[:, 0], embedding)
+    assert torch.equal(hidden.taps, hidden.last + embedded * ~has_given)
+
+
+@pytest.mark.parametrize(
+    ("positions", "delta"), [([[0, 1, 2000]] * 3, 0), ([[0, -1, 0]] * 3, 0), (None, -4), (None, 1990)], ids=["far", "below", "back", "on"]
+)
+async def test_positions_that_no_table_has_are_refused(positions: list[list[int]] | None, delta: int) -> None:
+    running = engine()
+    with pytest.raises(Unfit, match="positions"):
+        running.submit(
+            SequenceRequest(
+                Prompt(prompt_items([1, 2, 3]), positions=None if positions is None else np.array(positions), delta=delta), 0, 9
+            )
+        )
     await running.close()

@@ -18,6 +18,7 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import Answer, answered
+from omnistage.models.common.arrays import array_of
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.interface import (
     Activity,
@@ -134,7 +135,7 @@ class ArithmeticThinker(OnEngine):
         asked = replace(prepared.asked, max_items=answer.items, taps_from=answer.first_slot)
         async with (
             aclosing(self.engine.submit(asked)) as stream,
-            aclosing(answered(_Tokens(stream), answer, torch.Tensor.numpy)) as pieces,
+            aclosing(answered(_Tokens(stream), answer, array_of)) as pieces,
         ):
             async for piece in pieces:
                 yield piece

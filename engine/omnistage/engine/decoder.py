@@ -26,7 +26,7 @@ class DecoderConfig:
 
     head_size: 0: hidden_size / query_heads. head_norms: queries and keys have RMS norms of their own, as in Qwen3. rope_sections: pairs of
     components of a head that turn by the first, second, third axis of positions, as in Qwen2.5-Omni; none: there is one axis. taps: a tap
-    is the last hidden row plus the row that went in, as Qwen2.5-Omni's Talker takes it.
+    is the last hidden row plus the embedding of the row's item, without it where a vector was given, as Qwen2.5-Omni's Talker takes it.
     """
 
     layers: int
@@ -91,8 +91,15 @@ class PackedDecoder:
             axes=len(config.rope_sections) or 1,
             given_width=config.hidden_size,
             tap_width=config.hidden_size if config.taps else 0,
+            device=embedding.device,
         )
-        self._cos, self._sin = rotary_table(config.context, config.head_size, config.rope_theta, self._embedding.dtype)
+        table = rotary_table(config.context, config.head_size, config.rope_theta, embedding.dtype)
+        self._cos, self._sin = (values.to(embedding.device) for values in table)
+        axes = torch.arange(len(config.rope_sections), device=embedding.device)
+        self._axis_of_component = axes.repeat_interleave(torch.tensor(config.rope_sections, dtype=torch.int64, device=axes.device)).repeat(
+            2
+        )
+        self._components = torch.arange(config.head_size, device=axes.device)
 
     @property
     def spec(self) -> DecoderSpec:
@@ -103,10 +110,9 @@ class PackedDecoder:
         config = self._config
         heads, width, half = config.query_heads, config.hidden_size, config.head_size // 2
         cos, sin = self._turn(rows.positions)
-        x = functional.embedding(rows.items[:, 0], self._embedding)
+        x = embedded = functional.embedding(rows.items[:, 0], self._embedding)
         if rows.given is not None and rows.has_given is not None:
-            x = torch.where(rows.has_given, rows.given, x)
-        entered = x
+            x, embedded = torch.where(rows.has_given, rows.given, x), embedded.masked_fill(rows.has_given, 0.0)
         for index, layer in enumerate(self._layers):
             normed = functional.rms_norm(x, (width,), layer.attention_norm, config.norm_eps)
             qkv = layer.query_key_value(normed).view(x.shape[0], -1, config.head_size)
@@ -120,7 +126,7 @@ class PackedDecoder:
             gate, up = layer.gate_up(functional.rms_norm(x, (width,), layer.ffn_norm, config.norm_eps)).chunk(2, -1)
             x = x + layer.down(functional.silu(gate) * up)
         last = functional.rms_norm(x, (width,), self._norm, config.norm_eps)
-        return Hidden(last, last + entered if rows.taps else None)
+        return Hidden(last, last + embedded if rows.taps else None)
 
     def _turn(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What heads and their rolled components are multiplied by: queries turn and are scaled, keys turn, values stay.
@@ -137,10 +143,7 @@ class PackedDecoder:
         """Of values for each axis those of the axis that each component turns by. [axes, rows, 1, head_size] to [rows, 1, head_size]."""
         if values.shape[0] == 1:
             return values[0]
-        axes = torch.arange(values.shape[0], device=values.device)
-        sections = torch.tensor(self._config.rope_sections, device=values.device)
-        of_component = axes.repeat_interleave(sections).repeat(2)
-        return values[of_component, :, 0, torch.arange(values.shape[-1], device=values.device)].t()[:, None]
+        return values[self._axis_of_component, :, 0, self._components].t()[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)

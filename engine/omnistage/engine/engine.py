@@ -94,7 +94,12 @@ class Engine:
             raise ValueError(f"vectors given for rows have the width {spec.given_width}")
         if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):
             raise ValueError("this model takes no appended rows, or has no taps")
-        if not self._are_ids({*prompt.items.ravel().tolist(), *request.end_ids, *request.banned}):
+        if prompt.positions is not None and not 0 <= prompt.positions.min() <= prompt.positions.max() < spec.context:
+            raise Unfit("prompt", f"its positions must lie between 0 and {spec.context - 1}")
+        if len(prompt) + prompt.delta < 0 or request.rows + prompt.delta > spec.context:
+            raise Unfit("prompt", f"positions of the answer would lie outside of 0 to {spec.context - 1}: the delta is {prompt.delta}")
+        own = (int(prompt.items.min()), int(prompt.items.max()), *request.end_ids, *request.banned)
+        if not self._are_ids(own):
             raise ValueError(f"an id is not below {spec.item_ids}, which is the size of the vocabulary")
         asked = {"history": {part for item in request.history for part in item}, "sampling.logit_bias": request.sampling.logit_bias}
         for field, ids in asked.items():
@@ -145,8 +150,7 @@ class Engine:
         self._end_all(cause)
 
     def _step(self) -> None:
-        for sequence in self._admit():
-            self._put_found_taps(sequence)
+        self._admit()
         step = self._plan()
         for done in self._compute(step):
             self._choose(done)
@@ -166,12 +170,12 @@ class Engine:
             self._end(stream.sequence)
         return not orders.closing
 
-    def _admit(self) -> list[Sequence]:
+    def _admit(self) -> None:
         admitted = self._scheduler.admit()
         self._mailbox.left_queue(sum(not sequence.begun for sequence in admitted))
         for sequence in admitted:
             sequence.begun = True
-        return admitted
+            self._put_found_taps(sequence)
 
     def _put_found_taps(self, sequence: Sequence) -> None:
         """Taps that were found beside kept pages go out before those that are computed."""

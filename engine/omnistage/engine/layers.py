@@ -70,16 +70,16 @@ class LayersDecoder:
         return self._spec
 
     def hidden(self, rows: Rows, attention: Attention) -> Hidden:
-        """A given vector stands in the place of the embedding."""
-        x = self._embedding(rows.items[None, :, 0])
+        """A given vector stands in the place of the embedding, which a tap then is without."""
+        x = embedded = self._embedding(rows.items[None, :, 0])
         if rows.given is not None and rows.has_given is not None:
-            x = torch.where(rows.has_given[None], rows.given[None], x)
-        entered, positions = x, rows.positions[:1]
+            x, embedded = torch.where(rows.has_given[None], rows.given[None], x), embedded.masked_fill(rows.has_given[None], 0.0)
+        positions = rows.positions[:1]
         rotations = self._rotary(x, rows.positions[:, None].expand(self._axes, 1, -1) if self._axes else positions)
         for layer in self._layers:
             x = layer(x, attention_mask=None, position_ids=positions, position_embeddings=rotations, paged_attention=attention)
         normed: torch.Tensor = self._norm(x)
-        return Hidden(normed[0], (normed + entered)[0] if rows.taps else None)
+        return Hidden(normed[0], (normed + embedded)[0] if rows.taps else None)
 
 
 class PackedModule(nn.Module):

@@ -57,7 +57,7 @@ class Prompt:
     @classmethod
     def of_tokens(cls, token_ids: Iterable[int], scope: bytes = b"") -> Prompt:
         """A prompt of text alone."""
-        return cls(np.array([[token_id] for token_id in token_ids], np.int64).reshape(-1, 1), scope=scope)
+        return cls(np.fromiter(token_ids, np.int64)[:, None], scope=scope)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -112,7 +112,8 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taps:
-    """Taps of consecutive rows. first: slot of the first one. rows: [n, tap_width], not shared with anything that changes."""
+    """Taps of consecutive rows. first: slot of the first one. rows: [n, tap_width] in the decoder's dtype, on the CPU, not shared with
+    anything that changes."""
 
     first: int
     rows: torch.Tensor

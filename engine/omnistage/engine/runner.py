@@ -45,6 +45,6 @@ class Runner:
         for run, planned_run in zip(runs, plan.runs, strict=True):
             taps = None
             if hidden.taps is not None and run.wants_taps:
-                taps = Taps(run.start, hidden.taps[planned_run.first : planned_run.first + run.count].clone())
+                taps = Taps(run.start, hidden.taps[planned_run.first : planned_run.first + run.count].to("cpu", copy=True))
             results.append(Computed(run, taps, next(answers) if run.draws else None))
         return results

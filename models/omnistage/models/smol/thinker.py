@@ -22,6 +22,7 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.answer import Answer, answered
+from omnistage.models.common.arrays import array_of
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.common.revision import computed, revision
@@ -257,7 +258,7 @@ class SmolThinker:
         return encoded
 
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
-        """Yield pieces as they are ready. At most `scheduler.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
+        """Yield pieces as they are ready. At most `sequence.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
         text is not among the ids; a stop string's tokens are, its text is not."""
         pieces = self._say(prepared) if prepared.request.verbatim else self._think(prepared)
         async with aclosing(pieces):
@@ -279,7 +280,7 @@ class SmolThinker:
         assert prepared.asked is not None, "a finished answer has no port that anybody could want"
         async with (
             aclosing(self._engine.submit(prepared.asked)) as stream,
-            aclosing(answered(stream, prepared.answer, torch.Tensor.numpy)) as pieces,
+            aclosing(answered(stream, prepared.answer, array_of)) as pieces,
         ):
             async for piece in pieces:
                 yield piece
