@@ -56,10 +56,14 @@ class House:
         return sequence
 
     def step(self, most_rows: int = 64) -> Step:
-        for sequence in self.scheduler.admit():
+        admitted = self.scheduler.admit()
+        for sequence in admitted:
             sequence.begun = True
             assert sequence.computed == len(sequence.pages) * PAGE_ROWS < sequence.known
+        if admitted:
+            assert sum(not sequence.idle for sequence in self.scheduler.running) <= self.limits.max_sequences
         step = self.scheduler.plan(most_rows)
+        assert len({run.sequence for run in step.runs}) <= self.limits.max_sequences
         reached: dict[Sequence, int] = {}
         for run in step.runs:
             self.check(run, reached.get(run.sequence, run.sequence.computed))
@@ -159,7 +163,6 @@ class Scheduling(RuleBasedStateMachine):
     def everyone_is_in_one_place_and_within_bounds(self) -> None:
         running, waiting = self.scheduler.running, self.scheduler.waiting
         assert sorted(sequence.number for sequence in (*running, *waiting)) == sorted(sequence.number for sequence in self.alive)
-        assert len(running) <= self.house.limits.max_sequences
         for sequence in running:
             assert len(sequence.pages) >= pages_for(sequence.computed)
             assert sequence.computed <= sequence.ready <= sequence.known
@@ -239,6 +242,36 @@ def test_prompts_that_come_together_are_read_one_after_the_other() -> None:
         house.step(most_rows=7)
         assert sum(0 < prompt.computed < 40 for prompt in prompts) <= 1
         assert [bool(prompt.items) for prompt in prompts] == sorted((bool(prompt.items) for prompt in prompts), reverse=True)
+
+
+def test_a_sequence_whose_row_has_not_come_has_no_place() -> None:
+    house = House(max_sequences=4, pages=400)
+    starved = [house.add(request(40, 100, start=100 * index, client="a", appended=True)) for index in range(4)]
+    house.step(most_rows=512)
+    assert all(sequence.starved for sequence in starved)
+    others = [house.add(request(40, 100, start=1000 + 100 * index, client=client)) for index, client in enumerate("aabb")]
+    house.step(most_rows=512)
+    assert all(sequence.items for sequence in others) and all(sequence.pages for sequence in starved)
+    assert house.scheduler.preemptions == 0
+
+
+def test_more_that_woke_than_there_are_places_go_on_in_turns() -> None:
+    """The first client has three times as many as the second, and both the same rows."""
+    house = House(max_sequences=4, pages=400)
+    mine, yours = [
+        [house.add(request(8, 400, client=client, appended=True)) for _ in range(count)] for client, count in (("a", 12), ("b", 4))
+    ]
+    for _ in range(8):
+        house.step(most_rows=512)
+    for sequence in (*mine, *yours):
+        assert len(sequence.items) == 1
+        sequence.append(ROW.expand(200, 1), False)
+    for _ in range(60):
+        step = house.step(most_rows=512)
+        assert sorted(run.sequence.request.client for run in step.runs) == ["a", "a", "b", "b"]
+    assert {len(sequence.items) for sequence in mine} == {11}
+    assert {len(sequence.items) for sequence in yours} == {31}
+    assert house.scheduler.preemptions == 0
 
 
 def test_clients_take_turns_whatever_one_of_them_asks() -> None:

@@ -4,8 +4,10 @@ A step runs one row of every sequence that has one left, which is what decoding 
 histories, up to a budget. Runs never cross a page, and what a run computes does not depend on the step that it is in: the budget decides
 when a row is computed and never what comes out.
 
+* Places. A step has so many sequences at most. One that is idle, because its next row has not come or nobody reads it, keeps its pages and
+  has no place. Where more have rows than there are places, clients take turns, and of one client those that ran longest ago are next.
 * Admission. A request is admitted when there is a place, and pages for all its rows that are known. Clients take turns: the one with the
-  fewest running sequences is next, among its requests the oldest; and a client with at least two more leaves the place and pages of its
+  fewest sequences in places is next, among its requests the oldest; and a client with at least two more leaves the place and pages of its
   youngest one. A request that does not fit may be passed by others MAX_PASSED times; from then on nobody is admitted before it. After
   MAX_WAITED steps, or where nothing else runs, idle sequences make room for it.
 * Pages are taken as they fill. Where none is left, a sequence takes the pages of one that is idle, else of the youngest one, if that is
@@ -75,8 +77,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_sequences: admitted at a time. max_waiting: requests that wait for their first admission. max_rows: of a step; one row of each
-    running sequence is always run, and of longer runs one row at least."""
+    """max_sequences: of a step, and admitted while they are not idle. max_waiting: requests that wait for their first admission. max_rows:
+    of a step; one row of each sequence with a place is always run, and of longer runs one row at least."""
 
     max_sequences: int = 64
     max_waiting: int = 64
@@ -97,6 +99,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         """Both in order of arrival."""
+        self._steps = 0
         self._turns: Counter[str] = Counter()
         """Runs that each client with long runs has had, counted from the least of them."""
         self.preemptions = 0
@@ -155,12 +158,17 @@ class Scheduler:
         """The request whose turn it is, those that were refused already left out. One that could not go on is left waiting."""
         able = [sequence for sequence in self._waiting if not sequence.parked and sequence.ready == sequence.known]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
-        running = self._running_by_client()
+        placed = self._placed_by_client()
         candidates = [sequence for sequence in overdue or able if sequence not in refused]
-        return min(candidates, key=lambda sequence: (running[sequence.request.client], sequence.number), default=None)
+        return min(candidates, key=lambda sequence: (placed[sequence.request.client], sequence.number), default=None)
 
-    def _running_by_client(self) -> Counter[str]:
-        return Counter(sequence.request.client for sequence in self._running)
+    def _placed_by_client(self) -> Counter[str]:
+        return Counter(sequence.request.client for sequence in self._running if not sequence.idle)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether every place is taken."""
+        return sum(not sequence.idle for sequence in self._running) >= self._limits.max_sequences
 
     def _find_room(self, sequence: Sequence) -> bool:
         """Hold the pages of the sequence that are there already, and say whether the others fit beside the running sequences. If not, hold
@@ -183,7 +191,7 @@ class Scheduler:
     def _fits(self, sequence: Sequence, found: int) -> bool:
         """Whether there is a place, and the rows that are known fit beside those of the running sequences. Who was preempted before also
         leaves a page to each of those, or it would be preempted again at once."""
-        if len(self._running) >= self._limits.max_sequences:
+        if self._is_full:
             return False
         needed = pages_for(sequence.known) - found
         promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in self._running)
@@ -194,16 +202,17 @@ class Scheduler:
         """Who of the running sequences leaves its place and pages to one that waits."""
         # A reader that is slow for a moment is not to cost its sequence a prefill; one that is slow for long may not hold up others.
         long = sequence.passed >= MAX_PASSED or sequence.waited >= MAX_WAITED
-        if long or all(other.idle for other in self._running):
+        is_full = self._is_full
+        if not is_full and (long or all(other.idle for other in self._running)):
             idle = max((other for other in self._running if other.idle), key=_arrival, default=None)
             if idle is not None:
                 return idle
         # With two more than the client of this one, the other client still has as many when one of its own has left.
-        running = self._running_by_client()
-        client, most = max(running.items(), key=lambda counted: counted[1], default=("", 0))
-        if most - running[sequence.request.client] < 2:
+        placed = self._placed_by_client()
+        client, most = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
+        if most - placed[sequence.request.client] < 2:
             return None
-        return max((other for other in self._running if other.request.client == client), key=_arrival)
+        return max((other for other in self._running if other.request.client == client and not other.idle), key=_arrival)
 
     def _begin(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
@@ -220,12 +229,27 @@ class Scheduler:
         """The next step; empty if no running sequence has a row that can be computed. most_rows: of long runs; one of them is run at
         least."""
         runs: dict[Sequence, list[Run]] = {}
-        able = [sequence for sequence in self._running if not sequence.idle]
+        able = self._in_places([sequence for sequence in self._running if not sequence.idle])
         for sequence in able:
             if sequence.left == 1:
                 self._add_run(sequence, 1, runs)
         self._plan_long([sequence for sequence in able if sequence.left > 1], most_rows, runs)
+        self._steps += 1
+        for sequence in runs:
+            sequence.ran = self._steps
         return Step([run for ordered in runs.values() for run in ordered])
+
+    def _in_places(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those that have a place in the next step, in order of arrival. More than there are may have woken."""
+        if len(sequences) <= self._limits.max_sequences:
+            return sequences
+        turns: Counter[str] = Counter()
+        ranked: list[tuple[int, int, Sequence]] = []
+        for sequence in sorted(sequences, key=lambda sequence: (sequence.ran, sequence.number)):
+            turns[sequence.request.client] += 1
+            ranked.append((turns[sequence.request.client], sequence.ran, sequence))
+        ranked.sort(key=lambda rank: rank[:2])
+        return sorted((sequence for *_, sequence in ranked[: self._limits.max_sequences]), key=_arrival)
 
     def _plan_long(self, sequences: list[Sequence], most_rows: int, runs: dict[Sequence, list[Run]]) -> None:
         self._take_turns(sequence.request.client for sequence in sequences)

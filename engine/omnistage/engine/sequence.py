@@ -43,6 +43,7 @@ class Sequence:
         "pages",
         "passed",
         "queued_s",
+        "ran",
         "request",
         "taps_out",
         "unread",
@@ -64,6 +65,8 @@ class Sequence:
         """Order of arrival; given by the scheduler."""
         self.passed = 0
         """How often a later request was admitted before this one."""
+        self.ran = 0
+        """The step in which it had rows last; 0: in none."""
         self.waited = 0
         """Steps since rows of this sequence were last run, while there were some to run."""
         self.unread = 0
