@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -311,6 +314,34 @@ async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
     with pytest.raises(EngineClosed):
         running.submit(ask())
     await running.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("return running", 0), ("raise KeyError('no key')", 1), ("sys.exit(3)", 3)], ids=["return", "raise", "exit"]
+)
+def test_the_interpreter_may_end_while_answers_are_computed(end: str, code: int) -> None:
+    """In the middle of a step, with all engines, streams and loops as they are."""
+    script = f"""
+import asyncio, sys
+from helpers.tiny import tiny_decoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.request import Prompt, SequenceRequest
+async def main():
+    decoder = tiny_decoder()
+    running = Engine(decoder, TokenHead(decoder.logits), pages=60)
+    streams = [running.submit(SequenceRequest(Prompt.of_tokens(range(1, 100 + n)), n, 700)) for n in range(8)]
+    for stream in streams[:4]:
+        await stream.take()
+    {end}
+kept = asyncio.run(main())
+"""
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        )
+        assert ended.returncode == code, ended.stderr
+        assert b"terminate" not in ended.stderr
 
 
 async def test_close_ends_what_runs_and_what_waits() -> None:

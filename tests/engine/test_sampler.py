@@ -378,3 +378,10 @@ def test_noise_is_what_the_text_says(seed: int, step: int) -> None:
     assert mixed_array(np.array([seed], np.uint64))[0] == mixed(seed)
     expected = -np.expm1(-plain_times(seed, step, 20_000))
     np.testing.assert_allclose(uniform(seed, step, 20_000).numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, top_k=50), Sampling(temperature=1.0, top_p=0.9), Sampling(temperature=1.0)])
+def test_a_row_of_a_small_vocabulary_that_cannot_be_drawn_from_fails_alone(sampling: Sampling) -> None:
+    logits = torch.tensor([[float("-inf")] * 2, [0.0, 1.0]])
+    none, drawn = sample(logits, [Draws(sampling, 0, True), Draws(Sampling(temperature=0.0), 0, True)], [(), ()])
+    assert none is None and drawn is not None and drawn.token_id == 1

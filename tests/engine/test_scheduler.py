@@ -12,11 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from omnistage.engine.pages import PAGE_ROWS, OutOfPages, PagePool, PrefixCache, pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.scheduler import MAX_PASSED, MAX_WAITED, Limits, Run, Scheduler, Step
+from omnistage.engine.scheduler import IDLE_S, MAX_PASSED, MAX_WAITED, Limits, Run, Scheduler, Step
 from omnistage.engine.sequence import MAX_UNREAD, Sequence
 
 PAGES = 24
 ROW = torch.zeros(1, 1)
+STEP_S = IDLE_S / 4
 
 
 def request(prompt: int, answer: int = 20, history: int = 0, start: int = 0, client: str = "", appended: bool = False) -> SequenceRequest:
@@ -48,7 +49,8 @@ class House:
         self.limits = Limits(max_sequences=max_sequences)
         self.pool = PagePool(pages)
         self.prefixes = PrefixCache(self.pool, kept)
-        self.scheduler = Scheduler(self.pool, self.prefixes, self.limits)
+        self.now_s = 0.0
+        self.scheduler = Scheduler(self.pool, self.prefixes, self.limits, lambda: self.now_s)
 
     def add(self, made: SequenceRequest) -> Sequence:
         sequence = Sequence(made)
@@ -56,7 +58,10 @@ class House:
         return sequence
 
     def step(self, most_rows: int = 64) -> Step:
+        self.now_s += STEP_S
+        before = self.scheduler.preemptions
         admitted = self.scheduler.admit()
+        assert admitted or self.scheduler.preemptions == before, "pages were taken for nobody"
         for sequence in admitted:
             sequence.begun = True
             assert sequence.computed == len(sequence.pages) * PAGE_ROWS < sequence.known
@@ -253,6 +258,37 @@ def test_a_sequence_whose_row_has_not_come_has_no_place() -> None:
     house.step(most_rows=512)
     assert all(sequence.items for sequence in others) and all(sequence.pages for sequence in starved)
     assert house.scheduler.preemptions == 0
+
+
+def test_a_request_that_is_not_admitted_costs_nobody_its_pages() -> None:
+    """Neither those of a client with more, nor those of one that starves at every other step."""
+    house = House(max_sequences=8, pages=24)
+    running = [house.add(request(32, 200, start=1000 * index, client="a")) for index in range(2)]
+    starving = house.add(request(32, 200, start=5000, client="a", appended=True))
+    house.step()
+    for _ in range(40):
+        house.step()
+    house.add(request(730, 20, start=9000, client="b"))
+    computed = 0
+    for _ in range(100):
+        starving.append(ROW, False)
+        computed += house.step(most_rows=512).rows
+    assert house.scheduler.preemptions == 0 and all(sequence.pages for sequence in running)
+    assert computed <= 300
+
+
+def test_who_is_idle_for_a_moment_keeps_its_pages_and_who_is_for_long_does_not() -> None:
+    house = House(pages=24)
+    starving = house.add(request(500, 20, appended=True))
+    house.step(most_rows=512)
+    waiting = house.add(request(500, 20, start=2000))
+    steps = 0
+    while not waiting.items:
+        assert steps <= IDLE_S / STEP_S + 1
+        assert bool(starving.pages) == (waiting not in house.scheduler.running)
+        house.step(most_rows=512)
+        steps += 1
+    assert steps >= IDLE_S / STEP_S and house.scheduler.preemptions == 1
 
 
 def test_more_that_woke_than_there_are_places_go_on_in_turns() -> None:

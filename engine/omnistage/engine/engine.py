@@ -9,6 +9,7 @@ all streams.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import time
 from collections.abc import Collection
@@ -23,13 +24,17 @@ from omnistage.engine.pace import STEP_S, Pace
 from omnistage.engine.pages import PagePool, PrefixCache
 from omnistage.engine.request import EngineClosed, EngineStats, Event, SequenceFailed, SequenceRequest, Taps
 from omnistage.engine.runner import Computed, Runner
-from omnistage.engine.scheduler import Limits, Run, Scheduler, Step
+from omnistage.engine.scheduler import IDLE_S, Limits, Run, Scheduler, Step
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.stream import End, Mailbox, Outbox, SequenceStream
 from omnistage.engine.types import FinishReason, Unfit
 
 _STEP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """What a model step may raise without the engine being broken."""
+
+
+CLOSE_S = 10.0
+"""How long the step that runs is waited for at the end."""
 
 
 class Engine:
@@ -98,7 +103,7 @@ class Engine:
             raise Unfit("prompt", f"its positions must lie between 0 and {spec.context - 1}")
         if len(prompt) + prompt.delta < 0 or request.rows + prompt.delta > spec.context:
             raise Unfit("prompt", f"positions of the answer would lie outside of 0 to {spec.context - 1}: the delta is {prompt.delta}")
-        own = (int(prompt.items.min()), int(prompt.items.max()), *request.end_ids, *request.banned)
+        own = (int(prompt.items.min()), int(prompt.items.max()), *request.end_ids, *request.banned, *(request.seen or ()))
         if not self._are_ids(own):
             raise ValueError(f"an id is not below {spec.item_ids}, which is the size of the vocabulary")
         asked = {"history": {part for item in request.history for part in item}, "sampling.logit_bias": request.sampling.logit_bias}
@@ -118,6 +123,8 @@ class Engine:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self.activity.name, daemon=True)
                 self._thread.start()
+                # The interpreter would end under the feet of a thread that computes.
+                atexit.register(self._stop)
         return stream
 
     def stats(self) -> EngineStats:
@@ -126,11 +133,15 @@ class Engine:
 
     async def close(self) -> None:
         """End every request with EngineClosed and stop the thread."""
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
         self._mailbox.close()
         with self._starting:
             thread = self._thread
         if thread is not None:
-            await asyncio.to_thread(thread.join)
+            thread.join(CLOSE_S)
+        atexit.unregister(self._stop)
 
     # The thread -------------------------------------------------------------------------------------------------------------------
 
@@ -157,8 +168,9 @@ class Engine:
         self._publish()
 
     def _take_orders(self) -> bool:
-        """Take in what was asked, and wait for that if there is nothing to run. False when the engine is to close."""
-        orders = self._mailbox.collect(wait=self._idle)
+        """Take in what was asked, and wait for that if there is nothing to run, or for idle sequences to make room. False when the engine
+        is to close."""
+        orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
         for stream in orders.asked:
             self._streams[stream.sequence] = stream
             self._scheduler.add(stream.sequence)
@@ -299,6 +311,13 @@ class Engine:
         error.__cause__ = cause
         for stream in self._mailbox.collect(wait=False).asked:
             self._streams[stream.sequence] = stream
-        for sequence in list(self._streams):
-            self._end(sequence, error)
-        self._publish()
+        if cause is None:
+            for sequence in list(self._streams):
+                self._end(sequence, error)
+            self._publish()
+            return
+        # What ended the thread may have left anything half done: nothing is freed any more, and everybody hears of it.
+        for stream in self._streams.values():
+            self._outbox.end(stream, error)
+        self._streams.clear()
+        self._outbox.send()

@@ -100,6 +100,7 @@ class PrefixCache:
         self._pool = pool
         self._limit = limit
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._pages: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -107,6 +108,10 @@ class PrefixCache:
     @property
     def limit(self) -> int:
         return self._limit
+
+    def keeps(self, page: int) -> bool:
+        """Whether this cache holds a page."""
+        return page in self._pages
 
     def unshared(self) -> int:
         """Pages that only this cache holds."""
@@ -138,18 +143,23 @@ class PrefixCache:
         if self._limit:
             self._pool.share([page])
             self._kept[key] = _Kept(page, taps)
+            self._pages.add(page)
         self.shrink(len(self._kept) - self._limit)
 
     def shrink(self, count: int) -> None:
         """Forget the `count` oldest pages."""
         for _ in range(min(count, len(self._kept))):
-            _, kept = self._kept.popitem(last=False)
-            self._pool.give_back([kept.page])
+            self._forget(next(iter(self._kept)))
 
     def make_room(self) -> bool:
         """Forget the oldest page that nobody else holds; whether there was one."""
         key = next((key for key, kept in self._kept.items() if self._pool.holders(kept.page) == 1), None)
         if key is None:
             return False
-        self._pool.give_back([self._kept.pop(key).page])
+        self._forget(key)
         return True
+
+    def _forget(self, key: bytes) -> None:
+        page = self._kept.pop(key).page
+        self._pages.remove(page)
+        self._pool.give_back([page])

@@ -116,7 +116,7 @@ def _sample(
         found = race(some, Filters([row.sampling for row in missing], scores.tops.device), floors, _keys(missing, scores.tops.device))
         for place, token in zip(missed, found.tolist(), strict=True):
             tokens[place] = token
-    logprobs = _logprobs(logits, rows, tokens)
+    logprobs = _logprobs(logits, rows, tokens, are_finite)
     return [DrawnToken(token, logprob) if good else None for token, good, logprob in zip(tokens, are_finite, logprobs, strict=True)]
 
 
@@ -177,8 +177,9 @@ def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
     return Scores(scores.view(len(rows), -1, BLOCK))
 
 
-def _logprobs(logits: torch.Tensor, rows: Sequence[Draws], tokens: Sequence[int]) -> list[float | None]:
-    wanted = [index for index, row in enumerate(rows) if row.logprobs]
+def _logprobs(logits: torch.Tensor, rows: Sequence[Draws], tokens: Sequence[int], are_finite: Sequence[int]) -> list[float | None]:
+    """Of the rows that want one. The token of a row that is not finite may be none of the vocabulary."""
+    wanted = [index for index, row in enumerate(rows) if row.logprobs and are_finite[index]]
     logprobs: list[float | None] = [None] * len(rows)
     if wanted:
         raw = logits[torch.tensor(wanted, device=logits.device)].float()

@@ -8,8 +8,8 @@ when a row is computed and never what comes out.
   has no place. Where more have rows than there are places, clients take turns, and of one client those that ran longest ago are next.
 * Admission. A request is admitted when there is a place, and pages for all its rows that are known. Clients take turns: the one with the
   fewest sequences in places is next, among its requests the oldest; and a client with at least two more leaves the place and pages of its
-  youngest one. A request that does not fit may be passed by others MAX_PASSED times; from then on nobody is admitted before it. After
-  MAX_WAITED steps, or where nothing else runs, idle sequences make room for it.
+  youngest one. Who has been idle for IDLE_S leaves its pages too. Nobody leaves for a request that would not fit even so. One that does not
+  fit may be passed by others MAX_PASSED times; from then on nobody is admitted before it.
 * Pages are taken as they fill. Where none is left, a sequence takes the pages of one that is idle, else of the youngest one, if that is
   younger than itself. Whoever lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest sequence
   loses pages only while it is idle, so it always goes on, and therefore everyone does.
@@ -21,9 +21,10 @@ when a row is computed and never what comes out.
 from __future__ import annotations
 
 import bisect
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache, pages_for
@@ -37,8 +38,11 @@ MAX_TRIED = 8
 """Requests that are looked at in a step and do not fit."""
 
 MAX_WAITED = 16
-"""Steps in which a long run may be passed by shorter ones that came later, and steps that a request which does not fit leaves idle
-sequences their pages."""
+"""Steps in which a long run may be passed by shorter ones that came later."""
+
+IDLE_S = 0.5
+"""How long an idle sequence keeps its pages from a request that waits: one whose reader or writer is slow for a moment is not to compute
+its rows again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,10 @@ class Limits:
 
 
 class Scheduler:
-    """Holds waiting and running sequences; hands out pages."""
+    """Holds waiting and running sequences; hands out pages. clock: in seconds, by which IDLE_S is measured."""
 
-    def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: Limits) -> None:
-        self._pool, self._prefixes, self._limits = pool, prefixes, limits
+    def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool, self._prefixes, self._limits, self._clock = pool, prefixes, limits, clock
         self._arrivals = 0
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -158,17 +162,9 @@ class Scheduler:
         """The request whose turn it is, those that were refused already left out. One that could not go on is left waiting."""
         able = [sequence for sequence in self._waiting if not sequence.parked and sequence.ready == sequence.known]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
-        placed = self._placed_by_client()
+        placed = Counter(sequence.request.client for sequence in self._running if not sequence.idle)
         candidates = [sequence for sequence in overdue or able if sequence not in refused]
         return min(candidates, key=lambda sequence: (placed[sequence.request.client], sequence.number), default=None)
-
-    def _placed_by_client(self) -> Counter[str]:
-        return Counter(sequence.request.client for sequence in self._running if not sequence.idle)
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether every place is taken."""
-        return sum(not sequence.idle for sequence in self._running) >= self._limits.max_sequences
 
     def _find_room(self, sequence: Sequence) -> bool:
         """Hold the pages of the sequence that are there already, and say whether the others fit beside the running sequences. If not, hold
@@ -176,49 +172,55 @@ class Scheduler:
         # At least one row is computed: the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out)
-        while not self._fits(sequence, len(pages)):
-            victim = self._leaving_for(sequence)
+        staying, leaving = list(self._running), list[Sequence]()
+        while not self._fits(sequence, len(pages), staying, leaving):
+            victim = self._leaving_for(sequence, staying)
             if victim is None:
                 self._pool.give_back(pages)
-                sequence.waited += 1
                 return False
+            staying.remove(victim)
+            leaving.append(victim)
+        for victim in leaving:
             self._preempt(victim)
         sequence.pages = pages
         first = len(pages) - len(taps)
         sequence.found_taps = [Taps((first + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
         return True
 
-    def _fits(self, sequence: Sequence, found: int) -> bool:
-        """Whether there is a place, and the rows that are known fit beside those of the running sequences. Who was preempted before also
-        leaves a page to each of those, or it would be preempted again at once."""
-        if self._is_full:
+    def _fits(self, sequence: Sequence, found: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
+        """Whether there is a place, and the rows that are known fit beside those of the sequences that stay. Who was preempted before also
+        leaves a page to each of those, or it would be preempted again at once. found: pages that are there already."""
+        if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
         needed = pages_for(sequence.known) - found
-        promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in self._running)
-        spare = len(self._running) if sequence.begun else 0
-        return needed + promised + spare <= self._pool.free + self._prefixes.unshared()
+        promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in staying)
+        spare = len(staying) if sequence.begun else 0
+        return needed + promised + spare <= self._pool.free + self._prefixes.unshared() + self._only_held_by(leaving)
 
-    def _leaving_for(self, sequence: Sequence) -> Sequence | None:
-        """Who of the running sequences leaves its place and pages to one that waits."""
-        # A reader that is slow for a moment is not to cost its sequence a prefill; one that is slow for long may not hold up others.
-        long = sequence.passed >= MAX_PASSED or sequence.waited >= MAX_WAITED
-        is_full = self._is_full
-        if not is_full and (long or all(other.idle for other in self._running)):
-            idle = max((other for other in self._running if other.idle), key=_arrival, default=None)
-            if idle is not None:
-                return idle
+    def _only_held_by(self, sequences: list[Sequence]) -> int:
+        """Pages that nobody but these sequences holds, or they and the cache."""
+        held = Counter(page for sequence in sequences for page in sequence.pages)
+        return sum(self._pool.holders(page) == count + self._prefixes.keeps(page) for page, count in held.items())
+
+    def _leaving_for(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
+        """Who of the running sequences would be next to leave its place and pages to one that waits."""
+        now = self._clock()
+        idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
+        if idle is not None:
+            return idle
         # With two more than the client of this one, the other client still has as many when one of its own has left.
-        placed = self._placed_by_client()
+        placed = Counter(other.request.client for other in staying if not other.idle)
         client, most = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
         if most - placed[sequence.request.client] < 2:
             return None
-        return max((other for other in self._running if other.request.client == client and not other.idle), key=_arrival)
+        return max((other for other in staying if other.request.client == client and not other.idle), key=_arrival)
 
     def _begin(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
         bisect.insort(self._running, sequence, key=_arrival)
         sequence.computed = len(sequence.pages) * PAGE_ROWS
         sequence.passed = sequence.waited = 0
+        sequence.idle_since_s = math.inf
         if not sequence.begun:
             sequence.queued_s = time.monotonic() - sequence.asked_s
             sequence.cached = sequence.computed
@@ -234,10 +236,20 @@ class Scheduler:
             if sequence.left == 1:
                 self._add_run(sequence, 1, runs)
         self._plan_long([sequence for sequence in able if sequence.left > 1], most_rows, runs)
-        self._steps += 1
-        for sequence in runs:
-            sequence.ran = self._steps
+        self._note(runs)
         return Step([run for ordered in runs.values() for run in ordered])
+
+    def _note(self, running: Iterable[Sequence]) -> None:
+        """Which sequences have rows in this step, and which have been idle since when."""
+        self._steps += 1
+        for sequence in running:
+            sequence.ran = self._steps
+        now = self._clock()
+        for sequence in self._running:
+            if not sequence.idle:
+                sequence.idle_since_s = math.inf
+            elif math.isinf(sequence.idle_since_s):
+                sequence.idle_since_s = now
 
     def _in_places(self, sequences: list[Sequence]) -> list[Sequence]:
         """Those that have a place in the next step, in order of arrival. More than there are may have woken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import replace
 
@@ -38,6 +39,7 @@ class Sequence:
         "computed",
         "draws",
         "found_taps",
+        "idle_since_s",
         "items",
         "number",
         "pages",
@@ -69,6 +71,8 @@ class Sequence:
         """The step in which it had rows last; 0: in none."""
         self.waited = 0
         """Steps since rows of this sequence were last run, while there were some to run."""
+        self.idle_since_s = math.inf
+        """By the scheduler's clock; infinite while it is not idle."""
         self.unread = 0
         self.asked_s = time.monotonic()
         self.begun = False

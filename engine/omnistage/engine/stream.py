@@ -83,12 +83,14 @@ class Mailbox:
         with self._changed:
             self._waiting -= count
 
-    def collect(self, wait: bool) -> Orders:
-        """All orders there are; with `wait`, at least one."""
+    def collect(self, wait: bool, most_s: float | None = None) -> Orders:
+        """All orders there are; with `wait`, at least one, or none after `most_s` seconds."""
         with self._changed:
             while wait and not self._orders:
                 self._on_rest()
-                self._changed.wait()
+                if not self._changed.wait(most_s):
+                    self._on_order()
+                    break
             orders, self._orders = self._orders, Orders(closing=self._closed)
         return orders
 

@@ -115,7 +115,8 @@ class OmniThinker(_Omni):
             raise BadRequest("thinker.verbatim", f"{self.info.name} says only what it thinks; leave it out")
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
-        return Prepared(request, tuple(seen for turn in request.turns for seen in [turn.role[0], *map(_read, turn.parts)]))
+        # Away from the event loop, as a model of any weight would: many small pictures cost as much as a large one.
+        return await asyncio.to_thread(_prepared, request)
 
     def _length(self, request: TextRequest) -> int:
         return request.max_tokens if request.ignore_eos else min(self.omni.length, request.max_tokens)
@@ -158,6 +159,10 @@ class OmniThinker(_Omni):
                 if half := len(rows) // 2:
                     yield Rows(port, rows[:half])
                 yield Rows(port, rows[half:], last=True)
+
+
+def _prepared(request: TextRequest) -> Prepared:
+    return Prepared(request, tuple(seen for turn in request.turns for seen in [turn.role[0], *map(_read, turn.parts)]))
 
 
 def _read(part: Part) -> formulas.Seen | Streamed:
