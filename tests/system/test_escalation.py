@@ -24,7 +24,7 @@ from omnistage.wire.kinds import kind_name
 
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
-SLOW = {"interval_s": 0.005}
+SLOW = {"interval_s": 0.02}
 
 TEN_CHUNKS = 10 * 128 * 5 // 2
 """Bytes: a row of a toy Thinker has 32 float32, and a chunk two and a half rows on average."""

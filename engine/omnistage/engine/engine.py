@@ -212,7 +212,7 @@ class Engine:
         started = time.perf_counter()
         done = self._computed(step.runs) if step else []
         if step:
-            self._pace.ran(step.rows, time.perf_counter() - started)
+            self._pace.ran(step.decoding, step.rows - step.decoding, time.perf_counter() - started)
             self._steps += 1
             self._rows += step.rows
         return done

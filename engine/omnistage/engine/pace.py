@@ -1,21 +1,24 @@
 """How many rows of long runs a step takes, so that those who decode do not wait long. Decides when rows are computed, never what they
 become.
 
-A product of a few rows costs what one of BLOCK_ROWS costs: reading the weights. So long runs fill up the blocks that decoding rows have
-begun, and a step has as many whole blocks as fit into its time. Where the last of them is nearly full there is one more: with a few rows
-in each step a prompt would never be read, and those who came with it would decode without it.
+A step costs what its decoding rows cost alone, which is mostly reading the weights, and something for each row of long runs, which is next
+to nothing where a processor multiplies 32 rows as fast as one, and nearly all where it does not. Both are learned from the steps that were
+run. A step with long runs then takes at most SLOWER times what it takes without, so whoever decodes keeps more than half of its pace.
 """
 
 from __future__ import annotations
 
 STEP_S = 0.05
-"""What a step may take while others decode, or a short prompt may come behind a long one; one block is run whatever it takes."""
+"""What a step may take in any case while others decode, or a short prompt may come behind a long one."""
+
+SLOWER = 1.8
+"""How much longer a step may take with long runs than without."""
 
 BLOCK_ROWS = 32
-"""Rows of a product that cost hardly more than one row."""
+"""Rows that a product takes in one go. No other block is begun for a few."""
 
-LEAST_ROWS = BLOCK_ROWS // 2
-"""Rows of long runs in a step at least, if so many are waiting."""
+LEAST_ROWS = 4
+"""Rows of long runs in a step at least, if so many are waiting: a measurement that went wrong is not to stop a prompt."""
 
 _WEIGHT = 0.2
 """Of the newest measurement."""
@@ -26,17 +29,37 @@ class Pace:
 
     def __init__(self, most_rows: int, step_s: float | None = STEP_S) -> None:
         self._most_rows, self._step_s = most_rows, step_s
-        self._block_s = 0.0
+        self._light_s: dict[int, float] = {}
+        """By the number of decoding rows: seconds of a step without long runs."""
+        self._row_s = 0.0
 
     def long_rows(self, decoding: int) -> int:
         """Rows of long runs in the next step, beside `decoding` rows of others."""
+        most = max(self._most_rows - decoding, 1)
         if self._step_s is None:
-            return max(self._most_rows - decoding, 1)
-        in_time = int(self._step_s / self._block_s) if self._block_s else 1
-        blocks = max(in_time, -(-(decoding + LEAST_ROWS) // BLOCK_ROWS))
-        return max(min(blocks * BLOCK_ROWS, self._most_rows) - decoding, 1)
+            return most
+        light_s = self._light(decoding)
+        in_time = int((max(self._step_s, SLOWER * light_s) - light_s) / self._row_s) if self._row_s else 0
+        least = LEAST_ROWS if decoding else BLOCK_ROWS
+        return min(max(_filled(in_time, decoding), least), most)
 
-    def ran(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
-        block_s = seconds / -(-rows // BLOCK_ROWS)
-        self._block_s += (block_s - self._block_s) * (_WEIGHT if self._block_s else 1.0)
+    def ran(self, decoding: int, long: int, seconds: float) -> None:
+        """A step of so many decoding rows and rows of long runs took so long."""
+        if not long:
+            before = self._light_s.get(decoding, seconds)
+            self._light_s[decoding] = before + _WEIGHT * (seconds - before)
+            return
+        row_s = max(seconds - self._light(decoding), 0.0) / long
+        self._row_s += (row_s - self._row_s) * (_WEIGHT if self._row_s else 1.0)
+
+    def _light(self, decoding: int) -> float:
+        """Seconds of a step of so many decoding rows alone: as measured with the number next to it. 0 if that was never measured."""
+        if not decoding or not self._light_s:
+            return 0.0
+        return self._light_s[min(self._light_s, key=lambda rows: (abs(rows - decoding), rows))]
+
+
+def _filled(long: int, decoding: int) -> int:
+    """So many rows of long runs, without those that would begin another block, if they are few."""
+    few = (decoding + long) % BLOCK_ROWS
+    return long - few if 2 * few < min(BLOCK_ROWS, long) else long

@@ -78,6 +78,11 @@ class Step:
     def rows(self) -> int:
         return sum(run.count for run in self.runs)
 
+    @property
+    def decoding(self) -> int:
+        """Rows of sequences that have no more than one left."""
+        return sum(run.count == 1 and run.draws for run in self.runs)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -1,0 +1,99 @@
+"""Rows of long runs in a step, on processors where a row costs this or that: arithmetic for seconds, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnistage.engine.pace import BLOCK_ROWS, LEAST_ROWS, SLOWER, STEP_S, Pace
+
+MOST_ROWS = 512
+STEPS = 200
+"""More than a prompt of a few thousand rows takes."""
+
+
+def bound_by_arithmetic(base_s: float, row_s: float) -> Callable[[int], float]:
+    """Each row costs as much as the one before."""
+    return lambda rows: base_s + row_s * rows
+
+
+def bound_by_reading(block_s: float) -> Callable[[int], float]:
+    """A product of a few rows costs what one of a block costs."""
+    return lambda rows: block_s * -(-rows // BLOCK_ROWS)
+
+
+def settled(pace: Pace, decoding: int, cost: Callable[[int], float]) -> list[tuple[int, float]]:
+    """Rows of long runs and seconds of the last steps while a prompt is read beside decoding rows, which ran alone before."""
+    steps = []
+    for _ in range(STEPS):
+        pace.ran(decoding, 0, cost(decoding))
+    for _ in range(STEPS):
+        long = pace.long_rows(decoding)
+        pace.ran(decoding, long, cost(decoding + long))
+        steps.append((long, cost(decoding + long)))
+    return steps[STEPS // 2 :]
+
+
+@given(
+    base_s=st.floats(1e-4, 1.0),
+    row_s=st.floats(1e-5, 0.1),
+    decoding=st.integers(1, 64),
+    before=st.lists(st.tuples(st.integers(0, 64), st.integers(0, 448), st.floats(1e-5, 10.0)), max_size=20),
+)
+def test_who_decodes_keeps_half_of_its_pace_where_each_row_costs(
+    base_s: float, row_s: float, decoding: int, before: list[tuple[int, int, float]]
+) -> None:
+    """Whatever was measured before: a hiccup, a step of another number of rows."""
+    pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(base_s, row_s)
+    for beside, long, seconds in before:
+        pace.ran(beside, long, seconds)
+    alone_s = cost(decoding)
+    for long, seconds in settled(pace, decoding, cost):
+        assert LEAST_ROWS <= long <= MOST_ROWS - decoding
+        assert long == LEAST_ROWS or seconds <= max(2 * alone_s, 1.2 * STEP_S)
+
+
+@given(base_s=st.floats(1e-4, 1.0), row_s=st.floats(1e-5, 0.1), decoding=st.integers(1, 64))
+def test_a_prompt_gets_what_is_left(base_s: float, row_s: float, decoding: int) -> None:
+    """About half of the rows for which there is time at least."""
+    cost = bound_by_arithmetic(base_s, row_s)
+    alone_s = cost(decoding)
+    room = (max(STEP_S, SLOWER * alone_s) - alone_s) / row_s
+    for long, _ in settled(Pace(MOST_ROWS), decoding, cost):
+        assert long >= min(room, MOST_ROWS - decoding) / 2.5 - 1
+
+
+@pytest.mark.parametrize("block_s", [0.001, 0.02, 0.3])
+@pytest.mark.parametrize("decoding", [1, 8, 31, 40])
+def test_no_block_is_begun_for_a_few_rows(block_s: float, decoding: int) -> None:
+    cost = bound_by_reading(block_s)
+    for long, seconds in settled(Pace(MOST_ROWS), decoding, cost):
+        assert seconds <= max(2 * cost(decoding), 2 * STEP_S)
+        last = (decoding + long) % BLOCK_ROWS
+        assert last == 0 or last >= BLOCK_ROWS // 2 or long < BLOCK_ROWS
+
+
+def test_nothing_but_prompts_is_read_block_by_block() -> None:
+    pace, cost = Pace(MOST_ROWS), bound_by_reading(0.2)
+    for _ in range(STEPS):
+        assert pace.long_rows(0) == BLOCK_ROWS
+        pace.ran(0, BLOCK_ROWS, cost(BLOCK_ROWS))
+
+
+def test_a_fast_device_takes_all_rows_that_a_step_may_have() -> None:
+    pace = Pace(MOST_ROWS)
+    for _ in range(STEPS):
+        pace.ran(0, pace.long_rows(0), 1e-3)
+    assert pace.long_rows(0) == MOST_ROWS
+    assert Pace(MOST_ROWS, step_s=None).long_rows(12) == MOST_ROWS - 12
+
+
+def test_a_step_that_took_long_once_is_forgotten() -> None:
+    pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(0.03, 0.001)
+    pace.ran(1, 30, 60.0)
+    pace.ran(1, 0, 60.0)
+    rows = [long for long, _ in settled(pace, 1, cost)]
+    assert min(rows) >= 10
