@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures import Figure, Report, arguments, median
-from omnistage.engine.adapter import Rows
+from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import pages_for
-from omnistage.engine.request import Event, Prompt, SequenceRequest
+from omnistage.engine.request import Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.sampler import Draws, sample
 from omnistage.engine.scheduler import Limits, Run
 from omnistage.engine.sequence import Sequence as EngineSequence
@@ -62,8 +62,8 @@ def request(rows: int, items: int, history: int = 0) -> SequenceRequest:
     return SequenceRequest(prompt(rows), _ids.getrandbits(32), history + items, SAMPLING, history=earlier)
 
 
-async def read(stream: SequenceStream) -> list[Event]:
-    events: list[Event] = []
+async def read(stream: SequenceStream) -> list[SequenceEvent]:
+    events: list[SequenceEvent] = []
     while not events or events[-1].finish_reason is None:
         events += await stream.take()
     await stream.aclose()
@@ -143,7 +143,7 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
 def sampling(decoder: PackedDecoder, report: Report) -> None:
     """Drawing from a large vocabulary, over the products of a step of as many rows of the default model."""
     generator = torch.Generator().manual_seed(0)
-    rows = Rows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
+    rows = StepRows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
 
     def nothing(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         return queries.flatten(1)

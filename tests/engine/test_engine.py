@@ -15,12 +15,12 @@ import torch
 
 from helpers import lengths
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
-from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, Rows
+from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.pages import pages_for
-from omnistage.engine.request import EngineClosed, EngineFull, Event, Prompt, SequenceFailed, SequenceRequest
+from omnistage.engine.request import EngineClosed, EngineFull, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.stream import SequenceStream
@@ -40,23 +40,23 @@ def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> SequenceReque
     return SequenceRequest(Prompt.of_tokens(prompt), **settings)  # type: ignore[arg-type]
 
 
-async def read(stream: SequenceStream) -> list[Event]:
-    events: list[Event] = []
+async def read(stream: SequenceStream) -> list[SequenceEvent]:
+    events: list[SequenceEvent] = []
     while not events or events[-1].finish_reason is None:
         events += await stream.take()
     await stream.aclose()
     return events
 
 
-def items(events: list[Event]) -> tuple[Item, ...]:
+def items(events: list[SequenceEvent]) -> tuple[Item, ...]:
     return tuple(event.item for event in events if event.item is not None)
 
 
-def ids(events: list[Event]) -> list[int]:
+def ids(events: list[SequenceEvent]) -> list[int]:
     return [item[0] for item in items(events)]
 
 
-def drawn(events: list[Event]) -> list[tuple[Item | None, float | None]]:
+def drawn(events: list[SequenceEvent]) -> list[tuple[Item | None, float | None]]:
     return [(event.item, event.logprob) for event in events]
 
 
@@ -77,7 +77,7 @@ def random_requests(rng: random.Random, count: int, prompt: int = 120, answer: i
     return requests
 
 
-async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.float32) -> list[list[Event]]:
+async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.float32) -> list[list[SequenceEvent]]:
     """Each answer of an engine that runs one request at a time and keeps nothing."""
     single = Engine(tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, limits=Limits(max_sequences=1), kept_pages=0)
     answers = [await read(single.submit(request)) for request in requests]
@@ -261,7 +261,7 @@ async def test_logits_that_are_not_finite_fail_their_sequence_only() -> None:
 class Brittle(PackedDecoder):
     """Raises when it meets token 13."""
 
-    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         if bool((rows.items == 13).any()):
             raise RuntimeError("token 13")
         return super().hidden(rows, attention)
@@ -297,7 +297,7 @@ class Broken(PackedDecoder):
 
     everyone_asked = threading.Event()
 
-    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         assert self.everyone_asked.wait(60)
         raise SystemExit("gone")
 
@@ -381,7 +381,7 @@ async def test_the_log_probability_is_that_of_the_models_own_logits() -> None:
     events = await read(running.submit(request))
     decoder = tiny_decoder()
     tokens = [1, 2, 3, *ids(events)]
-    rows = Rows(torch.tensor(tokens)[:, None], torch.arange(len(tokens))[None])
+    rows = StepRows(torch.tensor(tokens)[:, None], torch.arange(len(tokens))[None])
     logits = decoder.logits(decoder.hidden(rows, Textbook(decoder.spec)).last).log_softmax(-1)
     for index, event in enumerate(events):
         expected = logits[2 + index, ids([event])[0]].item()

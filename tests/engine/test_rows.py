@@ -14,11 +14,11 @@ import torch.nn.functional as functional
 from helpers.arithmetic import AXES, END, GIVEN, IDS, answer, engine, prompt_items
 from helpers.tiny import TINY, tiny_weights
 from helpers.waiting import until
-from omnistage.engine.adapter import Rows
+from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
+from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.stream import SequenceStream
 from omnistage.engine.types import FinishReason, Item, Unfit
@@ -44,8 +44,8 @@ def random_rows(rng: random.Random, count: int) -> torch.Tensor:
     return torch.tensor([[rng.randrange(20) for _ in range(GIVEN)] for _ in range(count)], dtype=torch.float32)
 
 
-async def events_of(stream: SequenceStream) -> list[Event]:
-    events: list[Event] = []
+async def events_of(stream: SequenceStream) -> list[SequenceEvent]:
+    events: list[SequenceEvent] = []
     async with asyncio.timeout(LIMIT_S):
         while not events or events[-1].finish_reason is None:
             events += await stream.take()
@@ -53,11 +53,11 @@ async def events_of(stream: SequenceStream) -> list[Event]:
     return events
 
 
-def items(events: list[Event]) -> list[Item]:
+def items(events: list[SequenceEvent]) -> list[Item]:
     return [event.item for event in events if event.item is not None]
 
 
-def taps(events: list[Event], first: int) -> list[tuple[int, int]]:
+def taps(events: list[SequenceEvent], first: int) -> list[tuple[int, int]]:
     """All taps, which are to come in order from slot `first` on."""
     rows: list[tuple[int, int]] = []
     for event in events:
@@ -305,7 +305,7 @@ def test_a_tap_is_without_the_embedding_where_a_vector_was_given() -> None:
     items, given = torch.arange(4)[:, None], torch.zeros(4, TINY.hidden_size)
     has_given = torch.tensor([[False], [True], [True], [False]])
     given[1:3] = torch.randn(2, TINY.hidden_size)
-    rows = Rows(items, torch.arange(4)[None], given, has_given, taps=True)
+    rows = StepRows(items, torch.arange(4)[None], given, has_given, taps=True)
     hidden = decoder.hidden(rows, lambda layer, queries, keys_values: queries.flatten(1))
     embedding = tiny_weights(torch.float32)("embed_tokens.weight")
     assert embedding is not None and hidden.taps is not None

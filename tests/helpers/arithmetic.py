@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.engine.adapter import Attention, DecoderSpec, DrawnItem, Hidden, Rows
+from omnistage.engine.adapter import Attention, DecoderSpec, DrawnItem, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt
 from omnistage.engine.sampler import Draws
@@ -58,7 +58,7 @@ class CountingDecoder:
 
     spec = SPEC
 
-    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         count = len(rows.items)
         value = rows.items @ torch.tensor([3, 5]) + torch.tensor([7, 11, 13]) @ rows.positions
         if rows.given is not None and rows.has_given is not None:

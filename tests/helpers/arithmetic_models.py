@@ -15,9 +15,9 @@ import torch
 from helpers import arithmetic
 from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.engine.request import Event, Given, Prompt, SequenceRequest
+from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.stream import SequenceStream
-from omnistage.models.common.answer import Answer, answered
+from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.interface import (
@@ -122,7 +122,7 @@ class ArithmeticThinker(OnEngine):
 
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         request = prepared.request
-        answer = Answer(
+        answer = AnswerAssembler(
             Detokenizer(lambda token_id: f"{token_id} ".encode(), request.stop),
             wanted,
             history=request.history,
@@ -154,7 +154,7 @@ class _Tokens:
 
     stream: SequenceStream
 
-    async def take(self) -> Sequence[Event]:
+    async def take(self) -> Sequence[SequenceEvent]:
         events = await self.stream.take()
         return [replace(event, item=None if event.item is None else (event.item[0] * IDS + event.item[1],)) for event in events]
 
@@ -215,7 +215,7 @@ class Feed:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def take(self) -> list[Event]:
+    async def take(self) -> list[SequenceEvent]:
         """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
         assert self._task is not None
         taking = asyncio.ensure_future(self._stream.take())

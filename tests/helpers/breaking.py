@@ -12,7 +12,7 @@ import torch
 
 from helpers.tiny import TINY, tiny_weights
 from omnistage.engine.activity import Activity
-from omnistage.engine.adapter import Attention, Hidden, Rows
+from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
@@ -34,7 +34,7 @@ class BreakingDecoder(PackedDecoder):
 
     hangs_at = -1
 
-    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         if self.hangs_at in rows.positions:
             threading.Event().wait()
         if PROMPTS[FAIL][0] in rows.items:

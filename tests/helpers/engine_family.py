@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from helpers.arithmetic import GIVEN, IDS, SPEC, START, TAPS, CountingDecoder, CountingHead, answer, prompt_items
 from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, Feed, OnEngine
-from omnistage.engine.adapter import Attention, Hidden
-from omnistage.engine.adapter import Rows as StepRows
+from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.answer import Answer
+from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.interface import BadRequest, FinishReason, Rows, TextPiece
 
 WORDS = [" red", " green", " blue", ".", "\n", " a", "bc", "", "\U0001f600", "é"]
@@ -21,8 +21,8 @@ PIECES = [*(word.encode() for word in WORDS), *(bytes([byte]) for byte in "é\U0
 BOTH = {"text": 0, "rows": 0}
 
 
-def answer_of(wanted: dict[str, int], stop: Sequence[str] = (), **given_: object) -> Answer:
-    return Answer(Detokenizer(PIECES.__getitem__, stop), wanted, row_port="rows", **given_)  # type: ignore[arg-type]
+def answer_of(wanted: dict[str, int], stop: Sequence[str] = (), **given_: object) -> AnswerAssembler:
+    return AnswerAssembler(Detokenizer(PIECES.__getitem__, stop), wanted, row_port="rows", **given_)  # type: ignore[arg-type]
 
 
 def row(place: int) -> np.ndarray:
@@ -38,7 +38,7 @@ class Heard:
         self.reason: FinishReason | None = None
         self.rows_ended = False
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: AnswerAssembler) -> None:
         for piece in answer.take():
             if isinstance(piece, TextPiece):
                 assert self.reason is None, "text after its end"
@@ -151,7 +151,7 @@ TOKENS = st.lists(st.integers(0, len(PIECES) - 1), max_size=24)
 STOPS = st.lists(st.sampled_from([" green blue", ".", "\n a", "bc", "c red", "é", "�"]), max_size=3)
 
 
-def run(answer: Answer, tokens: Sequence[int], places: Sequence[int], rng: random.Random, heard: Heard) -> None:
+def run(answer: AnswerAssembler, tokens: Sequence[int], places: Sequence[int], rng: random.Random, heard: Heard) -> None:
     """All tokens, and the rows of `places`, each some steps late, taken at random moments."""
     waiting = list(places)
     known = places[0] if places else 0

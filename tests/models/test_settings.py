@@ -11,8 +11,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from helpers.models import text_pieces
-from omnistage.engine.adapter import Attention, Hidden
-from omnistage.engine.adapter import Rows as StepRows
+from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import TextRequest, ThinkerModel, Turn

@@ -43,7 +43,7 @@ class DecoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StepRows:
     """The rows of one step, those of a sequence next to each other.
 
     items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: [rows, given_width] in the decoder's dtype, zeros where nothing is
@@ -70,7 +70,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """last: [rows, hidden], after the last norm. taps: [rows, tap_width], None if `Rows.taps` was false."""
+    """last: [rows, hidden], after the last norm. taps: [rows, tap_width], None if `StepRows.taps` was false."""
 
     last: torch.Tensor
     taps: torch.Tensor | None = None
@@ -82,7 +82,7 @@ class Decoder(Protocol):
     @property
     def spec(self) -> DecoderSpec: ...
 
-    def hidden(self, rows: Rows, attention: Attention) -> Hidden: ...
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden: ...
 
 
 @dataclass(frozen=True, slots=True)

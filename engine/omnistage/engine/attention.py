@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.adapter import Attention, DecoderSpec, Rows
+from omnistage.engine.adapter import Attention, DecoderSpec, StepRows
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.plan import Plan, PlannedRun
@@ -367,7 +367,7 @@ def attend(
     pages = [run.pages[-1] for run in runs for _ in range(run.count)]
     nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)
     plan = Plan(
-        rows=Rows(nothing, nothing),
+        rows=StepRows(nothing, nothing),
         pages=torch.tensor(pages, device=spec.device),
         places=torch.tensor(slots, device=spec.device) % PAGE_ROWS,
         runs=tuple(runs),

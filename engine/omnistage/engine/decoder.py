@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, Rows
+from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.linear import Linear, Linears, build_exact
 
 Weights = Callable[[str], torch.Tensor | None]
@@ -105,7 +105,7 @@ class PackedDecoder:
     def spec(self) -> DecoderSpec:
         return self._spec
 
-    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         """A given vector stands in the place of the embedding."""
         config = self._config
         heads, width, half = config.query_heads, config.hidden_size, config.head_size // 2

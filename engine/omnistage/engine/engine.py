@@ -1,9 +1,9 @@
 """The autoregressive engine: requests in, streams of items out, one thread of computation.
 
-The thread's loop reads: take orders, admit, plan, run, choose, publish. All of the engine's state is touched by that thread alone; callers
-live on event loops and leave orders in a mailbox. At most `Limits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events
-ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and a reader on its event loop is woken once a step for
-all streams.
+The thread's loop reads: take orders, admit, plan, compute, apply, publish. All of the engine's state is touched by that thread alone;
+callers live on event loops and leave orders in a mailbox. At most `Limits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD`
+events ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and a reader on its event loop is woken once a
+step for all streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omnistage.engine.attention import Choice, chosen
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pace import STEP_S, Pace
 from omnistage.engine.pages import PagePool, PrefixCache
-from omnistage.engine.request import EngineClosed, EngineStats, Event, SequenceFailed, SequenceRequest, Taps
+from omnistage.engine.request import EngineClosed, EngineStats, SequenceEvent, SequenceFailed, SequenceRequest, Taps
 from omnistage.engine.runner import Computed, Runner
 from omnistage.engine.scheduler import IDLE_S, Limits, Run, Scheduler, Step
 from omnistage.engine.sequence import Sequence
@@ -164,7 +164,7 @@ class Engine:
         self._admit()
         step = self._plan()
         for done in self._compute(step):
-            self._choose(done)
+            self._apply(done)
         self._publish()
 
     def _take_orders(self) -> bool:
@@ -192,7 +192,7 @@ class Engine:
     def _put_found_taps(self, sequence: Sequence) -> None:
         """Taps that were found beside kept pages go out before those that are computed."""
         for found in sequence.found_taps:
-            self._put(sequence, Event(taps=self._fresh(sequence, found)))
+            self._put(sequence, SequenceEvent(taps=self._fresh(sequence, found)))
         sequence.found_taps.clear()
 
     def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
@@ -228,7 +228,7 @@ class Engine:
             self._fail(runs[0].sequence, error)
             return []
 
-    def _choose(self, done: Computed) -> None:
+    def _apply(self, done: Computed) -> None:
         """What the rows of a run mean for their sequence: taps go out, and the next item, or the end."""
         run, sequence = done.run, done.run.sequence
         if sequence not in self._streams:
@@ -245,20 +245,20 @@ class Engine:
             self._scheduler.remember(sequence)
         if done.drawn is None:
             if taps is not None:
-                self._put(sequence, Event(taps=taps))
+                self._put(sequence, SequenceEvent(taps=taps))
         elif done.drawn.item[0] in sequence.request.end_ids:
-            self._put(sequence, Event(None, done.drawn.logprob, FinishReason.STOP, taps))
+            self._put(sequence, SequenceEvent(None, done.drawn.logprob, FinishReason.STOP, taps))
             self._end(sequence)
         else:
             self._items += 1
             sequence.items.append(done.drawn.item)
             sequence.draws.note(done.drawn.item[0])
             whole = len(sequence.items) == sequence.request.max_items
-            self._put(sequence, Event(done.drawn.item, done.drawn.logprob, FinishReason.LENGTH if whole else None, taps))
+            self._put(sequence, SequenceEvent(done.drawn.item, done.drawn.logprob, FinishReason.LENGTH if whole else None, taps))
             if whole:
                 self._end(sequence)
 
-    def _put(self, sequence: Sequence, event: Event) -> None:
+    def _put(self, sequence: Sequence, event: SequenceEvent) -> None:
         sequence.unread += 1
         self._outbox.put(self._streams[sequence], sequence.introduced(event))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, Rows
+from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.linear import Linears, build_exact
 
 NAME = "omnistage_paged"
@@ -69,7 +69,7 @@ class LayersDecoder:
     def spec(self) -> DecoderSpec:
         return self._spec
 
-    def hidden(self, rows: Rows, attention: Attention) -> Hidden:
+    def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         """A given vector stands in the place of the embedding, which a tap then is without."""
         x = embedded = self._embedding(rows.items[None, :, 0])
         if rows.given is not None and rows.has_given is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from omnistage.engine.adapter import DecoderSpec, Rows
+from omnistage.engine.adapter import DecoderSpec, StepRows
 from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.scheduler import Run
 
@@ -29,7 +29,7 @@ class Plan:
     """rows: what the decoder takes. pages, places: int64 [rows], where keys and values of each row go; less than the rows by padding. runs:
     as above, in the order of the rows. drawn: int64 [n], rows that an item is drawn from."""
 
-    rows: Rows
+    rows: StepRows
     pages: torch.Tensor
     places: torch.Tensor
     runs: tuple[PlannedRun, ...]
@@ -68,7 +68,7 @@ def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
     vectors, has_given = _given(given, padded, spec) if given else (None, None)
     device = spec.device
     return Plan(
-        rows=Rows(
+        rows=StepRows(
             items=torch.from_numpy(items).to(device),
             positions=torch.from_numpy(positions).to(device),
             given=vectors,

@@ -125,7 +125,7 @@ class Taps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Event:
+class SequenceEvent:
     """One thing that happened to a sequence.
 
     item: the item that was drawn; None where an end was drawn, or where there are taps only. finish_reason: on the last event and only

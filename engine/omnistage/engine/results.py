@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from omnistage.engine.adapter import Decoder, DecoderSpec, Rows
+from omnistage.engine.adapter import Decoder, DecoderSpec, StepRows
 from omnistage.engine.attention import AttentionBackend
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
@@ -40,7 +40,7 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729
     pages = pages_for(start + count)
     return Plan(
-        rows=Rows((items % spec.item_ids).to(spec.device), slots.expand(spec.axes, padded).to(spec.device)),
+        rows=StepRows((items % spec.item_ids).to(spec.device), slots.expand(spec.axes, padded).to(spec.device)),
         pages=torch.full((count,), pages - 1, device=spec.device),
         places=(slots[:count] % PAGE_ROWS).to(spec.device),
         runs=(PlannedRun(0, count, start, tuple(range(pages))),),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.engine.request import Event, Given, SequenceRequest, Taps
+from omnistage.engine.request import Given, SequenceEvent, SequenceRequest, Taps
 from omnistage.engine.sampler import Draws
 from omnistage.engine.types import Item
 
@@ -127,7 +127,7 @@ class Sequence:
         may_end = not request.ignore_end and len(self.items) >= request.min_items
         return request.banned if may_end else request.banned | request.end_ids
 
-    def introduced(self, event: Event) -> Event:
+    def introduced(self, event: SequenceEvent) -> SequenceEvent:
         """The event, with what only the first one of a sequence says."""
         if self._silent:
             self._silent = False

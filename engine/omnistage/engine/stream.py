@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from omnistage.engine.request import EngineClosed, EngineFull, Event, SequenceFailed
+from omnistage.engine.request import EngineClosed, EngineFull, SequenceEvent, SequenceFailed
 
 if TYPE_CHECKING:
     from omnistage.engine.sequence import Sequence
@@ -106,14 +106,14 @@ class SequenceStream:
         self.sequence = sequence
         self.loop = asyncio.get_running_loop()
         self._mailbox = mailbox
-        self._events: list[Event] = []
+        self._events: list[SequenceEvent] = []
         self._error: End | None = None
         self._ended = False
         self._changed = asyncio.Event()
         self._room, self._given_width = sequence.request.max_items, given_width
         self._appended_all = not sequence.request.appended
 
-    async def take(self) -> list[Event]:
+    async def take(self) -> list[SequenceEvent]:
         """Wait for events and take all there are. Empty only after the end. Raises SequenceFailed or EngineClosed after the last event."""
         while not self._events and not self._ended:
             self._changed.clear()
@@ -160,7 +160,7 @@ class SequenceStream:
 class Part:
     """What a step made for one stream."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[SequenceEvent] = field(default_factory=list)
     ended: bool = False
     error: End | None = None
 
@@ -171,7 +171,7 @@ class Outbox:
     def __init__(self) -> None:
         self._parts: dict[SequenceStream, Part] = {}
 
-    def put(self, stream: SequenceStream, event: Event) -> None:
+    def put(self, stream: SequenceStream, event: SequenceEvent) -> None:
         self._parts.setdefault(stream, Part()).events.append(event)
 
     def end(self, stream: SequenceStream, error: End | None) -> None:

@@ -26,7 +26,7 @@ class _Span(NamedTuple):
     end: int
 
 
-class Answer:
+class AnswerAssembler:
     """One answer. Take what `take` has after every step, until `complete`."""
 
     def __init__(
@@ -219,7 +219,7 @@ class SlotRows(Protocol[T]):
     def rows(self) -> T: ...
 
 
-class Event(Protocol[T]):
+class EngineEvent(Protocol[T]):
     """One thing that an engine made, as in omnistage.engine.request."""
 
     @property
@@ -241,13 +241,13 @@ class Event(Protocol[T]):
     def cached_rows(self) -> int: ...
 
 
-class Stream(Protocol[T]):
+class EngineStream(Protocol[T]):
     """What an engine makes for one request. `take` waits for events; there are none after the end."""
 
-    async def take(self) -> Sequence[Event[T]]: ...
+    async def take(self) -> Sequence[EngineEvent[T]]: ...
 
 
-async def answered(stream: Stream[T], answer: Answer, array: Callable[[T], Array]) -> AsyncGenerator[TextPiece | Rows, None]:
+async def answered(stream: EngineStream[T], answer: AnswerAssembler, array: Callable[[T], Array]) -> AsyncGenerator[TextPiece | Rows, None]:
     """The pieces of an answer whose tokens are the first codes of a stream's items. array: the rows of the engine as the port has them.
     It ends when everything that is wanted has come, which may be before the stream does: close that then."""
     while True:

@@ -47,7 +47,7 @@ class Drawing(Protocol[Job]):
         """The pieces of what was drawn; each is one unit of work."""
 
 
-class Run(Protocol):
+class UnitRunner(Protocol):
     """Where units of work run, such as Worker.run. Cancelled, it returns when the unit is not running any more."""
 
     def __call__(self, call: Callable[[], Sequence[Drawn] | None], /) -> Awaitable[Sequence[Drawn] | None]: ...
@@ -94,7 +94,7 @@ class _Session(Generic[J]):
 class Stepper(Generic[J]):
     """All drawings of one model. `draw` from any number of sessions of one event loop."""
 
-    def __init__(self, drawing: Drawing[J], run: Run, *, budget: int, step_budget: int) -> None:
+    def __init__(self, drawing: Drawing[J], run: UnitRunner, *, budget: int, step_budget: int) -> None:
         """See steps.Policy."""
         self._drawing = drawing
         self._run = run

@@ -21,7 +21,7 @@ from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
-from omnistage.models.common.answer import Answer, answered
+from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
@@ -79,7 +79,7 @@ class Prepared:
 
     request: TextRequest
     token_ids: tuple[int, ...]
-    answer: Answer
+    answer: AnswerAssembler
     asked: SequenceRequest | None
 
 
@@ -214,7 +214,7 @@ class SmolThinker:
                 raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
         else:
             ids = self.prompt(request.turns)
-        answer = Answer(
+        answer = AnswerAssembler(
             Detokenizer(self._piece, () if request.verbatim else request.stop), {TEXT: len(request.history)}, history=request.history
         )
         if request.verbatim or request.finished is not None:
@@ -225,7 +225,7 @@ class SmolThinker:
             self._engine.check(asked)
         return Prepared(request, ids, answer, asked)
 
-    def _check_unfinished(self, request: TextRequest, prompt: Sequence[int], answer: Answer) -> None:
+    def _check_unfinished(self, request: TextRequest, prompt: Sequence[int], answer: AnswerAssembler) -> None:
         """An answer that has ended cannot go on; whoever has its last token also has its finish reason."""
         if request.history and len(request.history) >= self._max_tokens(request, prompt):
             raise BadRequest("resume.history", f"the answer ended before or with its {len(request.history)} tokens, by its length")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.answer import Answer
+from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.requests import check_bias, check_constraint, check_parts, check_place
 from omnistage.models.interface import (
     Array,
@@ -128,7 +128,7 @@ class OmniThinker(_Omni):
         for rows in self._prompt(prompt, wanted):
             yield rows
         detokenizer = Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
-        answer = Answer(detokenizer, wanted, history=request.history, finished=request.finished, row_port=HIDDEN.name)
+        answer = AnswerAssembler(detokenizer, wanted, history=request.history, finished=request.finished, row_port=HIDDEN.name)
         late = list(request.history[wanted[HIDDEN.name] :]) if HIDDEN.name in wanted else []
         n = len(request.history)
         while True:

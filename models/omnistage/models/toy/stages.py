@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.models.common.answer import Answer
+from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.requests import check_bias, check_constraint, check_parts
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
@@ -150,7 +150,7 @@ class ToyThinker(Toy):
     async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
         request, total = prepared, self._length(prepared)
-        answer = Answer(self._detokenizer(request), wanted, history=request.history, finished=request.finished, row_port="hidden")
+        answer = AnswerAssembler(self._detokenizer(request), wanted, history=request.history, finished=request.finished, row_port="hidden")
         for piece in self._earlier(request, answer, wanted):
             yield piece
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
@@ -180,7 +180,7 @@ class ToyThinker(Toy):
         spoken = request.verbatim.split()
         return self._length(request) != (len(spoken) if spoken else self.options.length)
 
-    def _earlier(self, request: TextRequest, answer: Answer, wanted: Wanted) -> Iterator[TextPiece | Rows]:
+    def _earlier(self, request: TextRequest, answer: AnswerAssembler, wanted: Wanted) -> Iterator[TextPiece | Rows]:
         """The rows of the history again, without a pause: like a prefill they cost next to nothing."""
         left = request.history[wanted["hidden"] :] if "hidden" in wanted else ()
         while left:

@@ -74,7 +74,7 @@ class Start:
         return {port.name: self.first.get(port.name, 0) for port in ports if port.name not in self.ended}
 
 
-Run = Callable[[AsyncIterator[Input], Timing, Start], AsyncGenerator[Output | Kept, None]]
+Transform = Callable[[AsyncIterator[Input], Timing, Start], AsyncGenerator[Output | Kept, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Work:
     needs: first item needed of each input port, 0 for a port that is not named.
     """
 
-    run: Run
+    run: Transform
     needs: Mapping[str, int] = field(default_factory=dict)
 
 
