@@ -140,7 +140,7 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
             report.add(Figure(f"step_over_floor_{rows}", step_s / floor_s, "x", goal, note))
 
 
-def sampling(decoder: PackedDecoder, report: Report) -> None:
+def drawing(decoder: PackedDecoder, report: Report) -> None:
     """Drawing from a large vocabulary, over the products of a step of as many rows of the default model."""
     generator = torch.Generator().manual_seed(0)
     rows = StepRows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
@@ -148,13 +148,17 @@ def sampling(decoder: PackedDecoder, report: Report) -> None:
     def nothing(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         return queries.flatten(1)
 
+    asked = {"": (4.0, Sampling(temperature=1.0)), "_flat_top_p": (0.1, Sampling(temperature=1.0, top_p=0.95))}
     with torch.inference_mode():
-        logits = torch.randn(32, VOCABULARY, generator=generator).mul_(4).to(decoder.spec.dtype)
-        draws = [Draws(Sampling(temperature=1.0), seed, False) for seed in range(32)]
-        sampled_s = seconds(lambda: sample(logits, draws, [()] * 32))
         products_s = seconds(lambda: decoder.logits(decoder.hidden(rows, nothing).last))
-    note = f"32 rows, temperature 1, {VOCABULARY} tokens; over a step without attention"
-    report.add(Figure("sampling_share_152k", sampled_s / products_s, "", "<= 0.15", note))
+        for name, (spread, sampling) in asked.items():
+            logits = torch.randn(32, VOCABULARY, generator=generator).mul_(spread).to(decoder.spec.dtype)
+            draws = [Draws(sampling, seed, False) for seed in range(32)]
+            sampled_s = seconds(lambda logits=logits, draws=draws: sample(logits, draws, [()] * 32))  # type: ignore[misc]
+            note = (
+                f"32 rows, temperature 1, top-p {sampling.top_p}, {VOCABULARY} logits of spread {spread:g}; over a step without attention"
+            )
+            report.add(Figure(f"sampling_share_152k{name}", sampled_s / products_s, "", "" if name else "<= 0.15", note))
 
 
 async def bystander(engine: Engine, report: Report) -> None:
@@ -262,7 +266,7 @@ def measure(report: Report) -> None:
     with report.part("steps"):
         steps(decoder, [weight.to(decoder.spec.dtype) for weight in weights if weight.numel() % 2 == 0], report)
     with report.part("sampling"):
-        sampling(decoder, report)
+        drawing(decoder, report)
     asyncio.run(served(decoder, report))
 
 
