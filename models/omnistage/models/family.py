@@ -33,7 +33,7 @@ class ModelEntry:
     """The model of a family for one kind.
 
     loader: "module:Class" of a Loader, imported when the model is loaded. devices, dtypes: what it computes on and in; auto is always one.
-    heeds: those of options.SOMETIMES that it has a use for; others are refused, since whoever gives them expects something of them.
+    uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives them expects something of them.
     folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
     says that it is.
     """
@@ -41,7 +41,7 @@ class ModelEntry:
     loader: str
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)
-    heeds: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     folder: str = ""
     files: tuple[str, ...] = ()
     model_type: str = ""

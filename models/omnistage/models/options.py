@@ -53,7 +53,7 @@ class LoadOptions:
     @classmethod
     def of(cls, settings: SettingsLike) -> LoadOptions:
         path = Path(settings.checkpoint) if settings.checkpoint else None
-        named = {name: getattr(settings, name) for name in ("device", "dtype", "max_sessions", *SOMETIMES)}
+        named = {name: getattr(settings, name) for name in ("device", "dtype", "max_sessions", *OPTIONAL)}
         return cls(path, family=settings.options, **named)
 
     def given(self, name: str) -> bool:
@@ -70,7 +70,7 @@ def shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-SOMETIMES = (
+OPTIONAL = (
     "threads",
     "max_batch_size",
     "max_batch_tokens",

@@ -16,7 +16,7 @@ from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import StageModel
-from omnistage.models.options import SOMETIMES, LoadOptions, shown
+from omnistage.models.options import OPTIONAL, LoadOptions, shown
 
 
 class UnknownFamily(LoadError):
@@ -27,7 +27,7 @@ class UnknownCheckpoint(LoadError):
     """A folder that is a checkpoint of no family, or of several."""
 
 
-INSTEAD: Mapping[str, str] = {
+ADVICE: Mapping[str, str] = {
     "tensor_parallel_size": "computes on one device; for more answers at once run more replicas of it",
     "max_batch_size": "computes one session after the other; leave it out",
 }
@@ -62,18 +62,18 @@ FAMILIES: Mapping[str, Family] = {
             "thinker": ModelEntry(
                 "omnistage.models.smol.thinker:SmolThinker",
                 dtypes=("float32", "bfloat16"),
-                heeds=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache"),
+                uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache"),
                 folder="thinker",
                 files=(*CONVERTED, "tokenizer.json"),
                 model_type="qwen2_5_omni_thinker",
             ),
             "talker": ModelEntry(
-                "omnistage.models.smol.talker:SmolTalker", heeds=("threads",), folder="talker", files=CONVERTED, model_type="hibari-talker"
+                "omnistage.models.smol.talker:SmolTalker", uses=("threads",), folder="talker", files=CONVERTED, model_type="hibari-talker"
             ),
             "code2wav": ModelEntry(
                 "omnistage.models.smol.code2wav:SmolCode2Wav",
                 devices=("cpu", "cuda"),
-                heeds=("threads",),
+                uses=("threads",),
                 folder="code2wav",
                 files=CONVERTED,
                 model_type="hibari-code2wav",
@@ -141,9 +141,9 @@ def dtypes(family: str, kind: str) -> tuple[str, ...]:
     return _entry(family, kind).dtypes
 
 
-def heeds(family: str, kind: str, setting: str) -> bool:
-    """Whether the model of a family for a kind has a use for a setting of options.SOMETIMES. Raises UnknownFamily."""
-    return setting in _entry(family, kind).heeds
+def uses(family: str, kind: str, setting: str) -> bool:
+    """Whether the model of a family for a kind has a use for a setting of options.OPTIONAL. Raises UnknownFamily."""
+    return setting in _entry(family, kind).uses
 
 
 def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
@@ -169,10 +169,10 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
         raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(entry.devices)} only")
     if options.dtype not in ("auto", *entry.dtypes):
         raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(entry.dtypes)} only")
-    for setting in SOMETIMES:
+    for setting in OPTIONAL:
         is_nothing = setting == "gpu_memory_utilization" and options.device == "cpu"
-        if options.given(setting) and setting not in entry.heeds and not is_nothing:
-            why = INSTEAD.get(setting, "has no use for it; leave it out")
+        if options.given(setting) and setting not in entry.uses and not is_nothing:
+            why = ADVICE.get(setting, "has no use for it; leave it out")
             raise LoadError(f"{setting} {shown(getattr(options, setting))}: the {kind} of {family} {why}")
     check_possible(options.device)
     _check_options(family, options.family)

@@ -13,7 +13,7 @@ from omnistage.cli.fetch import fetch
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout, flag
 from omnistage.client.errors import BadRequestError, StackError, UnknownModelError
 from omnistage.models.options import DEFAULTS
-from omnistage.models.registry import UnknownFamily, dtypes, has_default, heeds
+from omnistage.models.registry import UnknownFamily, dtypes, has_default, uses
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline
 
 DEFAULT_PIPELINE = "smol"
@@ -94,10 +94,10 @@ def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
     """The settings for a stage: what was said for it, which it may refuse, and of what was said for all, what it has a use for."""
     found = {}
     for name, values in choice.settings.items():
-        is_heard = heeds(stage.family, stage.kind, name) or (name == GPU_MEMORY and _device(stage, choice) == "cpu")
+        is_used = uses(stage.family, stage.kind, name) or (name == GPU_MEMORY and _device(stage, choice) == "cpu")
         if stage.kind in values:
             found[name] = values[stage.kind]
-        elif "" in values and is_heard:
+        elif "" in values and is_used:
             found[name] = values[""]
     return found
 
