@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import nn
 
 from helpers.tiny import TINY, tiny_weights
 from omnistage.engine import linear
 from omnistage.engine.decoder import PackedDecoder
-from omnistage.engine.layers import pack_linears
 from omnistage.engine.linear import (
     Fixed,
     Linear,
@@ -114,22 +112,6 @@ def test_a_broken_claim_moves_all_weights_to_the_next_backend_and_is_told(monkey
         made._product is FIXED[1] for layer in decoder._layers for made in (layer.query_key_value, layer.output, layer.gate_up, layer.down)
     )
     assert decoder._head._product is FIXED[1]
-
-
-def test_a_module_whose_products_break_their_claim_moves_to_the_next_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    def root() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(16, 24), nn.Sequential(nn.Linear(24, TINY.ffn_size), nn.Linear(TINY.ffn_size, TINY.hidden_size)))
-
-    assert pack_linears(root()).startswith("packed")
-    monkeypatch.setattr(linear, "PRODUCTS", (Lying(), FIXED[1]))
-    given = root()
-    x = torch.randn(3, 16)
-    with torch.inference_mode():
-        expected = given(x)
-        assert pack_linears(given).startswith("row by row; packed: 5 rows times")
-        torch.testing.assert_close(given(x), expected)
-    with pytest.raises(ValueError, match="no linear layer"):
-        pack_linears(given)
 
 
 def test_the_last_backend_of_a_table_that_breaks_its_claim_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

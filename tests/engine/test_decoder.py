@@ -1,16 +1,14 @@
-"""Transformers' decoder layers on our cache and our loop give the tokens of Transformers' own `generate`; so does the lean decoder."""
+"""The decoder on our cache and our loop gives the tokens of Transformers' own `generate`, and turns rows as its layers do."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 import pytest
 import torch
 from transformers import (
-    AttentionInterface,
     Qwen2_5OmniThinkerConfig,
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen3Config,
@@ -18,15 +16,12 @@ from transformers import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
-from omnistage.engine import layers
-from omnistage.engine.adapter import Decoder, DecoderSpec
 from omnistage.engine.decoder import DecoderConfig, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 
-AttentionInterface.register(layers.NAME, layers.layer_attention)
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration
 
 TEXT = {
@@ -43,12 +38,9 @@ TEXT = {
 SIZES = DecoderConfig(
     layers=3, hidden_size=64, ffn_size=96, query_heads=4, kv_heads=2, vocab_size=300, context=512, norm_eps=1e-6, rope_theta=10000.0
 )
-SPEC = DecoderSpec(
-    layers=3, query_heads=4, kv_heads=2, head_size=16, item_ids=300, context=512, dtype=torch.float32, given_width=64, tap_width=64
-)
 
 
-def thinker(attention: str) -> Thinker:
+def thinker() -> Thinker:
     """A small random Thinker with biases that are not zero; equal weights for every call."""
     config = Qwen2_5OmniThinkerConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
         text_config=TEXT,
@@ -60,7 +52,7 @@ def thinker(attention: str) -> Thinker:
         audio_start_token_id=293,
         vision_start_token_id=294,
         vision_end_token_id=295,
-        attn_implementation=attention,
+        attn_implementation="sdpa",
     )
     torch.manual_seed(3)
     model = Thinker(config).eval()
@@ -73,21 +65,10 @@ def thinker(attention: str) -> Thinker:
     return cast(Thinker, model)
 
 
-def through_layers() -> tuple[Decoder, TokenHead]:
-    model = thinker(layers.NAME)
-    text = model.model.language_model
-    layers.pack_linears(text.layers)
-    decoder = layers.LayersDecoder(
-        SPEC, embedding=text.embed_tokens, layers=tuple(text.layers), rotary=text.rotary_emb, axes=3, norm=text.norm
-    )
-    return decoder, TokenHead(model.lm_head)
-
-
-def lean() -> tuple[Decoder, TokenHead]:
-    model = thinker("sdpa")
-    weights = model.model.language_model.state_dict() | {"lm_head.weight": model.lm_head.weight.detach()}
-    decoder = PackedDecoder(SIZES, weights.get)
-    return decoder, TokenHead(decoder.logits)
+def weights_of(model: Thinker) -> dict[str, torch.Tensor]:
+    """By the decoder's names."""
+    weights: dict[str, torch.Tensor] = model.model.language_model.state_dict()
+    return weights | {"lm_head.weight": model.lm_head.weight.detach()}
 
 
 async def answer(engine: Engine, prompt: list[int], count: int) -> list[int | None]:
@@ -99,11 +80,11 @@ async def answer(engine: Engine, prompt: list[int], count: int) -> list[int | No
     return ids
 
 
-@pytest.mark.parametrize("make", [through_layers, lean])
-async def test_greedy_tokens_are_those_of_transformers(make: Callable[[], tuple[Decoder, TokenHead]], seed: int) -> None:
+async def test_greedy_tokens_are_those_of_transformers(seed: int) -> None:
     rng = random.Random(seed)
-    oracle = thinker("sdpa")
-    engine = Engine(*make(), pages=60, limits=Limits(max_rows=64), poison=True)
+    oracle = thinker()
+    decoder = PackedDecoder(SIZES, weights_of(oracle).get)
+    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
     for length in (1, 2, 31, 32, 33, 64, 150):
         prompt = [rng.randrange(280) for _ in range(length)]
         ids = torch.tensor([prompt])
@@ -112,12 +93,6 @@ async def test_greedy_tokens_are_those_of_transformers(make: Callable[[], tuple[
         )
         assert await answer(engine, prompt, 40) == expected[0, length:].tolist()
     await engine.close()
-
-
-def test_a_mask_is_refused() -> None:
-    rows = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="mask"):
-        layers.layer_attention(torch.nn.Identity(), rows, rows, rows, torch.zeros(3, 3), 1.0, paged_attention=lambda *_: rows)
 
 
 def qwen3() -> Qwen3ForCausalLM:
@@ -165,8 +140,8 @@ async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> No
 
 def test_components_of_a_head_turn_by_their_axis_as_in_transformers(seed: int) -> None:
     sizes = replace(SIZES, rope_sections=(2, 3, 3))
-    model = thinker("sdpa")
-    decoder = PackedDecoder(sizes, (model.model.language_model.state_dict() | {"lm_head.weight": model.lm_head.weight.detach()}).get)
+    model = thinker()
+    decoder = PackedDecoder(sizes, weights_of(model).get)
     assert decoder.spec.axes == 3
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, 512, (3, 20), generator=generator)
