@@ -20,6 +20,11 @@ SERVING_S = 60.0
 LOOK_S = 0.05
 """Between two looks at a router's list; it has no stream of changes."""
 
+SLOW = {"interval_s": 0.01}
+SLOWER_SOUND = {"code2wav": {"interval_s": 0.02}}
+"""Options of toys: sound comes slower than text, and of an answer of 150 tokens there are two seconds to come after the last of `MOMENTS`.
+Whoever strikes there first asks every replica which of them has the session, on a machine that may have other things to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -54,7 +54,7 @@ async def test_a_film_with_previews_and_sound(seed: int):
 
 
 async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
-    options = {"interval_s": 0.02, "max_chunk": 1}
+    options = {"interval_s": 0.06, "max_chunk": 1}
     async with AsyncExitStack() as everything:
         running: list[tuple[Local, AsyncExitStack]] = []
         for _ in range(2):

@@ -74,7 +74,7 @@ async def test_prompt_rows_of_megabytes_go_down_in_pieces(seed: int):
 
 @pytest.mark.parametrize("lost", CHAIN)
 async def test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap(lost: str, seed: int):
-    async with house({lost: 2}, interval_s=0.02) as (stub, running):
+    async with house({lost: 2}, interval_s=0.15) as (stub, running):
         answer = Answer()
         call = stub.Generate(question(looked_at(), seed), timeout=60)
         while len(answer.of("audio")) < 3:

@@ -162,10 +162,10 @@ async def test_the_places_are_those_of_the_scarcest_stage_with_all_its_replicas(
 
 
 async def test_a_draining_router_finishes_and_refuses(stack: Stack):
-    running = stack.stub.Generate(request("run", 2, thinker={"max_tokens": 200, "ignore_eos": True}), timeout=60)
+    running = stack.stub.Generate(request("run", 2, thinker={"max_tokens": 600, "ignore_eos": True}), timeout=60)
     assert (await read(running)).HasField("started")
     async with local_router(addresses_of(stack.stages)) as other, omni_stub(other.address) as stub:
-        call = stub.Generate(request("run", 2, thinker={"max_tokens": 200, "ignore_eos": True}), timeout=60)
+        call = stub.Generate(request("run", 2, thinker={"max_tokens": 600, "ignore_eos": True}), timeout=60)
         assert (await read(call)).HasField("started")
         draining = asyncio.create_task(other.service.drain(30))
         await asyncio.sleep(0)

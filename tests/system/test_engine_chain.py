@@ -22,7 +22,7 @@ from omnistage.v1 import omni_pb2
 TOKENS = 150
 Moment = Callable[[Answer], bool]
 
-MOMENTS: dict[str, Moment] = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(100)}
+MOMENTS: dict[str, Moment] = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(60)}
 
 SEEN = ("What is ", PICTURE, " and ")
 
@@ -50,7 +50,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two of each kind. Text comes slower than speech, so that the Talker starves after every row; tensors go by shared memory."""
     folder = tmp_path_factory.mktemp("house")
     (folder / "engine.yaml").write_text(PIPELINE)
-    options = {"thinker": {"interval_s": 0.01}}
+    options = {"thinker": {"interval_s": 0.02}}
     with fleet(
         folder,
         pipeline=str(folder / "engine.yaml"),

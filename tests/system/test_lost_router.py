@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from helpers.ask import Answer, ask, read, read_all, refusal, request
-from helpers.disturbed import MOMENTS, audio_chunks, continued, disturbed, joined
+from helpers.disturbed import MOMENTS, SLOW, SLOWER_SOUND, audio_chunks, continued, disturbed, joined
 from helpers.fleet import Fleet, fleet
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
@@ -21,8 +21,8 @@ LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One of each; every tensor is a reference into shared memory."""
-    options = {"interval_s": 0.005}
-    with fleet(tmp_path_factory.mktemp("logs"), replicas=1, options=options, stage_args=["--inline-limit", "0"]) as running:
+    folder, arguments = tmp_path_factory.mktemp("logs"), ["--inline-limit", "0"]
+    with fleet(folder, replicas=1, options=SLOW, options_of=SLOWER_SOUND, stage_args=arguments) as running:
         yield running
 
 

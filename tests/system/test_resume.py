@@ -14,7 +14,20 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import Answer, read, request
-from helpers.disturbed import MOMENTS, Step, ask_through, begun, disturbed, holder, killed_holder, nothing_left, restore, text_chunks
+from helpers.disturbed import (
+    MOMENTS,
+    SLOW,
+    SLOWER_SOUND,
+    Step,
+    ask_through,
+    begun,
+    disturbed,
+    holder,
+    killed_holder,
+    nothing_left,
+    restore,
+    text_chunks,
+)
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
 from omnistage.models.toy.files import png
@@ -33,8 +46,8 @@ PAIRS = [pytest.param(*pair, marks=() if pair in SOME else pytest.mark.long) for
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three of each kind, so that one is left when two are lost at once. They cut their output at random, sound comes slower than text, and
     every tensor is a reference into memory that dies with its owner."""
-    options = {"interval_s": 0.005}
-    with fleet(tmp_path_factory.mktemp("logs"), replicas=3, options=options, stage_args=["--inline-limit", "0"]) as running:
+    folder, arguments = tmp_path_factory.mktemp("logs"), ["--inline-limit", "0"]
+    with fleet(folder, replicas=3, options=SLOW, options_of=SLOWER_SOUND, stage_args=arguments) as running:
         yield running
 
 
@@ -121,7 +134,7 @@ async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int, rou
 @pytest.mark.parametrize("steps_done", [0, 2])
 async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: int, seed: int) -> None:
     """The next one draws the pictures that are missing from their first step on; progress begins anew."""
-    with fleet(tmp_path, kinds=("diffusion",), pipeline="toy-picture", options={"interval_s": 0.05}) as running:
+    with fleet(tmp_path, kinds=("diffusion",), pipeline="toy-picture", options={"interval_s": 0.5}) as running:
 
         async def kill() -> None:
             await killed_holder(running, "diffusion")
