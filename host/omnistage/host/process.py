@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from omnistage.host.addresses import check_can_listen, host_and_port
 from omnistage.host.errors import StartError
@@ -31,6 +31,7 @@ from omnistage.host.event_loop import EventLoop
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.logs import drain_logs
 from omnistage.host.memory import use_huge_pages
+from omnistage.host.metrics_page import serve_metrics
 from omnistage.host.settings import ServerSettings
 from omnistage.host.watchdog import Watchdog, Watched
 from omnistage.wire.channel import server_options
@@ -291,11 +292,11 @@ def _bind(server: grpc.aio.Server, address: str, *, kept: bool = False) -> str:
 def _metrics(address: str, registry: CollectorRegistry) -> str:
     host, port = host_and_port(address)
     try:
-        server, _ = start_http_server(port, host, registry)  # A daemon thread: it ends with the process.
+        bound = serve_metrics(host, port, registry)
     except OSError as error:
         check_can_listen(address, "--metrics-address")
         raise StartError(f"cannot listen on {address} for metrics: {error.strerror}; choose another --metrics-address") from None
-    return f"{address.rpartition(':')[0]}:{server.server_port}"
+    return f"{address.rpartition(':')[0]}:{bound}"
 
 
 async def _set_health(checks: health.HealthServicer, name: str, status: int) -> None:
