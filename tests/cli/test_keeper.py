@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -98,3 +101,36 @@ async def test_a_keeper_that_was_held_up_itself_blames_nobody(tmp_path: Path, mo
         await asyncio.sleep(2 * liveness.PERIOD_S)
         assert server.told.empty()
         assert await server.described() == server.child.pid
+
+
+def test_without_descriptors_it_says_that_it_cannot_be_started() -> None:
+    """Whichever it is that cannot be had: a pipe, the log, or what Python needs for a process."""
+    code = """
+        import asyncio, os, resource, sys
+        from pathlib import Path
+        from omnistage.cli.child import Child
+        from omnistage.client import StackError
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        def descriptors():
+            return len(os.listdir("/proc/self/fd"))
+        async def main():
+            before = descriptors()
+            for room in range(6):
+                child = Child("talker", "omnistage.talker", [], "127.0.0.1:0", "127.0.0.1:0", Path(sys.argv[1]))
+                lowest = os.dup(0)
+                os.close(lowest)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + room, hard))
+                try:
+                    await child.start(0)
+                except StackError as error:
+                    print(error.message)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                await asyncio.sleep(0)
+            assert descriptors() == before
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), "/dev/null"], capture_output=True, text=True, timeout=60)
+    told = "talker cannot be started: [Errno 24] Too many open files"
+    assert [line.startswith(told) for line in done.stdout.splitlines()] == [True] * 6, done.stdout
+    assert done.stderr == ""

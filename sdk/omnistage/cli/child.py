@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from omnistage.client.errors import StackError
@@ -50,25 +51,28 @@ class Child:
     async def start(self, lifeline_fd: int) -> None:
         """Start it and wait until it serves; the one before has ended. Raises StackError with its last words if it ends before, and if it
         cannot be started at all."""
-        ready_read, ready_write = os.pipe()
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
-        )
         try:
-            try:
-                await self._spawn(ready_write, lifeline_fd)
-            except OSError as error:
-                raise StackError(f"{self.name} cannot be started: {error}") from error
-            finally:
-                os.close(ready_write)
-            line = await reader.readline()
-        finally:
-            transport.close()
+            line = await self._ready_line(lifeline_fd)
+        except OSError as error:
+            raise StackError(f"{self.name} cannot be started: {error}") from error
         ready = json.loads(line) if line.endswith(b"\n") else {}
         if "address" not in ready:
             raise await self._died_at_start(ready.get("error", ""))
         self.address = str(ready["address"])
+
+    async def _ready_line(self, lifeline_fd: int) -> bytes:
+        """Start it; what it says of itself when it serves or knows that it cannot. Empty: it ended. Raises OSError."""
+        with ExitStack() as ends:
+            ready_read, ready_write = os.pipe()
+            writer = ends.enter_context(os.fdopen(ready_write, "wb"))
+            reader = asyncio.StreamReader()
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
+            )
+            ends.callback(transport.close)
+            await self._spawn(ready_write, lifeline_fd)
+            writer.close()  # So that its end is the end of the pipe.
+            return await reader.readline()
 
     async def _spawn(self, ready_fd: int, lifeline_fd: int) -> None:
         output = sys.stderr.fileno() if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
