@@ -1,6 +1,7 @@
 """The reading side: what it maps, for how long, and what it refuses to map."""
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from omnistage.connector.arena import Arena
 from omnistage.connector.errors import ConnectorError, InvalidReference, StaleReference
-from omnistage.connector.shm import READERS, ReaderCache, ReaderSegment
+from omnistage.connector.shm import READERS, ReaderCache, ReaderSegment, copy_block
 from omnistage.connector.transport import Receiver, Sender
 
 MIB = 1 << 20
@@ -173,3 +174,21 @@ def test_100_000_tensors_take_no_more_memory_than_one(make_arena: Callable[..., 
     assert arena.bytes_total == MIB
     assert arena.leases == pair.receiver.held == 0
     assert Sender(arena).offers()[0].probe.shared_memory.generation == 100_002
+
+
+@pytest.fixture
+def no_descriptors() -> Iterator[None]:
+    """This process can open no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("read", [ReaderSegment, lambda arena, number: copy_block(arena, number, 4096, 100, 1)])
+def test_a_reader_without_descriptors_does_not_blame_the_sender(no_descriptors: None, read: Callable[[bytes, int], object]) -> None:
+    """An invalid reference would end the session; after a stale one the sender goes on inline."""
+    with pytest.raises(StaleReference, match="Too many open files"):
+        read(os.urandom(16), 0)

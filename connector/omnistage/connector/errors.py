@@ -3,7 +3,7 @@
 ConnectorError (ValueError)
     InvalidReference    the peer sent something that can never be right
         ForeignSegment  into memory that another user holds
-    StaleReference      the reference was right once; its memory has been reused since
+    StaleReference      the reference is or was right; its memory has been reused since, or cannot be mapped now
 
 No message here ever holds the name of a shared-memory segment: the text may travel to a client.
 """
@@ -22,7 +22,8 @@ class ForeignSegment(InvalidReference):
 
 
 class StaleReference(ConnectorError):
-    """A reference came too late: its block was freed or its producer is gone. Maps to ABORTED, reason STALE_REFERENCE; go on inline."""
+    """A reference came too late: its block was freed or its producer is gone; or its reader has no descriptor or address space left to map
+    it. Maps to ABORTED, reason STALE_REFERENCE; go on inline."""
 
 
 class ArenaFull(Exception):

@@ -6,6 +6,7 @@
 A block's generation is 0 while nobody may read it, else a number that its arena never gave to another block.
 """
 
+import errno
 import fcntl
 import mmap
 import os
@@ -31,6 +32,7 @@ _RESERVED_AT = _SEGMENT.size - _RESERVED.size
 _BLOCK_MAGIC = 0x6B636F6C42696E6D  # "mniBlock"
 _BLOCK = struct.Struct("<QQQ")  # magic, generation, length
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _STEP = 1 << 20  # reserved at a time: small enough not to hold up the event loop (about 1 ms), large enough to be rare
 
 
@@ -136,7 +138,8 @@ def _path(arena: bytes, number: int) -> Path:
 def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
     """Descriptor of a segment, for reading. owners: users besides our own whose it may be.
 
-    Raises StaleReference when there is none, ForeignSegment when it is in the hands of others, InvalidReference when it cannot be one.
+    Raises StaleReference when there is none or no descriptor is left, ForeignSegment when it is in the hands of others, InvalidReference
+    when it cannot be one.
     """
     try:
         # As shm_open does it, and without waiting should something lie there that is not a file.
@@ -144,7 +147,7 @@ def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
     except FileNotFoundError:
         raise StaleReference(f"segment {number} of the sender's arena is gone") from None
     except OSError as error:
-        raise InvalidReference(f"segment {number} of the sender's arena cannot be opened: {error.strerror}") from None
+        raise _unreadable(number, "opened", error) from None
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode) or facts.st_size < PAGE:
         os.close(descriptor)
@@ -153,6 +156,12 @@ def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
         os.close(descriptor)
         raise ForeignSegment(f"segment {number} of the sender's arena belongs to another user, or others may write it")
     return descriptor
+
+
+def _unreadable(number: int, done: str, error: OSError) -> InvalidReference | StaleReference:
+    """The sender's fault, unless it is this process that has no room for more: then the same comes inline."""
+    kind = StaleReference if error.errno in _NO_ROOM else InvalidReference
+    return kind(f"segment {number} of the sender's arena cannot be {done}: {error.strerror}")
 
 
 def _reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
@@ -213,7 +222,7 @@ class ReaderSegment:
     """
 
     def __init__(self, arena: bytes, number: int) -> None:
-        """Open and check it. Raises StaleReference when there is no such segment, InvalidReference when it may not or cannot be used."""
+        """Open and check it. Raises StaleReference when there is none or no room for it, InvalidReference when it may not be used."""
         self._path = _path(arena, number)
         descriptor = _open(arena, number)
         try:
@@ -222,7 +231,7 @@ class ReaderSegment:
             self._inode = facts.st_ino
             self.map = mmap.mmap(descriptor, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except OSError as error:
-            raise InvalidReference(f"segment {number} of the sender's arena cannot be mapped: {error.strerror}") from None
+            raise _unreadable(number, "mapped", error) from None
         finally:
             os.close(descriptor)
         try:
