@@ -65,7 +65,7 @@ bench-default: setup-dev model ## figures of the default model: benchmarks/out/d
 	@$(BIN)/python -m benchmarks.default $(ARGS)
 
 bench-engine: setup-dev model ## figures of the engine: benchmarks/out/engine.json; the same
-	@$(BIN)/python -m benchmarks.engine $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.engine $(ARGS)
 
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)

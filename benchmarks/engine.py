@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures import Figure, Report, arguments, median
+from helpers.sequences import read
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import pages_for
-from omnistage.engine.request import Prompt, SequenceEvent, SequenceRequest
+from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.sampler import Draws, sample
 from omnistage.engine.scheduler import Limits, Run
 from omnistage.engine.sequence import Sequence as EngineSequence
@@ -60,14 +61,6 @@ def prompt(rows: int) -> Prompt:
 def request(rows: int, items: int, history: int = 0) -> SequenceRequest:
     earlier = tuple((_ids.randrange(1000, 40_000),) for _ in range(history))
     return SequenceRequest(prompt(rows), _ids.getrandbits(32), history + items, SAMPLING, history=earlier)
-
-
-async def read(stream: SequenceStream) -> list[SequenceEvent]:
-    events: list[SequenceEvent] = []
-    while not events or events[-1].finish_reason is None:
-        events += await stream.take()
-    await stream.aclose()
-    return events
 
 
 async def first_s(engine: Engine, asked: SequenceRequest) -> float:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.sequences import items, read
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
@@ -23,7 +24,6 @@ from omnistage.engine.pages import pages_for
 from omnistage.engine.request import EngineClosed, EngineFull, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.sequence import MAX_UNREAD
-from omnistage.engine.stream import SequenceStream
 from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
 
@@ -38,18 +38,6 @@ def engine(pages: int = 200, dtype: torch.dtype = torch.float32, **limits: int) 
 def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> SequenceRequest:
     settings: dict[str, object] = {"seed": 7, "max_items": 20, **changes}
     return SequenceRequest(Prompt.of_tokens(prompt), **settings)  # type: ignore[arg-type]
-
-
-async def read(stream: SequenceStream) -> list[SequenceEvent]:
-    events: list[SequenceEvent] = []
-    while not events or events[-1].finish_reason is None:
-        events += await stream.take()
-    await stream.aclose()
-    return events
-
-
-def items(events: list[SequenceEvent]) -> tuple[Item, ...]:
-    return tuple(event.item for event in events if event.item is not None)
 
 
 def ids(events: list[SequenceEvent]) -> list[int]:
@@ -95,7 +83,7 @@ async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dt
         assert drawn(events) == drawn(expected[index])
     for request, events in zip(requests, expected, strict=True):
         cut = rng.randrange(1, request.max_items)
-        again = await read(together.submit(replace(request, history=items(events)[:cut])))
+        again = await read(together.submit(replace(request, history=tuple(items(events)[:cut]))))
         assert drawn(again) == drawn(events)[cut:]
     assert_empty(together)
     await together.close()
@@ -131,7 +119,7 @@ async def test_a_history_costs_a_prefill_and_not_a_repetition(dtype: torch.dtype
     running = Engine(tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, kept_pages=0)
     events = await read(running.submit(ask(max_items=201)))
     before = running.stats()
-    rest = await read(running.submit(ask(max_items=201, history=items(events)[:200])))
+    rest = await read(running.submit(ask(max_items=201, history=tuple(items(events)[:200]))))
     after = running.stats()
     assert ids(rest) == ids(events)[200:]
     assert after.rows - before.rows == 203

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 
 from helpers.arithmetic import AXES, END, GIVEN, IDS, answer, engine, prompt_items
+from helpers.sequences import items, read
 from helpers.tiny import TINY, tiny_weights
 from helpers.waiting import until
 from omnistage.engine.adapter import StepRows
@@ -20,10 +21,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.sequence import MAX_UNREAD
-from omnistage.engine.stream import SequenceStream
-from omnistage.engine.types import FinishReason, Item, Unfit
-
-LIMIT_S = 60.0
+from omnistage.engine.types import FinishReason, Unfit
 
 
 def random_prompt(rng: random.Random, rows: int, *, media: bool = True) -> Prompt:
@@ -42,19 +40,6 @@ def random_prompt(rng: random.Random, rows: int, *, media: bool = True) -> Promp
 
 def random_rows(rng: random.Random, count: int) -> torch.Tensor:
     return torch.tensor([[rng.randrange(20) for _ in range(GIVEN)] for _ in range(count)], dtype=torch.float32)
-
-
-async def events_of(stream: SequenceStream) -> list[SequenceEvent]:
-    events: list[SequenceEvent] = []
-    async with asyncio.timeout(LIMIT_S):
-        while not events or events[-1].finish_reason is None:
-            events += await stream.take()
-    await stream.aclose()
-    return events
-
-
-def items(events: list[SequenceEvent]) -> list[Item]:
-    return [event.item for event in events if event.item is not None]
 
 
 def taps(events: list[SequenceEvent], first: int) -> list[tuple[int, int]]:
@@ -82,7 +67,7 @@ async def test_given_rows_positions_and_taps_alone_in_company_and_preempted(page
         count = rng.randrange(1, 90)
         taps_from = rng.choice([None, 0, len(prompt), rng.randrange(len(prompt))])
         asked.append(SequenceRequest(prompt, index, count, taps_from=taps_from))
-    answers = await asyncio.gather(*(events_of(running.submit(request)) for request in asked))
+    answers = await asyncio.gather(*(read(running.submit(request)) for request in asked))
     for request, events in zip(asked, answers, strict=True):
         frames, rows = answer(request.prompt, request.seed, request.max_items)
         assert items(events) == frames
@@ -100,7 +85,7 @@ async def test_an_answer_goes_on_from_any_frame_with_the_taps_that_are_still_wan
     for cut in (0, 1, 2, 21, 22, 53, 59):
         first = rng.randrange(len(prompt) + cut)
         request = SequenceRequest(prompt, 3, 60, history=tuple(frames[:cut]), taps_from=first)
-        events = await events_of(running.submit(request))
+        events = await read(running.submit(request))
         assert items(events) == frames[cut:]
         assert taps(events, first) == rows[first:]
     await running.close()
@@ -118,12 +103,12 @@ async def test_a_sequence_starves_until_its_next_row_comes_and_holds_no_one_up(s
         await rest(running, starved=1, running=0)
         if index % 10 == 0:
             other = random_prompt(rng, 20)
-            assert items(await events_of(running.submit(SequenceRequest(other, 1, 20)))) == answer(other, 1, 20)[0]
+            assert items(await read(running.submit(SequenceRequest(other, 1, 20)))) == answer(other, 1, 20)[0]
         stream.append(rows[index : index + 1])
         made += await stream.take()
         assert items(made) == frames[: index + 2]
     stream.append(rows[29:], end=True)
-    made += await events_of(stream)
+    made += await read(stream)
     assert items(made) == frames
     await running.close()
 
@@ -149,7 +134,7 @@ async def test_many_starving_speakers_at_once_give_what_each_gives_alone(pages: 
                 await asyncio.sleep(local.random() * 0.01)
 
         feeding = asyncio.create_task(feed())
-        assert items(await events_of(stream)) == frames[cut:]
+        assert items(await read(stream)) == frames[cut:]
         await feeding
 
     await asyncio.gather(*(speak(rng.randrange(10_000)) for _ in range(24)))
@@ -162,7 +147,7 @@ async def test_an_end_with_no_row_at_all_lets_the_answer_go_on_without_vectors()
     prompt = Prompt(prompt_items([1, 2, 3]))
     stream = running.submit(SequenceRequest(prompt, 0, 10, appended=True))
     stream.append(torch.zeros(0, GIVEN), end=True)
-    assert items(await events_of(stream)) == answer(prompt, 0, 10)[0]
+    assert items(await read(stream)) == answer(prompt, 0, 10)[0]
     with pytest.raises(ValueError, match="last one was given"):
         stream.append(torch.zeros(1, GIVEN))
     await running.close()
@@ -175,7 +160,7 @@ async def test_rows_that_cannot_be_needed_are_dropped_and_those_that_cannot_be_t
     with pytest.raises(ValueError, match="width 2"):
         stream.append(torch.zeros(1, GIVEN + 1))
     stream.append(rows)
-    assert items(await events_of(stream)) == answer(prompt, 0, 5, rows.tolist())[0]
+    assert items(await read(stream)) == answer(prompt, 0, 5, rows.tolist())[0]
     other = running.submit(SequenceRequest(prompt, 0, 5))
     with pytest.raises(ValueError, match="takes none"):
         other.append(torch.zeros(1, GIVEN))
@@ -202,10 +187,10 @@ async def test_a_frame_that_begins_with_an_end_id_ends_an_answer_that_may_end(se
         first = next((index for index, (code, _) in enumerate(frames) if code == END), 0)
         if first > 1:
             break
-    events = await events_of(running.submit(SequenceRequest(prompt, 0, 200, end_ids=frozenset({END}))))
+    events = await read(running.submit(SequenceRequest(prompt, 0, 200, end_ids=frozenset({END}))))
     assert items(events) == frames[:first]
     assert events[-1].finish_reason is FinishReason.STOP
-    later = await events_of(running.submit(SequenceRequest(prompt, 0, 200, end_ids=frozenset({END}), min_items=first + 1)))
+    later = await read(running.submit(SequenceRequest(prompt, 0, 200, end_ids=frozenset({END}), min_items=first + 1)))
     assert len(items(later)) > first
     await running.close()
 
@@ -218,7 +203,7 @@ async def test_pages_are_shared_by_equal_media_only() -> None:
     ids = prompt_items([3] * 80)
 
     async def cached(prompt: Prompt) -> int:
-        events = await events_of(running.submit(SequenceRequest(prompt, 0, 3)))
+        events = await read(running.submit(SequenceRequest(prompt, 0, 3)))
         assert items(events) == answer(prompt, 0, 3)[0]
         return events[0].cached_rows
 
@@ -244,9 +229,9 @@ async def test_an_answer_is_found_again_as_the_beginning_of_the_next_prompt() ->
     running = engine()
     prompt = Prompt(prompt_items([5] * 20))
     frames, _ = answer(prompt, 0, 100)
-    await events_of(running.submit(SequenceRequest(prompt, 0, 100)))
+    await read(running.submit(SequenceRequest(prompt, 0, 100)))
     longer = Prompt(np.concatenate([prompt.items, np.array(frames, np.int64)]))
-    events = await events_of(running.submit(SequenceRequest(longer, 9, 4)))
+    events = await read(running.submit(SequenceRequest(longer, 9, 4)))
     assert events[0].cached_rows == 3 * PAGE_ROWS
     assert items(events) == answer(longer, 9, 4)[0]
     await running.close()
@@ -258,7 +243,7 @@ async def test_taps_are_found_beside_kept_pages_and_computed_where_they_are_not(
     prompt = random_prompt(rng, 100)
     frames, rows = answer(prompt, 0, 4)
     for taps_from, cached in ((None, 0), (40, PAGE_ROWS), (40, 3 * PAGE_ROWS), (None, 3 * PAGE_ROWS), (0, 0), (0, 3 * PAGE_ROWS)):
-        events = await events_of(running.submit(SequenceRequest(prompt, 0, 4, taps_from=taps_from)))
+        events = await read(running.submit(SequenceRequest(prompt, 0, 4, taps_from=taps_from)))
         assert items(events) == frames
         assert taps(events, taps_from or 0) == ([] if taps_from is None else rows[taps_from:])
         assert events[0].cached_rows == cached, taps_from
@@ -271,7 +256,7 @@ async def test_a_reader_that_does_not_take_the_taps_of_a_long_prompt_parks_it() 
     stream = running.submit(SequenceRequest(prompt, 0, 3, taps_from=0))
     await rest(running, parked=1)
     assert running.stats().rows == MAX_UNREAD * PAGE_ROWS
-    events = await events_of(stream)
+    events = await read(stream)
     frames, rows = answer(prompt, 0, 3)
     assert items(events) == frames
     assert taps(events, 0) == rows
