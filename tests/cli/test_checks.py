@@ -38,7 +38,7 @@ def refused(family: Family, *words: str | Path, environment: Mapping[str, str] |
         (["--address", "0.0.0.0:99999"], "--address: '0.0.0.0:99999' has no possible port"),
         (["--metrics-address", "http://127.0.0.1:9464"], "--metrics-address: 'http://127.0.0.1:9464' is a URL: leave http:// out"),
         (["--address", "192.0.2.1:50050"], "cannot listen on 192.0.2.1:50050: 192.0.2.1 is not an address of this machine"),
-        (["--device", "cuda:0"], "device cuda:0: the thinker of smol computes on cpu only"),
+        (["--device", "talker=cuda:0"], "device cuda:0: the talker of smol computes on cpu only"),
         (["--device", "gpu"], "--device: 'gpu' is no device: give cpu, cuda or cuda:N"),
         (["--dtype", "float64"], "--dtype: no stage of smol computes in float64"),
         (["toy", "--dtype", "bfloat16"], "--dtype: no stage of toy computes in bfloat16"),

@@ -41,7 +41,7 @@ def refused(family: Family, module: str, *words: str, environment: Mapping[str, 
         ("diffusion", ["--family", "toy", "--options", '{"length": "long"}'], "option length of the toy models is 'long'"),
         ("thinker", ["--family", "smol", "--options", '{"speed": 3}'], "smol has no options, ['speed'] are given"),
         ("thinker", ["--family", "toy", "--checkpoint", "/"], "the models of toy have no weights"),
-        ("thinker", ["--family", "smol", "--device", "cuda:0"], "the thinker of smol computes on cpu only"),
+        ("talker", ["--family", "smol", "--device", "cuda:0"], "the talker of smol computes on cpu only"),
         ("thinker", ["--family", "smol", "--device", "gpu"], "'gpu' is no device"),
         ("talker", ["--family", "smol", "--dtype", "bfloat16"], "the talker of smol computes in float32 only"),
         (

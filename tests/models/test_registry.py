@@ -346,8 +346,9 @@ except ValueError as error:
 
 
 @pytest.mark.skipif(not torch.__version__.endswith("+cpu"), reason="torch here is a build for CUDA")
-def test_a_device_that_torch_is_not_built_for_says_what_to_do() -> None:
+@pytest.mark.parametrize("kind", ["thinker", "code2wav"])
+def test_a_device_that_torch_is_not_built_for_says_what_to_do(kind: str) -> None:
     with pytest.raises(
         LoadError, match=r"device cuda:1: torch \S+\+cpu is a build for CPUs; `make setup DEVICE=cuda` installs one for CUDA"
     ):
-        load("smol", "code2wav", LoadOptions(device="cuda:1"))
+        load("smol", kind, LoadOptions(device="cuda:1"))

@@ -27,6 +27,7 @@ from omnistage.engine.adapter import Attention, DecoderSpec, StepRows
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.transfer import to_device
 
 TILE_BYTES = 5 << 18
 """Most keys of one batch, in bytes: what is copied out of the pages is to be read again before it leaves the cache."""
@@ -166,16 +167,16 @@ class _Tile:
         """members: longest first."""
         device, heads, count, width = spec.device, spec.kv_heads, members[0].count, len(members[0].pages)
         # A short run repeats its own first page: held, finite, and masked.
-        table = torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members], device=device)
+        table = to_device(torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members]), device)
         places = (table * 2 * heads)[:, None] + torch.arange(2 * heads, device=device)[:, None]
-        slots = torch.tensor([run.start for run in members], device=device)[:, None] + torch.arange(count, device=device)
+        slots = to_device(torch.tensor([run.start for run in members]), device)[:, None] + torch.arange(count, device=device)
         hidden = torch.arange(width * PAGE_ROWS, device=device) > slots[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=spec.dtype, device=device).masked_fill_(hidden, float("-inf"))
         rows = [run.first + at for run in members for at in range(count)]
         # Rows in order are a plain slice: no copy of the queries.
         in_order = rows == list(range(rows[0], rows[0] + len(rows)))
         return cls(
-            rows=slice(rows[0], rows[0] + len(rows)) if in_order else torch.tensor(rows, device=device),
+            rows=slice(rows[0], rows[0] + len(rows)) if in_order else to_device(torch.tensor(rows), device),
             runs=len(members),
             count=count,
             keys=places[:, :heads].flatten(),
@@ -246,24 +247,30 @@ def _padded(rows: torch.Tensor) -> torch.Tensor:
 class _Sdpa(_Bound):
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
         super().__init__(cache, spec, plan)
-        self._tiles = tuple(_tiles(plan, spec, spec.context))  # Exactness is not claimed: any runs share a batch.
+        # Exactness is not claimed: any runs share a batch.
+        self._tiles = [(tile, self._mask(tile)) for tile in _tiles(plan, spec, spec.context)]
+
+    def _mask(self, tile: _Tile) -> torch.Tensor:
+        """As the queries lie. [runs, 1, count * group, length]"""
+        return tile.mask.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
 
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)
-        for tile in self._tiles:
+        for tile, mask in self._tiles:
             runs, count = tile.runs, tile.count
             keys, values = (pages.index_select(0, held).view(runs, heads, -1, head_size) for held in (tile.keys, tile.values))
-            asked = queries[tile.rows].view(runs, count, -1, head_size).transpose(1, 2)
-            mask = tile.mask.view(runs, 1, count, -1)
-            attended = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=1.0, enable_gqa=self._group > 1)
-            result[tile.rows] = attended.transpose(1, 2).reshape(runs * count, -1, head_size)
+            # The heads that share keys are rows of one query: the kernels that take a mask know no grouped queries.
+            asked = queries[tile.rows].view(runs, count, heads, self._group, head_size).transpose(1, 2).reshape(runs, heads, -1, head_size)
+            attended = functional.scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=1.0)
+            attended = attended.view(runs, heads, count, self._group, head_size).transpose(1, 2)
+            result[tile.rows] = attended.reshape(runs * count, -1, head_size)
 
 
 class _RowByRow(_Bound):
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
         super().__init__(cache, spec, plan)
         self._rows = [
-            (run.first + at, run.start + at + 1, torch.tensor(run.pages, device=spec.device))
+            (run.first + at, run.start + at + 1, to_device(torch.tensor(run.pages), spec.device))
             for run in plan.runs
             for at in range(run.count)
         ]

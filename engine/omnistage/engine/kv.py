@@ -8,6 +8,7 @@ import torch
 
 from omnistage.engine.adapter import DecoderSpec
 from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.transfer import to_device
 
 
 class KVCache:
@@ -40,9 +41,9 @@ class KVCache:
     def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         """What became of pages since the last step (`PagePool.changes`)."""
         if taken:
-            self._data.index_fill_(1, torch.tensor(taken, device=self._data.device), 0.0)
+            self._data.index_fill_(1, to_device(torch.tensor(taken), self._data.device), 0.0)
         if self._poison and freed:
-            self._data.index_fill_(1, torch.tensor(freed, device=self._data.device), float("nan"))
+            self._data.index_fill_(1, to_device(torch.tensor(freed), self._data.device), float("nan"))
 
 
 def page_bytes(spec: DecoderSpec) -> int:

@@ -172,7 +172,7 @@ class Linears:
         self._made[weight.shape] += 1
         linear = Linear(weight, bias, self._product)
         least, most = self._product.least, self._product.most
-        sizes = (*range(least, min(most, 32) + 1), *range(36, most + 1, 4))
+        sizes = [rows for rows in range(least, most + 1) if rows <= 32 or rows % 4 == 0]
         turns = _TURNS if made else 1 if weight.numel() <= _LARGE else 4
         if rows := rows_that_differ(linear.run, weight, self._product, sizes[made % turns :: turns]):
             raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")

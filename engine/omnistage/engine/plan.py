@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from omnistage.engine.adapter import DecoderSpec, StepRows
+from omnistage.engine.adapter import CPU, DecoderSpec, StepRows
 from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.scheduler import Run
+from omnistage.engine.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +70,25 @@ def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
     device = spec.device
     return Plan(
         rows=StepRows(
-            items=torch.from_numpy(items).to(device),
-            positions=torch.from_numpy(positions).to(device),
+            items=to_device(torch.from_numpy(items), device),
+            positions=to_device(torch.from_numpy(positions), device),
             given=vectors,
             has_given=has_given,
             taps=any(run.wants_taps for run in runs),
         ),
-        pages=torch.from_numpy(pages).to(device),
-        places=torch.from_numpy(slots % PAGE_ROWS).to(device),
+        pages=to_device(torch.from_numpy(pages), device),
+        places=to_device(torch.from_numpy(slots % PAGE_ROWS), device),
         runs=tuple(shapes),
-        drawn=torch.tensor(drawn, dtype=torch.int64, device=device),
+        drawn=to_device(torch.tensor(drawn, dtype=torch.int64), device),
     )
 
 
 def _given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=spec.device)
-    has_given = torch.zeros(rows, 1, dtype=torch.bool, device=spec.device)
+    # Where they are: what an encoder has left on the device stays there, and what came over the wire goes there at once.
+    is_here = all(part.device.type == "cpu" for _, part in parts)
+    vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)
+    has_given = torch.zeros(rows, 1, dtype=torch.bool)
     for first, part in parts:
         vectors[first : first + len(part)] = part
         has_given[first : first + len(part)] = True
-    return vectors, has_given
+    return to_device(vectors, spec.device) if is_here else vectors, to_device(has_given, spec.device)

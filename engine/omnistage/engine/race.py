@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from omnistage.engine.noise import BLOCK, first_times, times
+from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 
 _SLACK = 1e-9
@@ -50,7 +51,7 @@ class Scores:
         """Those of some of the rows, in ascending order."""
         if len(places) == len(self._at):
             return self
-        some = torch.tensor(places, device=self._at.device)
+        some = to_device(torch.tensor(places), self._at.device)
         return Scores(self._all, self._at[some], self.peaks[some])
 
     def whole(self) -> torch.Tensor:
@@ -95,14 +96,14 @@ class Scores:
 class Filters:
     """Settings of some rows as columns [rows, 1] on a device, float64 but top_k: int64.
 
-    any_top_k, any_top_p: whether a row has it. of_all: places of the rows with top-p of the whole vocabulary.
+    any_top_k, any_top_p: whether a row has it. of_all: places of the rows with top-p of the whole vocabulary, on the CPU.
     """
 
     __slots__ = ("any_top_k", "any_top_p", "min_p", "of_all", "temperature", "top_k", "top_p")
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
         columns = [(sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k) for sampling in settings]
-        table = torch.tensor(columns, dtype=torch.float64, device=device)
+        table = to_device(torch.tensor(columns, dtype=torch.float64), device)
         self.temperature, self.top_p, self.min_p, top_k = (table[:, place : place + 1] for place in range(4))
         self.top_k = top_k.to(torch.int64)
         self.any_top_k = any(sampling.top_k > 0 for sampling in settings)
@@ -157,6 +158,7 @@ def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Ten
     rows = torch.arange(len(keys), device=keys.device)
     best = _raced(scores, filters, floors, keys, rows.repeat_interleave(promising.shape[1]), promising.flatten())[0]
     to_beat = best.view(promising.shape).amax(-1, keepdim=True)
+    # How many there are decides what is computed: a device that works behind our back is waited for here.
     at, blocks = (bounds >= to_beat - _SLACK).nonzero(as_tuple=True)
     values, tokens = _raced(scores, filters, floors, keys, at, blocks)
     highest = torch.full_like(to_beat[:, 0], float("-inf")).scatter_reduce_(0, at, values, "amax")
@@ -177,7 +179,8 @@ def _raced(
 def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """As `race`, where a window of the largest scores shows the floors. Returns tokens, int64 [rows], and which are final, bool [rows]."""
     values, ids = scores.window()
-    totals = _totals(scores, filters) * torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64, device=keys.device)
+    errors = torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64)
+    totals = _totals(scores, filters) * to_device(errors, keys.device)
     floors, of_rank = _floors(values, filters, totals)
     floors = torch.maximum(floors, floors_of_min_p(scores, filters))
     places, blocks = (ids % BLOCK)[:, :, None], ids // BLOCK
@@ -194,9 +197,9 @@ def _totals(scores: Scores, filters: Filters) -> torch.Tensor:
     """Sum of exp((score - top) / temperature) of each row with top-p of the whole vocabulary, float64 [rows, 1]; 0 for the others."""
     totals = torch.zeros_like(scores.tops)
     if filters.of_all:
-        some = scores.some(filters.of_all)
+        some, at = scores.some(filters.of_all), to_device(torch.tensor(filters.of_all), totals.device)
         # A temperature near zero would have an infinite reciprocal here, and zero times that is no number.
-        colder = filters.temperature[filters.of_all].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
+        colder = filters.temperature[at].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
         weights = (some.whole() - some.tops.float()[:, :, None]).mul_(colder[:, :, None]).exp_()
-        totals[filters.of_all] = weights.sum(-1).double().sum(-1, keepdim=True)
+        totals[at] = weights.sum(-1).double().sum(-1, keepdim=True)
     return totals

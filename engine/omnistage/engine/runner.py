@@ -40,11 +40,16 @@ class Runner:
             padding = max(pad_rows(len(drawing)) - len(drawing), 0)
             last = torch.cat([last, last[:1].expand(padding, -1)]) if padding else last
             drawn = self._head.draw(last, [sequence.draws for sequence in drawing], [sequence.banned for sequence in drawing])
+        else:
+            # A device that works behind our back is waited for: else a step would seem to take no time, and others would queue up.
+            hidden.last[0, 0].item()
+        taps_here = None if hidden.taps is None else hidden.taps.cpu()
         answers = iter(drawn)
         results = []
         for run, planned_run in zip(runs, plan.runs, strict=True):
             taps = None
-            if hidden.taps is not None and run.wants_taps:
-                taps = Taps(run.start, hidden.taps[planned_run.first : planned_run.first + run.count].to("cpu", copy=True))
+            if taps_here is not None and run.wants_taps:
+                # Those of a run alone: whoever keeps them would keep all of the step.
+                taps = Taps(run.start, taps_here[planned_run.first : planned_run.first + run.count].clone())
             results.append(Computed(run, taps, next(answers) if run.draws else None))
         return results

@@ -17,6 +17,7 @@ import torch
 from omnistage.engine.noise import BLOCK, seed_bits
 from omnistage.engine.noise import keys as noise_keys
 from omnistage.engine.race import Filters, Scores, floors_of_all, floors_of_min_p, race, race_in_window
+from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 
 
@@ -106,7 +107,7 @@ def _sample(
 ) -> list[DrawnToken | None]:
     scores = _edited(logits, rows, banned, memory)
     chosen, final = _choose(scores, rows)
-    # The only transfer of a step, but for the few rows of which more must be seen.
+    # What the device has chosen is fetched once, but for the few rows of which more must be seen, and for logprobs.
     answers = torch.stack((chosen, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
     tokens, are_final, are_finite = answers
     missed = [place for place, is_final in enumerate(are_final) if are_finite[place] and not is_final]
@@ -130,21 +131,21 @@ def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.
     ranked = [place for place, s in enumerate(settings) if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1)]
     others = [place for place, s in enumerate(settings) if s.temperature > 0 and not (s.top_k > 0 or s.top_p < 1)]
     if greedy:
-        chosen[greedy] = scores.some(greedy).largest()
+        chosen[to_device(torch.tensor(greedy), device)] = scores.some(greedy).largest()
     for places in (ranked, others):
         if places:
             some, filters = scores.some(places), Filters([settings[place] for place in places], device)
-            keys = _keys([rows[place] for place in places], device)
+            keys, at = _keys([rows[place] for place in places], device), to_device(torch.tensor(places), device)
             if places is ranked:
-                chosen[places], final[places] = race_in_window(some, filters, keys)
+                chosen[at], final[at] = race_in_window(some, filters, keys)
             else:
-                chosen[places] = race(some, filters, floors_of_min_p(some, filters), keys)
+                chosen[at] = race(some, filters, floors_of_min_p(some, filters), keys)
     return chosen, final
 
 
 def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
     """See `noise`. int64 [rows]"""
-    seeds, steps = torch.tensor([(seed_bits(row.seed), row.step) for row in rows], device=device).unbind(1)
+    seeds, steps = to_device(torch.tensor([(seed_bits(row.seed), row.step) for row in rows]), device).unbind(1)
     return noise_keys(seeds, steps)
 
 
@@ -158,22 +159,22 @@ def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
     tallied = [(row.tally, row.sampling, place) for place, row in enumerate(rows) if row.tally is not None]
     if tallied:
         lengths = torch.tensor([len(tally.ids) for tally, _, _ in tallied])
-        counts = torch.cat([tally.counts for tally, _, _ in tallied]).to(device)
+        counts = to_device(torch.cat([tally.counts for tally, _, _ in tallied]), device)
         starts = torch.tensor([place * width for _, _, place in tallied])
-        where = torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)).to(device)
+        where = to_device(torch.cat([tally.ids for tally, _, _ in tallied]).add_(starts.repeat_interleave(lengths)), device)
         penalties = torch.tensor([(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _ in tallied])
-        repetition, frequency, presence = penalties.repeat_interleave(lengths, 0).to(device).unbind(1)
+        repetition, frequency, presence = to_device(penalties.repeat_interleave(lengths, 0), device).unbind(1)
         values = flat[where]
         values = torch.where(values < 0, values * repetition, values / repetition)
         flat[where] = values - (counts * frequency + presence * (counts > 0))
     biased = [(row, place) for place, row in enumerate(rows) if len(row.bias_ids)]
     if biased:
-        where = torch.cat([row.bias_ids + place * width for row, place in biased]).to(device)
-        flat[where] += torch.cat([row.bias_amounts for row, _ in biased]).to(device)
+        where = to_device(torch.cat([row.bias_ids + place * width for row, place in biased]), device)
+        flat[where] += to_device(torch.cat([row.bias_amounts for row, _ in biased]), device)
     places = [place * width + token_id for place, ids in enumerate(banned) for token_id in ids]
     if places:
         # A row with a NaN must stay one: adding, not storing, keeps it.
-        flat[torch.tensor(places, device=device)] += float("-inf")
+        flat[to_device(torch.tensor(places), device)] += float("-inf")
     return Scores(scores.view(len(rows), -1, BLOCK))
 
 
@@ -182,8 +183,8 @@ def _logprobs(logits: torch.Tensor, rows: Sequence[Draws], tokens: Sequence[int]
     wanted = [index for index, row in enumerate(rows) if row.logprobs and are_finite[index]]
     logprobs: list[float | None] = [None] * len(rows)
     if wanted:
-        raw = logits[torch.tensor(wanted, device=logits.device)].float()
-        chosen = torch.tensor([[tokens[index]] for index in wanted], device=logits.device)
+        raw = logits[to_device(torch.tensor(wanted), logits.device)].float()
+        chosen = to_device(torch.tensor([[tokens[index]] for index in wanted]), logits.device)
         for index, logprob in zip(wanted, (raw.gather(1, chosen)[:, 0] - raw.logsumexp(-1)).tolist(), strict=True):
             logprobs[index] = logprob
     return logprobs

@@ -40,3 +40,12 @@ def dtype_of(device: str) -> str:
     from omnistage.engine.linear import multiplies_bfloat16
 
     return "bfloat16" if device != "cpu" or multiplies_bfloat16() else "float32"
+
+
+def hardware(device: str) -> str:
+    """A device as a revision names it: kernels are those of a model of GPU. Imports torch."""
+    if device == "cpu":
+        return device
+    import torch
+
+    return f"cuda {torch.cuda.get_device_name(device)}"

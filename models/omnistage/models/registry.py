@@ -61,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
         models={
             "thinker": ModelEntry(
                 "omnistage.models.smol.thinker:SmolThinker",
+                devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
                 uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache"),
                 folder="thinker",

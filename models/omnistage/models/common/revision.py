@@ -29,8 +29,9 @@ def revision(
 ) -> str:
     """Hex digits of everything that an output can depend on.
 
-    directory: the files of the model. code: a name of the code, which whoever changes what it computes raises. device: its number does not
-    count. results: of fixed inputs, computed as an answer is (see `computed`), with every kernel that an answer is computed with.
+    directory: the files of the model. code: a name of the code, which whoever changes what it computes raises. device: see
+    `devices.hardware`; its number does not count. results: of fixed inputs, computed as an answer is (see `computed`), with every kernel
+    that an answer is computed with.
     """
     digest = hashlib.sha256()
     for path in sorted({path for pattern in PATTERNS for path in directory.glob(pattern)}):

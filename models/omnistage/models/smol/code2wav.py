@@ -23,6 +23,7 @@ from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
+from omnistage.models.devices import hardware
 from omnistage.models.interface import (
     Activity,
     Array,
@@ -291,7 +292,7 @@ class SmolCode2Wav:
         heard = computed(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], threads)
         info = ModelInfo(
             name="hibari-code2wav",
-            revision=revision(directory, CODE_REVISION, dtype="float32", device=device, threads=threads, results=heard),
+            revision=revision(directory, CODE_REVISION, dtype="float32", device=hardware(device), threads=threads, results=heard),
             accepts=(PortSpec("features", Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH, window=True),),
             produces=(PortSpec("audio", Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
             max_sessions=max_sessions,

@@ -1,4 +1,4 @@
-"""The default Thinker: SmolLM2-135M-Instruct on the autoregressive engine, on one CPU thread. A demo brain."""
+"""The default Thinker: SmolLM2-135M-Instruct on the autoregressive engine, by default on one CPU thread. A demo brain."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Encoding, Tokenizer
 
+from omnistage.engine.adapter import CPU
 from omnistage.engine.decoder import DecoderConfig, PackedDecoder
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.engine.engine import Engine
@@ -29,7 +30,7 @@ from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.tokenizer import read_tokenizer
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
-from omnistage.models.devices import dtype_of
+from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Activity,
@@ -102,6 +103,7 @@ class SmolThinker:
         cls,
         directory: Path,
         *,
+        device: str = "cpu",
         dtype: str = "auto",
         threads: int = 1,
         max_sessions: int = MAX_SESSIONS,
@@ -113,15 +115,15 @@ class SmolThinker:
     ) -> SmolThinker:
         """Load from a folder that `convert_thinker` wrote.
 
-        dtype: bfloat16, float32, or auto: what this processor multiplies well. threads: torch threads of this process. limits: of the
+        dtype: bfloat16, float32, or auto: what the device multiplies well. threads: torch threads of this process. limits: of the
         engine; None: those for so many sessions. kv_bytes: size of the KV cache, at least one full context; memory is used as it is
         touched. kept_pages, poison: see `Engine`. settings: for the info. Raises LoadError, or ValueError for ill-shaped weights.
         """
-        dtype = dtype_of("cpu") if dtype == "auto" else dtype
+        dtype = dtype_of(device) if dtype == "auto" else dtype
         if dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
         torch.set_num_threads(threads)
-        decoder = read_decoder(directory, _DTYPES[dtype])
+        decoder = read_decoder(directory, _DTYPES[dtype], torch.device(device))
         pages = kv_bytes // page_bytes(decoder.spec)
         if (least := pages_for(decoder.spec.context)) > pages:
             raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least * page_bytes(decoder.spec)}")
@@ -131,7 +133,7 @@ class SmolThinker:
         results = computed(partial(fixed_results, decoder, decoder.logits, engine.attention.backend), threads)
         info = ModelInfo(
             name="smollm2-135m-instruct",
-            revision=revision(directory, _CODE_REVISION, dtype=dtype, device="cpu", threads=threads, results=results),
+            revision=revision(directory, _CODE_REVISION, dtype=dtype, device=hardware(device), threads=threads, results=results),
             accepts=(),
             produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
             max_sessions=max_sessions,
@@ -144,7 +146,7 @@ class SmolThinker:
         assert folder is not None
         sessions = options.max_sessions or MAX_SESSIONS
         limits = _limits(sessions, options.max_batch_size, options.max_batch_tokens)
-        dtype = dtype_of("cpu") if options.dtype == "auto" else options.dtype
+        dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
         kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
         is_kept = options.enable_cache is not False
         chosen = {
@@ -156,6 +158,7 @@ class SmolThinker:
         }
         return cls.from_directory(
             folder,
+            device=options.device,
             dtype=dtype,
             threads=options.threads,
             max_sessions=sessions,
@@ -315,18 +318,18 @@ def _limits(sessions: int, batch: int = 0, rows: int = 0) -> Limits:
     return replace(limits, max_rows=rows)
 
 
-def read_decoder(directory: Path, dtype: torch.dtype) -> PackedDecoder:
+def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU) -> PackedDecoder:
     """The language model of a folder that `convert_thinker` wrote. Raises BadCheckpoint, or ValueError for ill-shaped weights."""
     with Weights(directory) as weights:
-        decoder = PackedDecoder(_read_config(directory), partial(_language_weight, weights, dtype))
+        decoder = PackedDecoder(_read_config(directory), partial(_language_weight, weights, dtype, device))
         weights.check_read(ignored=_UNUSED)
     return decoder
 
 
-def _language_weight(weights: Weights, dtype: torch.dtype, name: str) -> torch.Tensor | None:
+def _language_weight(weights: Weights, dtype: torch.dtype, device: torch.device, name: str) -> torch.Tensor | None:
     """A weight of the language model by the decoder's name."""
     tensor = weights.read(name if name == "lm_head.weight" else _LANGUAGE + name)
-    return None if tensor is None else tensor.to(dtype)
+    return None if tensor is None else tensor.to(device, dtype)
 
 
 def _read_config(directory: Path) -> DecoderConfig:

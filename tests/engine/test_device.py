@@ -1,0 +1,124 @@
+"""From rows to drawn tokens on a device that is not the processor: nothing is left behind on the processor, and nobody waits by mistake.
+
+Where there is a GPU it is the device, and what it waits for is not counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from helpers.elsewhere import GPU, Device, on_the_device
+from helpers.tiny import TINY, tiny_weights
+from omnistage.engine.attention import SdpaAttention, chosen
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.head import TokenHead
+from omnistage.engine.kv import KVCache
+from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache
+from omnistage.engine.request import Given, Prompt, SequenceRequest, Taps
+from omnistage.engine.results import fixed_results
+from omnistage.engine.runner import Runner
+from omnistage.engine.scheduler import Limits, Scheduler
+from omnistage.engine.sequence import Sequence
+from omnistage.engine.types import Item, Sampling
+
+CONFIG = replace(TINY, taps=True)
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=1),
+    Sampling(temperature=0.7, min_p=0.05),
+    Sampling(temperature=1, top_k=20),
+    Sampling(temperature=0.8, top_p=0.9, presence_penalty=0.5),
+    Sampling(temperature=1.2, top_k=50, top_p=0.8, repetition_penalty=1.3, frequency_penalty=0.2, logit_bias={3: 2.0, 4: -50.0}),
+)
+STEP_FETCHES = 4
+"""Of numbers in a step at most: what was chosen, of some rows from all of their scores, logprobs, taps."""
+
+
+def entered(device: Device) -> AbstractContextManager[object]:
+    return nullcontext() if torch.cuda.is_available() else device.there()
+
+
+def asked() -> list[SequenceRequest]:
+    """Prompts of several pages with given vectors, all ways to draw, taps for some."""
+    requests = []
+    for number, sampling in enumerate(SAMPLINGS):
+        prompt = Prompt.of_tokens(range(number, number + 30 + 9 * number))
+        given = torch.randn(5, CONFIG.hidden_size, generator=torch.Generator().manual_seed(number))
+        requests.append(
+            SequenceRequest(
+                replace(prompt, given=(Given(7, given),)) if number % 2 else prompt,
+                seed=number,
+                max_items=8,
+                sampling=sampling,
+                banned=frozenset({1, 2}),
+                logprobs=number % 3 == 0,
+                taps_from=None if number < 3 else 2,
+            )
+        )
+    return requests
+
+
+def answers(decoder: PackedDecoder, device: Device) -> tuple[list[list[Item]], list[list[Taps]], list[float]]:
+    """Items and taps of all requests, and the logprobs, as the engine makes them."""
+    pool = PagePool(40)
+    scheduler, cache = Scheduler(pool, PrefixCache(pool, 0), Limits()), KVCache(decoder.spec, 40)
+    runner = Runner(decoder, TokenHead(decoder.logits), cache, chosen(decoder.spec).backend)
+    sequences = [Sequence(request) for request in asked()]
+    taps: dict[Sequence, list[Taps]] = {sequence: [] for sequence in sequences}
+    logprobs: list[float] = []
+    waits = Counter[str]()
+    for sequence in sequences:
+        scheduler.add(sequence)
+    while scheduler.waiting or scheduler.running:
+        device.waits.clear()
+        scheduler.admit()
+        step = scheduler.plan(2 * PAGE_ROWS)
+        cache.follow(*pool.changes())
+        for done in runner.run(step.runs):
+            sequence = done.run.sequence
+            sequence.computed = done.run.start + done.run.count
+            taps[sequence] += [] if done.taps is None else [done.taps]
+            if done.drawn is not None:
+                sequence.items.append(done.drawn.item)
+                sequence.draws.note(done.drawn.item[0])
+                logprobs += [] if done.drawn.logprob is None else [done.drawn.logprob]
+            if len(sequence.items) == sequence.request.max_items:
+                scheduler.remove(sequence)
+        assert device.waits.keys() <= {"fetched", "nonzero", "_local_scalar_dense"}, "something is sent and waited for"
+        assert device.waits["fetched"] + device.waits["_local_scalar_dense"] <= STEP_FETCHES
+        waits += device.waits
+    assert bool(waits) == (decoder.spec.device.type != "cpu" and not torch.cuda.is_available())
+    return [sequence.items for sequence in sequences], list(taps.values()), logprobs
+
+
+def test_an_answer_of_a_device_is_that_of_the_processor_and_no_step_waits_for_what_it_sends() -> None:
+    weights = tiny_weights(torch.float32, CONFIG)
+    with torch.inference_mode():
+        items, taps, logprobs = answers(PackedDecoder(CONFIG, weights), Device())
+    device = Device()
+    with torch.inference_mode(), entered(device):
+        decoder = PackedDecoder(CONFIG, on_the_device(weights))
+        assert decoder.products == "blocks of 64 rows" and decoder.spec.device == GPU
+        assert isinstance(chosen(decoder.spec).backend, SdpaAttention)
+        there, taps_there, logprobs_there = answers(decoder, device)
+    assert there == items
+    torch.testing.assert_close(logprobs_there, logprobs, atol=1e-4, rtol=1e-4)
+    for mine, theirs in zip(taps_there, taps, strict=True):
+        assert [(part.first, len(part.rows)) for part in mine] == [(part.first, len(part.rows)) for part in theirs]
+        for part, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(part.rows, other.rows, atol=1e-4, rtol=1e-4)
+
+
+def test_the_fixed_results_of_a_device_can_be_told_apart() -> None:
+    """By a revision, which reads them."""
+    with torch.inference_mode():
+        here = PackedDecoder(CONFIG, tiny_weights(torch.float32, CONFIG))
+        expected = fixed_results(here, here.logits, chosen(here.spec).backend)
+    with entered(Device()):
+        decoder = PackedDecoder(CONFIG, on_the_device(tiny_weights(torch.float32, CONFIG)))
+        results = [result.cpu() for result in fixed_results(decoder, decoder.logits, chosen(decoder.spec).backend)]
+    for result, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, other, atol=1e-3, rtol=1e-3)
