@@ -263,6 +263,22 @@ async def test_a_reader_that_does_not_take_the_taps_of_a_long_prompt_parks_it() 
     await running.close()
 
 
+async def test_taps_found_beside_more_pages_than_a_reader_may_leave_are_one_event() -> None:
+    running = engine(200, kept_pages=100)
+    pages = MAX_UNREAD + 8
+    prompt = Prompt(prompt_items([2] * (PAGE_ROWS * pages)))
+    await read(running.submit(SequenceRequest(prompt, 0, 3, taps_from=0)))
+    stream = running.submit(SequenceRequest(prompt, 0, MAX_UNREAD + 3, taps_from=5))
+    await rest(running, parked=1)
+    assert stream.sequence.unread == MAX_UNREAD
+    events = await read(stream)
+    found = events[0].taps
+    assert found is not None and (found.first, len(found.rows)) == (5, PAGE_ROWS * (pages - 1) - 5)
+    frames, rows = answer(prompt, 0, MAX_UNREAD + 3)
+    assert items(events) == frames and taps(events, 5) == rows[5:]
+    await running.close()
+
+
 async def test_requests_that_do_not_fit_the_model_are_refused_in_words() -> None:
     running = engine()
     good = Prompt(prompt_items([1, 2, 3]))

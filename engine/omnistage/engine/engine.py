@@ -190,10 +190,12 @@ class Engine:
             self._put_found_taps(sequence)
 
     def _put_found_taps(self, sequence: Sequence) -> None:
-        """Taps that were found beside kept pages go out before those that are computed."""
-        for found in sequence.found_taps:
-            self._put(sequence, SequenceEvent(taps=self._fresh(sequence, found)))
-        sequence.found_taps.clear()
+        """Taps that were found beside kept pages go out before those that are computed: as one event, or a long prompt would have more of
+        them than a reader may leave."""
+        if found := sequence.found_taps:
+            taps = Taps(found[0].first, torch.cat([part.rows for part in found]))
+            self._put(sequence, SequenceEvent(taps=self._fresh(sequence, taps)))
+            found.clear()
 
     def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
         """Those that were not put out before."""
