@@ -115,11 +115,11 @@ class Stepper(Generic[J]):
     def running(self) -> int:
         return self._policy.admitted
 
-    async def draw(self, job: J) -> AsyncGenerator[Drawn, None]:
-        """The pieces of a job as they come. Closed, it returns when no work is done for the job any more. Raises TooCostly, and what
-        a step of this job raises."""
+    async def draw(self, job: J, client: str = "") -> AsyncGenerator[Drawn, None]:
+        """The pieces of a job as they come. client: see DrawRequest. Closed, it returns when no work is done for the job any more. Raises
+        TooCostly, and what a step of this job raises."""
         session = _Session(job)
-        self._policy.submit(session, self._drawing.cost(job))
+        self._policy.submit(session, self._drawing.cost(job), client)
         self._sessions.add(session)
         self._wake()
         try:

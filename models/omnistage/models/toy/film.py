@@ -163,7 +163,7 @@ class FilmMaker(Toy):
         check_place(wanted, "image", prepared.pictures, "pictures")
         check_place(wanted, "video", prepared.request.frames, "frames")
         check_place(wanted, "audio", prepared.samples, "samples")
-        async with aclosing(self.stepper.draw(Job(prepared, wanted))) as pieces:
+        async with aclosing(self.stepper.draw(Job(prepared, wanted), prepared.request.client)) as pieces:
             async for piece in pieces:
                 yield piece
 
