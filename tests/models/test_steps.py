@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import zip_longest
 
 import pytest
 from hypothesis import given
@@ -16,8 +15,8 @@ from omnistage.models.common.steps import Policy, TooCostly
 def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, clients: str = "") -> Policy[str]:
     """clients: a letter for each job; those without one are of nobody in particular."""
     policy = Policy[str](budget, step_budget)
-    for (job, cost), client in zip_longest(costs.items(), clients, fillvalue=""):
-        policy.submit(job, cost, client)
+    for place, (job, cost) in enumerate(costs.items()):
+        policy.submit(job, cost, clients[place : place + 1])
     policy.admit()
     return policy
 
