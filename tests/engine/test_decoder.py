@@ -6,9 +6,13 @@ import random
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as functional
 from transformers import (
+    Qwen2_5OmniTalkerConfig,
+    Qwen2_5OmniTalkerForConditionalGeneration,
     Qwen2_5OmniThinkerConfig,
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen3Config,
@@ -16,13 +20,16 @@ from transformers import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
-from omnistage.engine.decoder import DecoderConfig, PackedDecoder
+from helpers.sequences import items, read
+from omnistage.engine.decoder import DecoderConfig, Enter, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
-from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.linear import Linears
+from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration
+Talker = Qwen2_5OmniTalkerForConditionalGeneration
 
 TEXT = {
     "vocab_size": 300,
@@ -135,6 +142,64 @@ async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> No
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         assert await answer(engine, prompt, 40) == expected[0, length:].tolist()
+    await engine.close()
+
+
+NOTHING = 300
+"""The id of a row that has no code: its embedding is zero."""
+
+
+def talker() -> Talker:
+    """A small random Talker, whose rows are wider than its layers; equal weights for every call."""
+    config = Qwen2_5OmniTalkerConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
+        vocab_size=300,
+        embedding_size=80,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(5)
+    model = Talker(config).eval()
+    for name, value in model.named_parameters():
+        if name.endswith("bias") or "proj" in name or "codec_head" in name:
+            torch.nn.init.normal_(value, std=0.3)
+    return cast(Talker, model)
+
+
+async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
+    """The row of a code is its embedding plus a row of the reply, projected. The rows of the prompt have no code but for the last two."""
+    oracle, count = talker(), 30
+    embedding = oracle.model.embed_tokens.weight.detach()
+    weights = oracle.model.state_dict() | {
+        "embed_tokens.weight": torch.cat([embedding, torch.zeros(1, 80)]),
+        "lm_head.weight": oracle.codec_head.weight.detach(),
+    }
+
+    def entry(linear: Linears) -> Enter:
+        project = linear(oracle.thinker_to_talker_proj.weight.detach(), oracle.thinker_to_talker_proj.bias.detach())
+        return lambda rows, embedded: project(embedded if rows.given is None else embedded + rows.given)
+
+    decoder = PackedDecoder(replace(SIZES, vocab_size=301, given_width=80), weights.get, entry)
+    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
+    generator = torch.Generator().manual_seed(seed)
+    for length in (2, 33, 70):
+        prompt, reply = torch.randn(length, 80, generator=generator), torch.randn(20, 80, generator=generator)
+        ids = np.array([NOTHING] * (length - 2) + [7, 8], np.int64)
+        stream = engine.submit(SequenceRequest(Prompt(ids[:, None], (Given(0, prompt, b"reply"),)), 0, count, appended=True))
+        stream.append(reply, end=True)
+        made = [item[0] for item in items(await read(stream))]
+        rows = torch.cat([prompt, reply, reply[-1:].expand(count, -1)])[: length + count - 1]
+        codes = torch.tensor([*ids, *made[:-1]])
+        x = functional.embedding(codes, weights["embed_tokens.weight"]) + rows
+        with torch.no_grad():
+            hidden = oracle.model(inputs_embeds=oracle.thinker_to_talker_proj(x)[None]).last_hidden_state[0, length - 1 :]
+            assert made == oracle.codec_head(hidden).argmax(-1).tolist()
     await engine.close()
 
 

@@ -19,6 +19,10 @@ from omnistage.engine.linear import Linear, Linears, build_exact
 Weights = Callable[[str], torch.Tensor | None]
 """The tensor of a name, None if there is none."""
 
+Enter = Callable[[StepRows, torch.Tensor], torch.Tensor]
+"""Makes what the first layer takes, [rows, hidden_size], of the rows of a step and the embeddings of their items, [rows, width]. What
+becomes of a row does not depend on the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
@@ -27,6 +31,7 @@ class DecoderConfig:
     head_size: 0: hidden_size / query_heads. head_norms: queries and keys have RMS norms of their own, as in Qwen3. rope_sections: pairs of
     components of a head that turn by the first, second, third axis of positions, as in Qwen2.5-Omni; none: there is one axis. taps: a tap
     is the last hidden row plus the embedding of the row's item, without it where a vector was given, as Qwen2.5-Omni's Talker takes it.
+    given_width: of a vector that is given for a row; 0: hidden_size.
     """
 
     layers: int
@@ -42,6 +47,7 @@ class DecoderConfig:
     head_size: int = 0
     head_norms: bool = False
     rope_sections: tuple[int, ...] = ()
+    given_width: int = 0
 
     def __post_init__(self) -> None:
         if not self.head_size:
@@ -66,20 +72,21 @@ class PackedDecoder:
 
     weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names
     of Transformers' text model. An absent bias is None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists.
-    products: the backend of its products, and why a faster one was refused.
+    entry: how rows enter the first layer, made with the decoder's own products: by default a given vector stands in the place of the
+    embedding. products: the backend of its products, and why a faster one was refused.
     """
 
-    def __init__(self, config: DecoderConfig, weight: Weights) -> None:
+    def __init__(self, config: DecoderConfig, weight: Weights, entry: Callable[[Linears], Enter] = lambda linear: in_place) -> None:
         embedding = _need(weight, "embed_tokens.weight").clone()
         self._config, self._embedding = config, embedding
         self._norm = _need(weight, "norm.weight").clone()
         head = weight("lm_head.weight")
 
-        def build(linear: Linears) -> tuple[tuple[_Layer, ...], Linear]:
+        def build(linear: Linears) -> tuple[tuple[_Layer, ...], Linear, Enter]:
             layers = tuple(_layer(weight, f"layers.{index}", config, linear) for index in range(config.layers))
-            return layers, linear(embedding if head is None else head)
+            return layers, linear(embedding if head is None else head), entry(linear)
 
-        (self._layers, self._head), self.products = build_exact(build, embedding.dtype, embedding.device)
+        (self._layers, self._head, self._enter), self.products = build_exact(build, embedding.dtype, embedding.device)
         self._spec = DecoderSpec(
             layers=config.layers,
             query_heads=config.query_heads,
@@ -89,7 +96,7 @@ class PackedDecoder:
             context=config.context,
             dtype=self._embedding.dtype,
             axes=len(config.rope_sections) or 1,
-            given_width=config.hidden_size,
+            given_width=config.given_width or config.hidden_size,
             tap_width=config.hidden_size if config.taps else 0,
             device=embedding.device,
         )
@@ -106,13 +113,11 @@ class PackedDecoder:
         return self._spec
 
     def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
-        """A given vector stands in the place of the embedding."""
         config = self._config
         heads, width, half = config.query_heads, config.hidden_size, config.head_size // 2
         cos, sin = self._turn(rows.positions)
-        x = embedded = functional.embedding(rows.items[:, 0], self._embedding)
-        if rows.given is not None and rows.has_given is not None:
-            x, embedded = torch.where(rows.has_given, rows.given, x), embedded.masked_fill(rows.has_given, 0.0)
+        embedded = functional.embedding(rows.items[:, 0], self._embedding)
+        x = self._enter(rows, embedded)
         for index, layer in enumerate(self._layers):
             normed = functional.rms_norm(x, (width,), layer.attention_norm, config.norm_eps)
             qkv = layer.query_key_value(normed).view(x.shape[0], -1, config.head_size)
@@ -126,7 +131,9 @@ class PackedDecoder:
             gate, up = layer.gate_up(functional.rms_norm(x, (width,), layer.ffn_norm, config.norm_eps)).chunk(2, -1)
             x = x + layer.down(functional.silu(gate) * up)
         last = functional.rms_norm(x, (width,), self._norm, config.norm_eps)
-        return Hidden(last, last + embedded if rows.taps else None)
+        if not rows.taps:
+            return Hidden(last)
+        return Hidden(last, last + (embedded if rows.has_given is None else embedded.masked_fill(rows.has_given, 0.0)))
 
     def _turn(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What heads and their rolled components are multiplied by: queries turn and are scaled, keys turn, values stay.
@@ -147,6 +154,13 @@ class PackedDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
+
+
+def in_place(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
+    """A given vector stands in the place of the embedding, as those of media in a Thinker."""
+    if rows.given is None or rows.has_given is None:
+        return embedded
+    return torch.where(rows.has_given, rows.given, embedded)
 
 
 def _need(weight: Weights, name: str) -> torch.Tensor:
