@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnistage.engine.pace import BLOCK_ROWS, LEAST_ROWS, SLOWER, STEP_S, Pace
+from omnistage.engine.pace import BLOCK_ROWS, LEAST_ROWS, PROBED, SLOWER, STEP_S, Pace
 
 MOST_ROWS = 512
-STEPS = 200
+STEPS = 400
 """More than a prompt of a few thousand rows takes."""
 
 
@@ -26,15 +26,16 @@ def bound_by_reading(block_s: float) -> Callable[[int], float]:
 
 
 def settled(pace: Pace, decoding: int, cost: Callable[[int], float]) -> list[tuple[int, float]]:
-    """Rows of long runs and seconds of the last steps while a prompt is read beside decoding rows, which ran alone before."""
+    """Rows of long runs and seconds of the last steps while prompts are read beside decoding rows, but for those steps that only measure."""
     steps = []
-    for _ in range(STEPS):
-        pace.ran(decoding, 0, cost(decoding))
     for _ in range(STEPS):
         long = pace.long_rows(decoding)
         pace.ran(decoding, long, cost(decoding + long))
         steps.append((long, cost(decoding + long)))
-    return steps[STEPS // 2 :]
+    last = steps[STEPS // 2 :]
+    probes = sum(long == 1 for long, _ in last)
+    assert 1 <= probes <= len(last) // PROBED + 1
+    return [step for step in last if step[0] > 1]
 
 
 @given(
@@ -46,7 +47,7 @@ def settled(pace: Pace, decoding: int, cost: Callable[[int], float]) -> list[tup
 def test_who_decodes_keeps_half_of_its_pace_where_each_row_costs(
     base_s: float, row_s: float, decoding: int, before: list[tuple[int, int, float]]
 ) -> None:
-    """Whatever was measured before: a hiccup, a step of another number of rows."""
+    """Whatever was measured before: a machine that was busy, steps of other numbers of rows."""
     pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(base_s, row_s)
     for beside, long, seconds in before:
         pace.ran(beside, long, seconds)

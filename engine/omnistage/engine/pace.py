@@ -20,8 +20,15 @@ BLOCK_ROWS = 32
 LEAST_ROWS = 4
 """Rows of long runs in a step at least, if so many are waiting: a measurement that went wrong is not to stop a prompt."""
 
+PROBED = 16
+"""Steps with long runs after which one has a single row of them: what decoding rows cost alone is to be known however busy the machine was
+when it was measured last."""
+
 _WEIGHT = 0.2
-"""Of the newest measurement."""
+"""Of the newest measurement of a row."""
+
+_LIGHT_WEIGHT = 0.5
+"""Of the newest measurement of a step without long runs."""
 
 
 class Pace:
@@ -30,7 +37,9 @@ class Pace:
     def __init__(self, most_rows: int, step_s: float | None = STEP_S) -> None:
         self._most_rows, self._step_s = most_rows, step_s
         self._light_s: dict[int, float] = {}
-        """By the number of decoding rows: seconds of a step without long runs."""
+        """By the number of decoding rows: seconds of a step without long runs, or with one row of them."""
+        self._heavy = 0
+        """Steps with long runs since the last one without."""
         self._row_s = 0.0
 
     def long_rows(self, decoding: int) -> int:
@@ -38,6 +47,8 @@ class Pace:
         most = max(self._most_rows - decoding, 1)
         if self._step_s is None:
             return most
+        if decoding and self._heavy >= PROBED:
+            return 1
         light_s = self._light(decoding)
         in_time = int((max(self._step_s, SLOWER * light_s) - light_s) / self._row_s) if self._row_s else 0
         least = LEAST_ROWS if decoding else BLOCK_ROWS
@@ -45,10 +56,12 @@ class Pace:
 
     def ran(self, decoding: int, long: int, seconds: float) -> None:
         """A step of so many decoding rows and rows of long runs took so long."""
-        if not long:
+        if long <= 1:
             before = self._light_s.get(decoding, seconds)
-            self._light_s[decoding] = before + _WEIGHT * (seconds - before)
+            self._light_s[decoding] = before + _LIGHT_WEIGHT * (seconds - before)
+            self._heavy = 0
             return
+        self._heavy += 1
         row_s = max(seconds - self._light(decoding), 0.0) / long
         self._row_s += (row_s - self._row_s) * (_WEIGHT if self._row_s else 1.0)
 
