@@ -37,9 +37,9 @@ class Pace:
     def __init__(self, most_rows: int, step_s: float | None = STEP_S) -> None:
         self._most_rows, self._step_s = most_rows, step_s
         self._light_s: dict[int, float] = {}
-        """By the number of decoding rows: seconds of a step without long runs, or with one row of them."""
-        self._heavy = 0
-        """Steps with long runs since the last one without."""
+        """By the number of decoding rows: seconds of a step without long runs."""
+        self._heavy = PROBED
+        """Steps with long runs since the last one without. None was measured yet."""
         self._row_s = 0.0
 
     def long_rows(self, decoding: int) -> int:
@@ -57,8 +57,9 @@ class Pace:
     def ran(self, decoding: int, long: int, seconds: float) -> None:
         """A step of so many decoding rows and rows of long runs took so long."""
         if long <= 1:
-            before = self._light_s.get(decoding, seconds)
-            self._light_s[decoding] = before + _LIGHT_WEIGHT * (seconds - before)
+            alone_s = max(seconds - long * self._row_s, 0.0)
+            before = self._light_s.get(decoding, alone_s)
+            self._light_s[decoding] = before + _LIGHT_WEIGHT * (alone_s - before)
             self._heavy = 0
             return
         self._heavy += 1
