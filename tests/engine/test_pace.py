@@ -26,7 +26,7 @@ def bound_by_reading(block_s: float) -> Callable[[int], float]:
 
 
 def settled(pace: Pace, decoding: int, cost: Callable[[int], float]) -> list[tuple[int, float]]:
-    """Rows of long runs and seconds of the last steps while prompts are read beside decoding rows, but for those steps that only measure."""
+    """Rows of long runs and seconds of the last steps while prompts are read, but for steps that only measure."""
     steps = []
     for _ in range(STEPS):
         long = pace.long_rows(decoding)
