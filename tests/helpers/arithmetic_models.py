@@ -17,7 +17,7 @@ from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.stream import SequenceStream
-from omnistage.models.common.answer import AnswerAssembler, answered
+from omnistage.models.common.answer import AnswerAssembler, EngineStream, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.interface import (
@@ -96,6 +96,13 @@ class ArithmeticThinker(OnEngine):
             raise BadRequest("thinker.verbatim", "this model says only what it thinks; leave it out")
         if request.finished is None and len(request.history) >= request.max_tokens:
             raise BadRequest("resume.history", f"the answer has {request.max_tokens} tokens at most: it ended before")
+        with fitting("thinker"):
+            asked = self.asked(request)
+            self.engine.check(asked)
+        return Prepared(request, asked)
+
+    def asked(self, request: TextRequest) -> SequenceRequest:
+        """What the engine is asked. Raises Unfit, or BadRequest."""
         seen = [_read(part) if isinstance(part, Media) else str(part) for turn in request.turns for part in turn.parts]
         places = formulas.items(seen)
         given, at = [], 0
@@ -108,17 +115,18 @@ class ArithmeticThinker(OnEngine):
             at += count
         delta = formulas.next_place(places) - len(places)
         positions = np.ascontiguousarray(places[:, 1:].T)
-        with fitting("thinker"):
-            asked = SequenceRequest(
-                Prompt(prompt_items((places[:, 0] % IDS).tolist()), tuple(given), positions, delta),
-                request.seed,
-                request.max_tokens + 1,
-                request.sampling,
-                history=tuple(divmod(token_id, IDS) for token_id in request.history),
-                client=request.client,
-            )
-            self.engine.check(asked)
-        return Prepared(request, asked)
+        return SequenceRequest(
+            Prompt(prompt_items((places[:, 0] % IDS).tolist()), tuple(given), positions, delta),
+            request.seed,
+            request.max_tokens + 1,
+            request.sampling,
+            history=tuple(divmod(token_id, IDS) for token_id in request.history),
+            client=request.client,
+        )
+
+    def tokens(self, stream: SequenceStream) -> EngineStream[torch.Tensor]:
+        """The items of the engine as the tokens of the answer."""
+        return _Tokens(stream)
 
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         request = prepared.request
@@ -135,7 +143,7 @@ class ArithmeticThinker(OnEngine):
         asked = replace(prepared.asked, max_items=answer.items, taps_from=answer.first_slot)
         async with (
             aclosing(self.engine.submit(asked)) as stream,
-            aclosing(answered(_Tokens(stream), answer, array_of)) as pieces,
+            aclosing(answered(self.tokens(stream), answer, array_of)) as pieces,
         ):
             async for piece in pieces:
                 yield piece

@@ -110,6 +110,12 @@ def arithmetic_thinker() -> StageLogic:
     return ThinkerStage(ArithmeticThinker())
 
 
+def tiny_thinker() -> StageLogic:
+    from helpers.tiny_thinker import TinyThinker
+
+    return ThinkerStage(TinyThinker())
+
+
 def arithmetic_talker() -> StageLogic:
     from helpers.arithmetic_models import ArithmeticTalker
 
@@ -168,6 +174,9 @@ CASES = (
     Case("arithmetic", "thinker", looked_only, refused=BAD_MEDIA[:3], slow=True, own=arithmetic_thinker),
     Case("arithmetic", "thinker", until_a_seven, slow=True, own=arithmetic_thinker, name="arithmetic-thinker-stop"),
     Case("arithmetic", "talker", lambda: Sample(params("talker"), {"hidden": SMALL_ROWS}), slow=True, own=arithmetic_talker),
+    Case(
+        "tiny", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=20)), slow=True, own=tiny_thinker, name="tiny-thinker-bf16"
+    ),
     Case("test-engine", "thinker", looked_only, slow=True),
     Case("test-engine", "talker", spoken_on_the_engine, slow=True),
     Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),

@@ -1,0 +1,48 @@
+"""A Thinker with the decoder of tiny.py in bfloat16, whose rows go out as they are: the bits of bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from helpers.arithmetic_models import SESSIONS, ArithmeticThinker
+from helpers.tiny import TINY, tiny_weights
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.scheduler import Limits
+from omnistage.engine.stream import SequenceStream
+from omnistage.models.common.answer import EngineStream
+from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest
+
+
+def engine() -> Engine:
+    decoder = PackedDecoder(replace(TINY, taps=True), tiny_weights(torch.bfloat16))
+    limits = Limits(max_sequences=8, max_waiting=2 * SESSIONS)
+    return Engine(decoder, TokenHead(decoder.logits), pages=100, limits=limits, poison=True)
+
+
+class TinyThinker(ArithmeticThinker):
+    """Reads the bytes of the conversation, and says the numbers of its tokens."""
+
+    def __init__(self) -> None:
+        self.engine = engine()
+        text = PortSpec("text", Content.TEXT, compact=True)
+        width = TINY.hidden_size
+        rows = (PortSpec(name, Content.TENSOR, width=width, element_type=ElementType.BFLOAT16) for name in ("prompt", "hidden"))
+        self.info = ModelInfo("tiny-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text",))
+
+    def asked(self, request: TextRequest) -> SequenceRequest:
+        return SequenceRequest(
+            Prompt.of_tokens("".join(turn.text for turn in request.turns).encode()),
+            request.seed,
+            request.max_tokens + 1,
+            request.sampling,
+            history=tuple((token_id,) for token_id in request.history),
+            client=request.client,
+        )
+
+    def tokens(self, stream: SequenceStream) -> EngineStream[torch.Tensor]:
+        return stream
