@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from helpers.families import ITEMS, PICTURE, SEEN, SOUND, TOKENS
 from helpers.models import said
-from omnistage.models.interface import FinishReason, Media, Piece, Rows, SpeechRequest, TextPiece, TextRequest, Turn
+from helpers.waiting import turning
+from omnistage.models.interface import FinishReason, Media, Piece, Rows, SpeechRequest, TextPiece, TextRequest, Turn, no_inputs
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.models.toy.omni import OmniOptions, OmniTalker, OmniThinker
@@ -50,6 +52,14 @@ def test_places_are_worked_out_by_hand() -> None:
         [99, 5, 5, 5],
     ]
     assert formulas.next_place(formulas.items(["ab", pixels])) == 5
+
+
+async def test_others_run_while_it_reads_a_long_text() -> None:
+    model = OmniThinker(OmniOptions())
+    prepared = await model.prepare(TextRequest((Turn("user", ("a" * (1 << 20),)),), seed=1))
+    async with turning() as turns, aclosing(model.generate(prepared, no_inputs(), ALL)) as pieces:
+        await anext(pieces)
+        assert turns() > 2
 
 
 async def test_it_says_the_formula_of_what_it_sees_and_hears() -> None:

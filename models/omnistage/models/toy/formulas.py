@@ -23,6 +23,11 @@ def token(seed: int, prompt: str, n: int) -> int:
     return (31 * seed + sum(map(ord, prompt)) + 7 * n) % VOCABULARY
 
 
+def later_token(first: int, n: int) -> int:
+    """Token n of the answer of any toy Thinker, from its token 0: a long prompt is summed up once."""
+    return (first + 7 * n) % VOCABULARY
+
+
 def word(token_id: int) -> str:
     return f"w{token_id} "
 

@@ -124,8 +124,9 @@ class OmniThinker(_Omni):
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """Prompt rows first; the row of a token a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
-        prompt = formulas.items([await _heard(one, inputs) if isinstance(one, Streamed) else one for one in prepared.seen])
-        for rows in self._prompt(prompt, wanted):
+        seen = [await _heard(one, inputs) if isinstance(one, Streamed) else one for one in prepared.seen]
+        first, prompt_rows = await asyncio.to_thread(self._read_through, seen, request.seed, wanted)
+        for rows in prompt_rows:
             yield rows
         detokenizer = Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
         answer = AnswerAssembler(detokenizer, wanted, history=request.history, finished=request.finished, row_port=HIDDEN.name)
@@ -142,13 +143,18 @@ class OmniThinker(_Omni):
             if not answer.ended:
                 if self.omni.interval_s:
                     await asyncio.sleep(self.omni.interval_s)
-                tokens = [formulas.omni_token(request.seed, prompt, n + i) for i in range(min(self._cut(), total - n))]
+                tokens = [formulas.later_token(first, n + i) for i in range(min(self._cut(), total - n))]
                 for token in tokens:
                     answer.token(token)
                 n += len(tokens)
                 late = tokens if HIDDEN.name in wanted else []
                 if n == total:
                     answer.end(FinishReason.STOP if total == self.omni.length else FinishReason.LENGTH)
+
+    def _read_through(self, seen: Sequence[formulas.Seen], seed: int, wanted: Wanted) -> tuple[int, list[Rows]]:
+        """The first token, and the rows of the prompt."""
+        prompt = formulas.items(seen)
+        return formulas.omni_token(seed, prompt, 0), list(self._prompt(prompt, wanted))
 
     def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[Rows]:
         """Only what is wanted is made."""

@@ -154,12 +154,12 @@ class ToyThinker(Toy):
         for piece in self._earlier(request, answer, wanted):
             yield piece
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
-        n = len(request.history)
+        first, n = formulas.token(request.seed, prompt, 0), len(request.history)
         while not answer.ended:
             if self.options.interval_s and n < total:
                 await asyncio.sleep(self.options.interval_s)
             for _ in range(min(self._cut(), total - n)):
-                token = formulas.token(request.seed, prompt, n)
+                token = formulas.later_token(first, n)
                 answer.token(token)
                 if "hidden" in wanted:
                     answer.rows(self._rows((token,)))
