@@ -162,6 +162,8 @@ class Scheduling(RuleBasedStateMachine):
         kept = Counter(kept.page for kept in self.house.prefixes._kept.values())
         assert all(self.house.pool.holders(page) == held[page] + kept[page] for page in range(PAGES))
         assert self.house.pool.used == len(held | kept)
+        assert self.house.pool.only_kept == len(kept.keys() - held.keys())
+        assert all(self.house.pool.is_kept(page) == (page in kept) for page in range(PAGES))
         assert len(kept) <= self.house.prefixes.limit
 
     @invariant()
@@ -407,6 +409,26 @@ def test_a_page_is_freed_exactly_once() -> None:
         pool.take()
     with pytest.raises(OutOfPages):
         pool.take()
+
+
+def test_pages_that_only_the_cache_holds_are_counted_and_go_first_however_many_others_hold() -> None:
+    pool = PagePool(100)
+    prefixes = PrefixCache(pool, 100)
+    pages = [pool.take() for _ in range(100)]
+    for page in pages:
+        prefixes.remember(b"%d" % page, page, None)
+    assert pool.only_kept == 0 and not prefixes.make_room()
+    with pytest.raises(ValueError, match="kept already"):
+        pool.keep(pages[0])
+    for index in range(40, 60):
+        pool.give_back(pages[index : index + 1])
+        assert pool.only_kept == 1
+        assert prefixes.make_room() and pool.free == index - 39 and pool.only_kept == 0
+    assert len(prefixes) == 80 and not pool.is_kept(pages[40]) and pool.is_kept(pages[60])
+    pool.give_back([*pages[:40], *pages[60:]])
+    assert pool.only_kept == 80
+    prefixes.shrink(80)
+    assert (pool.only_kept, pool.free) == (0, 100)
 
 
 def test_limits_are_checked() -> None:

@@ -290,7 +290,7 @@ class Engine:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         parked = sum(sequence.parked for sequence in running)
         starved = sum(sequence.starved and not sequence.parked for sequence in running)
-        kept = self._prefixes.unshared()
+        kept = self._pool.only_kept
         return EngineStats(
             waiting=len(waiting),
             preempted=sum(sequence.begun for sequence in waiting),

@@ -22,13 +22,16 @@ class OutOfPages(RuntimeError):
 
 
 class PagePool:
-    """Counts who holds which page. A page is free when its last holder gave it back; giving back a free page is an error."""
+    """Counts who holds which page. A page is free when its last holder gave it back; giving back a free page is an error. One holder may be
+    known by its pages, those that are kept: how many of them nobody else holds is known at any time."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
             raise ValueError(f"a page pool needs at least one page, got {total}")
         self._holders = [0] * total
         self._free = list(range(total - 1, -1, -1))
+        self._kept: set[int] = set()
+        self._only_kept = 0
         self._taken: list[int] = []
         self._freed: list[int] = []
 
@@ -43,6 +46,14 @@ class PagePool:
     @property
     def used(self) -> int:
         return self.total - self.free
+
+    @property
+    def only_kept(self) -> int:
+        """Pages that nobody holds but who keeps them."""
+        return self._only_kept
+
+    def is_kept(self, page: int) -> bool:
+        return page in self._kept
 
     def holders(self, page: int) -> int:
         """How many hold a page."""
@@ -62,6 +73,7 @@ class PagePool:
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} is free and cannot be shared")
+            self._only_kept -= self._holders[page] == 1 and page in self._kept
             self._holders[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
@@ -70,9 +82,23 @@ class PagePool:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} was given back twice")
             self._holders[page] -= 1
+            self._only_kept += self._holders[page] == 1 and page in self._kept
             if self._holders[page] == 0:
                 self._free.append(page)
                 self._freed.append(page)
+
+    def keep(self, page: int) -> None:
+        """Hold a page that somebody else holds, as the one that keeps it."""
+        if page in self._kept:
+            raise ValueError(f"page {page} is kept already")
+        self.share([page])
+        self._kept.add(page)
+
+    def forget(self, page: int) -> None:
+        """Let go of a page that is kept."""
+        self._kept.remove(page)
+        self._only_kept -= self._holders[page] == 1
+        self.give_back([page])
 
     def changes(self) -> tuple[list[int], list[int]]:
         """Pages that were taken and pages that became free since the last call, for whoever keeps their memory. A page that was both is in
@@ -100,7 +126,6 @@ class PrefixCache:
         self._pool = pool
         self._limit = limit
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._pages: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -108,14 +133,6 @@ class PrefixCache:
     @property
     def limit(self) -> int:
         return self._limit
-
-    def keeps(self, page: int) -> bool:
-        """Whether this cache holds a page."""
-        return page in self._pages
-
-    def unshared(self) -> int:
-        """Pages that only this cache holds."""
-        return sum(self._pool.holders(kept.page) == 1 for kept in self._kept.values())
 
     def find(self, keys: Sequence[bytes], taps_from: int | None) -> tuple[list[int], list[torch.Tensor]]:
         """Pages of the longest known beginning, held for the caller, and the taps of those that end after slot `taps_from`."""
@@ -141,9 +158,8 @@ class PrefixCache:
             known.taps = taps if known.taps is None else known.taps
             return
         if self._limit:
-            self._pool.share([page])
+            self._pool.keep(page)
             self._kept[key] = _Kept(page, taps)
-            self._pages.add(page)
         self.shrink(len(self._kept) - self._limit)
 
     def shrink(self, count: int) -> None:
@@ -152,14 +168,14 @@ class PrefixCache:
             self._forget(next(iter(self._kept)))
 
     def make_room(self) -> bool:
-        """Forget the oldest page that nobody else holds; whether there was one."""
-        key = next((key for key, kept in self._kept.items() if self._pool.holders(kept.page) == 1), None)
-        if key is None:
+        """Forget the oldest page that nobody else holds; whether there was one. Those before it are in use and go behind: they
+        are passed once, and not for each page."""
+        if not self._pool.only_kept:
             return False
+        while self._pool.holders(self._kept[key := next(iter(self._kept))].page) > 1:
+            self._kept.move_to_end(key)
         self._forget(key)
         return True
 
     def _forget(self, key: bytes) -> None:
-        page = self._kept.pop(key).page
-        self._pages.remove(page)
-        self._pool.give_back([page])
+        self._pool.forget(self._kept.pop(key).page)

@@ -200,12 +200,12 @@ class Scheduler:
         needed = pages_for(sequence.known) - found
         promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in staying)
         spare = len(staying) if sequence.begun else 0
-        return needed + promised + spare <= self._pool.free + self._prefixes.unshared() + self._only_held_by(leaving)
+        return needed + promised + spare <= self._pool.free + self._pool.only_kept + self._only_held_by(leaving)
 
     def _only_held_by(self, sequences: list[Sequence]) -> int:
         """Pages that nobody but these sequences holds, or they and the cache."""
         held = Counter(page for sequence in sequences for page in sequence.pages)
-        return sum(self._pool.holders(page) == count + self._prefixes.keeps(page) for page, count in held.items())
+        return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
 
     def _leaving_for(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
         """Who of the running sequences would be next to leave its place and pages to one that waits."""
