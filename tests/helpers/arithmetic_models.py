@@ -4,7 +4,6 @@ and reply rows as taps, and speech that starves until its next row comes. They s
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -103,15 +102,16 @@ class ArithmeticThinker(OnEngine):
 
     def asked(self, request: TextRequest) -> SequenceRequest:
         """What the engine is asked. Raises Unfit, or BadRequest."""
-        seen = [_read(part) if isinstance(part, Media) else str(part) for turn in request.turns for part in turn.parts]
+        parts = [part for turn in request.turns for part in turn.parts]
+        seen = [_read(part) if isinstance(part, Media) else str(part) for part in parts]
         places = formulas.items(seen)
         given, at = [], 0
-        for one in seen:
+        for part, one in zip(parts, seen, strict=True):
             count = len(formulas.items([one]))
-            if isinstance(one, np.ndarray):
+            if isinstance(part, Media):
                 values = places[at : at + count, :1]
                 vectors = torch.from_numpy(np.concatenate([values % 20, values // 20 % 20], axis=1)).float()
-                given.append(Given(at, vectors, hashlib.sha256(one.tobytes()).digest()))
+                given.append(Given(at, vectors, part.digest))
             at += count
         delta = formulas.next_place(places) - len(places)
         positions = np.ascontiguousarray(places[:, 1:].T)

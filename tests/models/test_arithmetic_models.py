@@ -22,7 +22,7 @@ from omnistage.models.toy.files import png
 from omnistage.thinker.stage import parse
 
 COUNT = 40
-LOOK = TextRequest((Turn("user", ("What is ", Media.of("image/png", png(PICTURE)), "?")),), seed=9, max_tokens=COUNT)
+LOOK = TextRequest((Turn("user", ("What is ", Media("image/png", png(PICTURE)), "?")),), seed=9, max_tokens=COUNT)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_a_picture_that_was_seen_before_need_not_be_computed_again(thinker
 
     other = PICTURE.copy()
     other[0, 0] ^= 1
-    again = TextRequest((Turn("user", ("What is ", Media.of("image/png", png(other)), "?")),), seed=9, max_tokens=COUNT)
+    again = TextRequest((Turn("user", ("What is ", Media("image/png", png(other)), "?")),), seed=9, max_tokens=COUNT)
     assert await cached(LOOK) == 0
     assert await cached(LOOK) > 100
     assert await cached(again) == 0, "another picture has other rows"

@@ -87,7 +87,7 @@ async def test_pictures_and_their_layers_are_the_formula() -> None:
 
 
 async def test_a_film_and_its_sound_are_the_formula() -> None:
-    request = replace(HILL, frames=11, seconds=0.3, images=(Media.of("image/png", png(PICTURE)),))
+    request = replace(HILL, frames=11, seconds=0.3, images=(Media("image/png", png(PICTURE)),))
     shown = await draw(FilmMaker(FilmOptions()), request)
     steer = formulas.steer("a hill", "", 4, int(PICTURE.sum()))
     assert shown.frames == 11 and not shown.pictures

@@ -25,9 +25,9 @@ LOOK = TextRequest(
             "user",
             (
                 "What is ",
-                Media.of("image/png", png(PICTURE)),
+                Media("image/png", png(PICTURE)),
                 " and ",
-                Media.of("audio/wav", wav(SOUND, formulas.SAMPLE_RATE_HZ)),
+                Media("audio/wav", wav(SOUND, formulas.SAMPLE_RATE_HZ)),
                 "?",
             ),
         ),
@@ -91,8 +91,8 @@ async def test_a_pixel_and_its_place_count() -> None:
     other = PICTURE.copy()
     other[20, 33] ^= 1
     for changed in (other, PICTURE.T.copy()):
-        again = TextRequest((Turn("user", ("What is ", Media.of("image/png", png(changed)))),), seed=5)
-        same = TextRequest((Turn("user", ("What is ", Media.of("image/png", png(PICTURE)))),), seed=5)
+        again = TextRequest((Turn("user", ("What is ", Media("image/png", png(changed)))),), seed=5)
+        same = TextRequest((Turn("user", ("What is ", Media("image/png", png(PICTURE)))),), seed=5)
         assert await tokens(again) != await tokens(same)
 
 

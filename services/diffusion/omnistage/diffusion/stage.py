@@ -24,7 +24,7 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, off_the_loop, refusals
+from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, refusals
 from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
@@ -54,8 +54,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "diffusion")
-        params = request.params.diffusion
-        draw = replace(await off_the_loop(params.images, partial(parse, params, request.seed)), client=request.client)
+        draw = replace(parse(request.params.diffusion, request.seed), client=request.client)
         image = self._ports.get(Content.IMAGE)
         total = draw.results * max(draw.layers, 1)
         if image is not None and start.first.get(image.name, 0) > total:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from omnistage.models.interface import BadRequest, Media, Sampling
 from omnistage.stage.logic import Start
@@ -22,7 +20,6 @@ __all__ = [
     "check_kind",
     "earlier_output",
     "media_of",
-    "off_the_loop",
     "protocol_error",
     "refusals",
     "sampling_of",
@@ -33,12 +30,7 @@ HISTORY = "resume.history"
 
 MAX_LOGIT_BIAS = 100.0
 
-MAX_BYTES_ON_LOOP = 1 << 20
-"""Of media whose digests are made on the event loop, in a millisecond or two."""
-
 _MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}")
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -52,20 +44,13 @@ def refusals() -> Iterator[None]:
 
 def media_of(media: stage_pb2.Media, field: str) -> Media:
     """A picture, sound or film as models take it. Raises BAD_REQUEST for what says nothing of what it is. Whether it can be read, the model
-    says. Takes 1 ms for each 0.5 to 2 MB: more than a few are for a thread."""
+    says."""
     if _MEDIA_TYPE.fullmatch(media.media_type) is None:
         raise bad_request(f"{field}.media_type", "must be image/..., audio/... or video/..., such as image/png")
     data = media.data
     if not data:
         raise bad_request(f"{field}.data", "is empty")
-    return Media.of(media.media_type, data, use_audio=media.use_audio)
-
-
-async def off_the_loop(media: Iterable[stage_pb2.Media], call: Callable[[], T]) -> T:
-    """Call at once, or in a thread if there are so many bytes of media that it takes long to make their digests."""
-    if sum(each.ByteSize() for each in media) <= MAX_BYTES_ON_LOOP:  # To look at the data would copy it.
-        return call()
-    return await asyncio.to_thread(call)
+    return Media(media.media_type, data, media.use_audio)
 
 
 def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import HISTORY, bad_request, check_kind, earlier_output, media_of, off_the_loop, refusals, sampling_of
+from omnistage.stage.params import HISTORY, bad_request, check_kind, earlier_output, media_of, refusals, sampling_of
 from omnistage.stage.pieces import pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
@@ -51,9 +51,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
-        params = request.params.thinker
-        parsed = await off_the_loop(_media(params), partial(parse, params, request.seed))
-        asked = resumed(replace(parsed, client=request.client), start)
+        asked = resumed(replace(parse(request.params.thinker, request.seed), client=request.client), start)
         with refusals():
             prepared = await self._model.prepare(asked)
         return Work(partial(self._run, prepared))
@@ -134,10 +132,6 @@ def _part(part: stage_pb2.Part) -> Part:
 
 def _says_something(turn: Turn) -> bool:
     return any(part.strip() if isinstance(part, str) else True for part in turn.parts)
-
-
-def _media(params: stage_pb2.ThinkerParams) -> Iterator[stage_pb2.Media]:
-    return (part.media for message in params.messages for part in message.parts if part.HasField("media"))
 
 
 def _constraint(params: stage_pb2.ThinkerParams) -> Constraint | None:
