@@ -70,6 +70,9 @@ def shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+GPU_MEMORY = "gpu_memory_utilization"
+"""A setting that every model takes on a CPU, where it means nothing."""
+
 OPTIONAL = (
     "threads",
     "max_batch_size",
@@ -77,7 +80,7 @@ OPTIONAL = (
     "kv_cache_bytes",
     "enable_cache",
     "tensor_parallel_size",
-    "gpu_memory_utilization",
+    GPU_MEMORY,
 )
 """Settings that not every model has a use for."""
 

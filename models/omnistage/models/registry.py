@@ -16,7 +16,7 @@ from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import StageModel
-from omnistage.models.options import OPTIONAL, LoadOptions, shown
+from omnistage.models.options import GPU_MEMORY, OPTIONAL, LoadOptions, shown
 
 
 class UnknownFamily(LoadError):
@@ -142,9 +142,10 @@ def dtypes(family: str, kind: str) -> tuple[str, ...]:
     return _entry(family, kind).dtypes
 
 
-def uses(family: str, kind: str, setting: str) -> bool:
-    """Whether the model of a family for a kind has a use for a setting of options.OPTIONAL. Raises UnknownFamily."""
-    return setting in _entry(family, kind).uses
+def uses(family: str, kind: str, setting: str, device: str) -> bool:
+    """Whether the model of a family for a kind takes a setting of options.OPTIONAL on a device: it has a use for it, or `chosen` says that
+    it means nothing there. Raises UnknownFamily."""
+    return setting in _entry(family, kind).uses or (setting == GPU_MEMORY and device == "cpu")
 
 
 def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
@@ -157,8 +158,8 @@ def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
         "dtype": options.told("dtype", dtypes[0] if len(dtypes) == 1 else options.dtype),
         "threads": options.told("threads", options.threads),
     }
-    if options.given("gpu_memory_utilization") and options.device == "cpu":
-        said["gpu_memory_utilization"] = f"{options.gpu_memory_utilization:g}, which means nothing on a CPU"
+    if options.given(GPU_MEMORY) and options.device == "cpu":
+        said[GPU_MEMORY] = f"{options.gpu_memory_utilization:g}, which means nothing on a CPU"
     return said
 
 
@@ -171,8 +172,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
     if options.dtype not in ("auto", *entry.dtypes):
         raise LoadError(f"dtype {options.dtype}: the {kind} of {family} computes in {' or '.join(entry.dtypes)} only")
     for setting in OPTIONAL:
-        is_nothing = setting == "gpu_memory_utilization" and options.device == "cpu"
-        if options.given(setting) and setting not in entry.uses and not is_nothing:
+        if options.given(setting) and not uses(family, kind, setting, options.device):
             why = ADVICE.get(setting, "has no use for it; leave it out")
             raise LoadError(f"{setting} {shown(getattr(options, setting))}: the {kind} of {family} {why}")
     check_possible(options.device)

@@ -18,7 +18,6 @@ from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_p
 
 DEFAULT_PIPELINE = "smol"
 
-GPU_MEMORY = "gpu_memory_utilization"
 ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answers: --replicas talker=2"}
 
 
@@ -94,10 +93,9 @@ def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
     """The settings for a stage: what was said for it, which it may refuse, and of what was said for all, what it has a use for."""
     found = {}
     for name, values in choice.settings.items():
-        is_used = uses(stage.family, stage.kind, name) or (name == GPU_MEMORY and _device(stage, choice) == "cpu")
         if stage.kind in values:
             found[name] = values[stage.kind]
-        elif "" in values and is_used:
+        elif "" in values and uses(stage.family, stage.kind, name, _device(stage, choice)):
             found[name] = values[""]
     return found
 

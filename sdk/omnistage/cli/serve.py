@@ -13,10 +13,11 @@ import typer
 from omnistage.cli import interrupt
 from omnistage.cli.layout import Layout, flag
 from omnistage.cli.notices import Notices
-from omnistage.cli.pipelines import GPU_MEMORY, Choice, layout_of
+from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
 from omnistage.client.errors import OmniError, StackError
+from omnistage.models.options import GPU_MEMORY
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:

@@ -1,0 +1,54 @@
+"""A setting of a model has the same name and default wherever it stands: model, stage server, command line, client and page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from omnistage.cli.layout import flag
+from omnistage.cli.main import app
+from omnistage.client.private_stack import StackPlan, StackSettings
+from omnistage.models.options import DEFAULTS, OPTIONAL
+from omnistage.models.registry import families
+from omnistage.stage.settings import StageSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SETTINGS = {name: default for name, default in DEFAULTS.items() if name not in ("path", "family")}
+ALWAYS = ("device", "dtype", "max_sessions")
+"""Settings that every model has a use for."""
+
+
+def test_a_setting_is_for_every_model_or_for_some() -> None:
+    assert sorted(SETTINGS) == sorted((*ALWAYS, *OPTIONAL))
+
+
+def test_families_use_settings_that_there_are() -> None:
+    used = {setting for family in families().values() for model in family.models.values() for setting in model.uses}
+    assert used <= set(OPTIONAL)
+
+
+def test_a_stage_server_has_every_setting_with_the_default_of_the_models() -> None:
+    assert {name: StageSettings.model_fields[name].default for name in SETTINGS} == SETTINGS
+
+
+@pytest.mark.parametrize("setting", OPTIONAL)
+def test_the_command_line_reads_every_setting_by_stage(setting: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "toy", flag(setting), "nowhere=1"])
+    assert result.exit_code == 2 and f"{flag(setting)} nowhere=1" in " ".join(result.output.split())
+
+
+def test_the_client_gives_every_setting_to_the_command_line() -> None:
+    assert set(SETTINGS) <= {*StackSettings.__annotations__, "tensor_parallel_size"}
+    given = StackPlan(StackSettings(**dict.fromkeys(set(SETTINGS) - {"tensor_parallel_size"}, 3))).command(1, 2)  # type: ignore[typeddict-item]
+    assert {flag(setting) for setting in SETTINGS} <= set(given)
+
+
+def test_the_page_has_every_setting() -> None:
+    page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    table = page.partition("### Settings of a stack")[2].partition("\n#")[0]
+    rows = re.findall(r"(?m)^\| (`[^|]+`) \|", table)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(SETTINGS)
