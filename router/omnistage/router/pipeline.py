@@ -115,8 +115,11 @@ def check_pipeline(pipeline: Pipeline, descriptions: Mapping[str, stage_pb2.Desc
     for medium in pipeline.inputs:
         if medium not in takes:
             raise PipelineError(f"{pipeline.name}: the file says that it takes {medium}, its first stage takes {', '.join(takes)}")
-    if descriptions[pipeline.stages[0].kind].accepts:
-        raise PipelineError(f"{pipeline.name}: the first stage must not need input ports")
+    first = pipeline.stages[0].kind
+    if ports := ", ".join(port.name for port in descriptions[first].accepts):
+        raise PipelineError(
+            f"{pipeline.name}: the first stage, {first}, has input ports ({ports}); a client sends media in its request only"
+        )
     for output in pipeline.outputs:
         if output not in seen:
             raise PipelineError(f"{pipeline.name}: no stage produces the output {output!r}")
