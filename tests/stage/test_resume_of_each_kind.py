@@ -279,33 +279,16 @@ def with_width(width: int) -> chunk_pb2.Chunk:
     return chunk
 
 
-def begun_at(first: int) -> chunk_pb2.Chunk:
-    chunk = history_of_text([1, 2, 3])
-    chunk.first = first
-    return chunk
-
-
 @pytest.mark.parametrize(
     ("kind", "start"),
     [
-        pytest.param("thinker", Start({"text": 3}), id="no history"),
-        pytest.param("thinker", start_at({"text": 2}, history_of_text([1, 2, 3])), id="more text than its position"),
-        pytest.param("thinker", start_at({"text": 1 << 63}, history_of_text([1, 2, 3])), id="less text than its position"),
-        pytest.param("thinker", start_at({}, begun_at(1)), id="a history that does not begin at 0"),
-        pytest.param("thinker", start_at({}, chunk_pb2.Chunk(port="text", count=3)), id="a history without tokens"),
-        pytest.param(
-            "thinker", start_at({}, chunk_pb2.Chunk(port="text", count=6, codes=history_of_codes(CODES).codes)), id="codes for text"
-        ),
         pytest.param("thinker", start_at({}, history_of_text([1, 2, 3]), ended=["text"]), id="ended without a reason"),
         pytest.param("thinker", start_at({}, history_of_text([1, 2, 3], STOP)), id="a reason without an end"),
         pytest.param("thinker", start_at({}, history_of_text(range(24))), id="nothing left to say"),
         pytest.param("thinker", start_at({}, history_of_text(range(4000))), id="more than can be said"),
-        pytest.param("talker", Start({"codes": 6}), id="no codes"),
-        pytest.param("talker", start_at({"codes": 5}, history_of_codes(CODES)), id="more codes than the position"),
         pytest.param("talker", start_at({}, history_of_codes(CODES[:, :3])), id="too few codebooks"),
         pytest.param("talker", start_at({}, with_width(2)), id="another number of codebooks"),
         pytest.param("talker", start_at({}, with_width(0)), id="no codebooks"),
-        pytest.param("talker", start_at({}, chunk_pb2.Chunk(port="codes", count=6)), id="frames without codes"),
         pytest.param("diffusion", start_at({"image": 2}), id="more pictures than asked for"),
     ],
 )

@@ -102,7 +102,7 @@ class SequenceRequest:
 
     def __post_init__(self) -> None:
         if self.max_items <= len(self.history):
-            raise Unfit("history", f"it has {len(self.history)} items, and max_items is {self.max_items}: nothing is left to make")
+            raise Unfit("history", f"the answer ended before or with these {len(self.history)} items: it has {self.max_items} at most")
 
     @property
     def rows(self) -> int:

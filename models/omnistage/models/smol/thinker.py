@@ -222,21 +222,12 @@ class SmolThinker:
         )
         if request.verbatim or request.finished is not None:
             return Prepared(request, ids, answer, None)
-        self._check_unfinished(request, ids, answer)
+        if answer.ended:
+            raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
         with fitting("thinker"):
             asked = self._asked(request, ids)
             self._engine.check(asked)
         return Prepared(request, ids, answer, asked)
-
-    def _check_unfinished(self, request: TextRequest, prompt: Sequence[int], answer: AnswerAssembler) -> None:
-        """An answer that has ended cannot go on; whoever has its last token also has its finish reason."""
-        if request.history and len(request.history) >= self._max_tokens(request, prompt):
-            raise BadRequest("resume.history", f"the answer ended before or with its {len(request.history)} tokens, by its length")
-        if answer.ended:
-            raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
-
-    def _max_tokens(self, request: TextRequest, prompt: Sequence[int]) -> int:
-        return min(request.max_tokens, self._context - len(prompt))
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """Token ids of a conversation in the model's chat form (ChatML), open for the assistant's answer. Raises BadRequest if it is too
@@ -293,7 +284,7 @@ class SmolThinker:
         return SequenceRequest(
             prompt=Prompt.of_tokens(prompt),
             seed=request.seed,
-            max_items=self._max_tokens(request, prompt),
+            max_items=min(request.max_tokens, self._context - len(prompt)),
             sampling=request.sampling,
             min_items=request.min_tokens,
             end_ids=frozenset({self._end}),

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.host.watchdog import Watched
-from omnistage.models.interface import PortSpec
+from omnistage.models.interface import Load, PortSpec
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.ports import Output
 
-__all__ = ["Input", "InputPayload", "Kept", "LogicLoad", "Output", "StageLogic", "Start", "Timing", "Work"]
+__all__ = ["Input", "InputPayload", "Kept", "Output", "StageLogic", "Start", "Timing", "Work"]
 
 InputPayload = (
     chunk_pb2.TextChunk | chunk_pb2.CodeChunk | chunk_pb2.AudioChunk | chunk_pb2.ImageChunk | chunk_pb2.VideoChunk | NDArray[np.generic]
@@ -30,15 +30,6 @@ class Input:
     count: int
     last: bool
     payload: InputPayload | None
-
-
-@dataclass(frozen=True, slots=True)
-class LogicLoad:
-    """As in WatchResponse."""
-
-    queued: int = 0
-    kv_pages_used: int = 0
-    kv_pages_total: int = 0
 
 
 @dataclass(slots=True)
@@ -62,7 +53,8 @@ class Start:
     """Where the outputs of a session go on; all empty for a new one.
 
     first: item of each output port that is to come first, 0 for a port that is not named. ended: ports that ended already, or that nobody
-    takes; nothing may come on them. history: all earlier output of the checkpoint ports of this stage, each port's as one chunk from 0.
+    takes; nothing may come on them. history: all earlier output of the checkpoint ports of this stage, each port's as one chunk from 0 to
+    where the port goes on; `Resumption` has seen to that.
     """
 
     first: Mapping[str, int] = field(default_factory=dict)
@@ -100,7 +92,7 @@ class StageLogic(Protocol):
     def threads(self) -> Sequence[Watched]:
         """Threads that compute; the process ends when one of them hangs, and others take over."""
 
-    def load(self) -> LogicLoad: ...
+    def load(self) -> Load: ...
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         """Check `params`, and what `start` says of the ports that go to the caller, once and for all; raise StageError(BAD_REQUEST) with

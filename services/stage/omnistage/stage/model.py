@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from omnistage.host.watchdog import Watched
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Model
+from omnistage.models.interface import Load, Model
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import chosen, load
 from omnistage.stage.describe import describe
-from omnistage.stage.logic import LogicLoad, Start, Work
+from omnistage.stage.logic import Start, Work
 from omnistage.stage.server import main
 from omnistage.stage.settings import StageSettings
 from omnistage.v1 import stage_pb2
@@ -35,9 +35,8 @@ class ModelStage(ABC, Generic[M]):
     def threads(self) -> Sequence[Watched]:
         return self._model.threads
 
-    def load(self) -> LogicLoad:
-        load = self._model.load()
-        return LogicLoad(load.queued, load.kv_pages_used, load.kv_pages_total)
+    def load(self) -> Load:
+        return self._model.load()
 
     @abstractmethod
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from omnistage.models.interface import BadRequest, Media, Sampling
-from omnistage.stage.logic import Start
-from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 from omnistage.wire.limits import MAX_LOGIT_BIASES
 
@@ -18,7 +17,6 @@ __all__ = [
     "POSITIONS",
     "bad_request",
     "check_kind",
-    "earlier_output",
     "media_of",
     "protocol_error",
     "refusals",
@@ -90,17 +88,6 @@ def check_kind(params: stage_pb2.StageParams, kind: str) -> None:
     given = params.WhichOneof("kind")
     if given not in (None, kind):
         raise StageError("BAD_REQUEST", f"open.params: this is a {kind}, the params are for a {given}", metadata={"field": "open.params"})
-
-
-def earlier_output(start: Start, port: str) -> chunk_pb2.Chunk:
-    """All that a checkpoint port has put out already, as one chunk from item 0. Raises BAD_REQUEST if it does not reach to where the port
-    is to go on: whoever resumes a stage says both."""
-    first = start.first.get(port, 0)
-    history = start.history.get(port, chunk_pb2.Chunk(port=port))
-    if history.first != 0 or history.count != first:
-        reach = f"items {history.first} to {history.first + history.count}"
-        raise bad_request(HISTORY, f"{reach} of port {port!r} are there, and its position says that it goes on at item {first}")
-    return history
 
 
 def _in_range(value: float, low: float, high: float, field: str) -> None:

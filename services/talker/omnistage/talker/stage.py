@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from omnistage.models.interface import Content, Frames, P, SpeechRequest, TalkerModel
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import HISTORY, bad_request, check_kind, earlier_output, refusals, sampling_of
+from omnistage.stage.params import HISTORY, bad_request, check_kind, refusals, sampling_of
 from omnistage.stage.pieces import pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
@@ -33,7 +33,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "talker")
         speech = replace(parse(request.params.talker, request.seed), client=request.client)
-        if self._output.content is Content.CODES:
+        if self._output.compact:
             history = self._codes(start)
             if self._output.name not in start.ended:
                 speech = replace(speech, history=history)
@@ -53,7 +53,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
 
     def _codes(self, start: Start) -> NDArray[np.uint32]:
         """The frames that the caller already has, [frames, codebooks]. Raises BAD_REQUEST for others than this model makes."""
-        history, width = earlier_output(start, self._output.name), self._output.width
+        history, width = start.history.get(self._output.name, chunk_pb2.Chunk()), self._output.width
         codes = np.array(history.codes.codes, np.uint32)
         if codes.size != history.count * width or (history.count and history.codes.codebook_count != width):
             raise bad_request(HISTORY, f"{history.count} frames of {width} codes were expected on port {self._output.name!r}")
