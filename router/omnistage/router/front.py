@@ -126,9 +126,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         try:
             await self._run(answer, place, request_of(context, valid.request_id) if valid.request_id else None)
         finally:
-            for port, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
-                if port in answer.first:
-                    histogram.labels(pipeline=valid.pipeline.name).observe(answer.first[port])
+            for content, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
+                if content in answer.first:
+                    histogram.labels(pipeline=valid.pipeline.name).observe(answer.first[content])
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None) -> None:
         """Run an answer to its end, or until its place is taken back, or until its client asks the same again, as it does after a lost

@@ -75,7 +75,7 @@ class Generation:
         self._reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
         self._suspected: set[str] = set()
         self.first: dict[str, float] = {}
-        """Seconds from the request to the first item of each port that the client gets."""
+        """Seconds from the request to the first item that the client gets, by what it is: text, audio and others."""
         self._finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
         self.session_id = secrets.token_hex(16)
 
@@ -118,8 +118,8 @@ class Generation:
         """Pass on the chunks whose ports the client wants, then make room for more."""
         wanted = [chunk for chunk in chunks if chunk.port in self._request.outputs]
         for chunk in wanted:
-            if chunk.count and chunk.port not in self.first:
-                self.first[chunk.port] = time.monotonic() - self._begun
+            if chunk.count:
+                self.first.setdefault(chunk.WhichOneof("payload") or "", time.monotonic() - self._begun)
             if chunk.HasField("text") and chunk.text.finish_reason:
                 self._finish_reason = chunk.text.finish_reason
         for event in batched(wanted, omni_pb2.GenerateResponse, together=self._request.batches):

@@ -39,6 +39,8 @@ class Received:
         self.finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
         """Why the text ended."""
         self._ports: dict[str, _Port] = {}
+        self._text_port = ""
+        """The port that text came on; empty while none has come."""
         # Pieces in lists: a whole answer may be long, and adding each piece to a message would copy it again and again.
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -61,6 +63,7 @@ class Received:
         """Take the next chunk of a port. Raises ProtocolError if it is not the next one."""
         self._ports.setdefault(chunk.port, _Port()).advance(chunk)
         if chunk.HasField("text"):
+            self._text_port = chunk.port
             self._texts.append(chunk.text.text)
             self._token_ids.extend(chunk.text.token_ids)
             self._logprobs.extend(chunk.text.logprobs)
@@ -77,10 +80,10 @@ class Received:
         request.revisions[:] = self.started.revisions
         for name, port in self._ports.items():
             request.resume.positions.add(port=name, seq=port.seq, first=port.item, ended=port.ended)
-        text = self._ports.get("text")
+        text = self._ports.get(self._text_port)
         if text is not None:
             # One chunk for all: where the pieces were cut means nothing.
-            history = request.resume.history.add(port="text", count=text.item, last=text.ended)
+            history = request.resume.history.add(port=self._text_port, count=text.item, last=text.ended)
             history.text.text = "".join(self._texts)
             history.text.token_ids.extend(self._token_ids)
             history.text.logprobs.extend(self._logprobs)

@@ -20,16 +20,18 @@ from omnistage.wire.ports import Allowance, Output
 class Outputs:
     """Takes pieces with `emit`; `end` after the last one, then `settle`; `close` in any case.
 
-    ports: all output ports of the stage, by name.
+    ports: names of all output ports of the stage.
     """
 
-    def __init__(self, ports: Iterable[str], opening: Opening, sender: Sender, outbox: Outbox, next_hop: NextHop | None) -> None:
-        """sender: of tensors to the caller. next_hop: gets the ports that the route says; None: the route ends here."""
+    def __init__(self, ports: Iterable[stage_pb2.Port], opening: Opening, sender: Sender, outbox: Outbox, next_hop: NextHop | None) -> None:
+        """ports: all output ports of the stage. sender: of tensors to the caller.
+        next_hop: gets the ports that the route says; None: the route ends here."""
         self._opening = opening
         self._sender = sender
         self._outbox = outbox
         self._next_hop = next_hop
-        self._writers = {port: opening.resumption.writer(port) for port in ports}
+        self._payloads = {port.name: port.payload for port in ports}
+        self._writers = {port: opening.resumption.writer(port) for port in self._payloads}
         self._begun_at = {port: writer.seq for port, writer in self._writers.items()}
         self._unended = self._writers.keys() - opening.ended
         self._allowance = Allowance()
@@ -95,7 +97,8 @@ class Outputs:
         if self._unended and not interrupted:
             raise RuntimeError(f"the stage ended without the last chunk of port {min(self._unended)!r}")
         cut = chunk_pb2.TextChunk(finish_reason=chunk_pb2.FINISH_REASON_INTERRUPTED)
-        return [Output(port, 0, cut if port == "text" else None, last=True) for port in sorted(self._unended)]
+        texts = {port for port, payload in self._payloads.items() if payload == stage_pb2.PAYLOAD_TEXT}
+        return [Output(port, 0, cut if port in texts else None, last=True) for port in sorted(self._unended)]
 
     async def settle(self) -> None:
         """Wait until the caller has given all memory back. After a half-close no Release can come: the end of the stream does it."""

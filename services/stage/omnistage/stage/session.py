@@ -66,7 +66,7 @@ class Session:
             if opening.request.route
             else None
         )
-        self._outputs = Outputs(ports, opening, new_sender(), caller.outbox, self._next_hop)
+        self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop)
         self._interrupted = False
         self._rest: asyncio.Task[None] | None = None
         self.opening = opening

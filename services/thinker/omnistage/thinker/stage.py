@@ -9,6 +9,7 @@ from functools import partial
 
 from omnistage.models.interface import (
     Constraint,
+    Content,
     FinishReason,
     P,
     Part,
@@ -21,12 +22,9 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import HISTORY, bad_request, check_kind, earlier_output, media_of, refusals, sampling_of
+from omnistage.stage.params import HISTORY, bad_request, check_kind, media_of, refusals, sampling_of
 from omnistage.stage.pieces import pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
-
-TEXT = "text"
-"""The port with the tokens: every Thinker has it, and its items are what an answer goes on after."""
 
 MAX_TOKENS = 32768
 MAX_STOP_CHARACTERS = 256
@@ -41,17 +39,18 @@ FINISHED = {number: reason for reason, number in FINISH.items()}
 
 
 class ThinkerStage(ModelStage[ThinkerModel[P]]):
-    """A ThinkerModel as a stage."""
+    """A ThinkerModel as a stage. It has one port of text, whose items are the tokens that an answer goes on after."""
 
     kind = stage_pb2.STAGE_KIND_THINKER
 
     def __init__(self, model: ThinkerModel[P]) -> None:
         super().__init__(model)
         self._produces = {port.name: port for port in model.info.produces}
+        (self._text,) = (port.name for port in model.info.produces if port.content is Content.TEXT)
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
-        asked = resumed(replace(parse(request.params.thinker, request.seed), client=request.client), start)
+        asked = resumed(replace(parse(request.params.thinker, request.seed), client=request.client), start, self._text)
         with refusals():
             prepared = await self._model.prepare(asked)
         return Work(partial(self._run, prepared))
@@ -67,7 +66,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
                         case TextPiece():
                             timing.queued_s += piece.queued_s
                             timing.cached_tokens += piece.cached_tokens
-                            yield Output(TEXT, len(piece.token_ids), _text(piece), piece.finish_reason is not None)
+                            yield Output(self._text, len(piece.token_ids), _text(piece), piece.finish_reason is not None)
                         case Rows():
                             for output in row_outputs(self._produces[piece.port], piece.rows, last=piece.last):
                                 yield output
@@ -96,15 +95,14 @@ def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
     )
 
 
-def resumed(request: TextRequest, start: Start) -> TextRequest:
-    """The request, with what the caller already has of its answer. Raises BAD_REQUEST for a history that does not fit its position."""
-    history = earlier_output(start, TEXT)
-    if len(history.text.token_ids) != history.count:
-        raise bad_request(HISTORY, f"{history.count} tokens of port {TEXT!r} were expected, it has {len(history.text.token_ids)}")
-    finished = FINISHED.get(history.text.finish_reason)
-    if (finished is not None) != (TEXT in start.ended and TEXT in start.history):
-        raise bad_request(HISTORY, f"port {TEXT!r} has a finish reason if it has ended, and only then")
-    return replace(request, history=tuple(history.text.token_ids), finished=finished)
+def resumed(request: TextRequest, start: Start, port: str) -> TextRequest:
+    """The request, with what the caller already has of its answer. port: that of the text. Raises BAD_REQUEST for a text that has ended
+    without a reason, or the other way round."""
+    text = start.history.get(port, chunk_pb2.Chunk()).text
+    finished = FINISHED.get(text.finish_reason)
+    if (finished is not None) != (port in start.ended and port in start.history):
+        raise bad_request(HISTORY, f"port {port!r} has a finish reason if it has ended, and only then")
+    return replace(request, history=tuple(text.token_ids), finished=finished)
 
 
 def _turns(params: stage_pb2.ThinkerParams) -> tuple[Turn, ...]:
