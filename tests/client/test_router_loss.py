@@ -217,11 +217,11 @@ async def test_without_another_router_the_error_has_a_type(stages: Stack, router
 def test_a_private_stack_starts_its_router_again(family: Family) -> None:
     heard: list[Event] = []
     with Omni(pipeline="toy", resume_timeout_s=PATIENCE_S) as omni:
-        for event in omni.stream("Hi", seed=5, max_tokens=6_000, ignore_eos=True):
+        for event in omni.stream("Hi", seed=5, max_tokens=3_000, ignore_eos=True):
             heard.append(event)
             if isinstance(event, AudioChunk) and sum(isinstance(event, AudioChunk) for event in heard) == 3:
                 (router,) = [pid for pid in family.pids() if "omnistage.router" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
                 os.kill(router, signal.SIGKILL)
-        done = assert_whole(heard, 5, 6_000)
+        done = assert_whole(heard, 5, 3_000)
     assert [failover.stage for failover in done.failovers] == ["router"]
     assert family.pids() == []
