@@ -211,7 +211,11 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch has no class for it on a CPU
             raise
         raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
-    except (OSError, KeyError, ValueError) as error:
+    except OSError as error:
+        if folder is None:
+            raise
+        raise BadCheckpoint(f"{error.filename or folder} cannot be read: {error.strerror or error}") from error
+    except (KeyError, ValueError) as error:
         if folder is None:
             raise
         raise BadCheckpoint(f"{folder} is damaged, or of another model: {type(error).__name__}: {error}") from error

@@ -69,10 +69,10 @@ class Recipe:
 def fetched(recipe: Recipe, cache: Path, progress: Progress | None = None) -> Path:
     """The folder of the recipe in the cache, built first if it is not there. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
-    if _complete(root):
-        return root
     report = progress or (lambda label, fraction: None)
     try:
+        if _complete(root):
+            return root
         cache.mkdir(parents=True, exist_ok=True)
         with _lock(cache / ".lock", report):
             if not _complete(root):
@@ -227,5 +227,5 @@ def _explained(error: OSError, cache: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {cache} is full: make room or set OMNISTAGE_CACHE to another folder"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{cache} cannot be written: set OMNISTAGE_CACHE to a folder of yours"
+        return f"{error.filename or cache} cannot be read or written: set OMNISTAGE_CACHE to a folder of yours"
     return f"{cache}: {error}"

@@ -28,7 +28,8 @@ class Weights:
         self._read: set[str] = set()
 
     def __enter__(self) -> Weights:
-        """Raises BadCheckpoint for a file that is missing or damaged, and for an index that does not fit its shards."""
+        """Raises BadCheckpoint for a file that is missing or damaged, and for an index that does not fit its shards; OSError for one that
+        cannot be read."""
         try:
             self._open()
         except BaseException:
@@ -92,6 +93,7 @@ class Weights:
         path = self.directory / name
         if not path.is_file():
             raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
+        path.open("rb").close()  # The library takes a file that this user may not read for one that is not there.
         with _told(path):
             shard = self._files.enter_context(safe_open(path, framework="pt"))
             self._shards[name] = shard
