@@ -10,9 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from omnistage.engine import scheduler as policy
 from omnistage.engine.pages import PAGE_ROWS, OutOfPages, PagePool, PrefixCache, pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.scheduler import IDLE_S, MAX_PASSED, MAX_WAITED, Limits, Run, Scheduler, Step
+from omnistage.engine.scheduler import IDLE_S, MAX_PASSED, MAX_TRIED, MAX_WAITED, Limits, Run, Scheduler, Step
 from omnistage.engine.sequence import MAX_UNREAD, Sequence
 
 PAGES = 24
@@ -50,6 +51,7 @@ class House:
         self.pool = PagePool(pages)
         self.prefixes = PrefixCache(self.pool, kept)
         self.now_s = 0.0
+        self.passed: Counter[Sequence] = Counter()
         self.scheduler = Scheduler(self.pool, self.prefixes, self.limits, lambda: self.now_s)
 
     def add(self, made: SequenceRequest) -> Sequence:
@@ -57,10 +59,48 @@ class House:
         self.scheduler.add(sequence)
         return sequence
 
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether there is a place and room, though nobody leaves and nothing of it is kept."""
+        running = self.scheduler.running
+        promised = sum(max(pages_for(other.known) - len(other.pages), 0) for other in running) + sequence.begun * len(running)
+        placed = sum(not other.idle for other in running)
+        room = self.pool.free + self.pool.only_kept - promised
+        return placed < self.limits.max_sequences and pages_for(sequence.known) <= room
+
+    def left(self, overdue: set[Sequence]) -> int:
+        """Rows that those have left that run, or are overdue and wait."""
+        counted = [*self.scheduler.running, *(sequence for sequence in self.scheduler.waiting if sequence in overdue)]
+        return sum(sequence.request.rows - sequence.computed for sequence in counted)
+
+    def check_turns(self, able: list[Sequence], overdue: set[Sequence], admitted: list[Sequence]) -> None:
+        """Who was admitted, of those that could go on when it began; `passed` is counted here by itself."""
+        others = [sequence for sequence in admitted if sequence not in overdue]
+        assert not others or overdue.issubset(admitted[: admitted.index(others[0])]), "one that is overdue was passed"
+        for sequence in admitted:
+            self.passed.pop(sequence, None)
+        for later in others:
+            for earlier in able:
+                if earlier not in admitted and earlier.number < later.number and earlier.request.client == later.request.client:
+                    self.passed[earlier] += 1
+                    assert self.passed[earlier] <= policy.MAX_PASSED
+
+    def check_progress(self, overdue: set[Sequence], left: int, computed: int) -> None:
+        """One that is overdue waits for rows that get fewer, or for somebody to have been idle for long enough. left: before the step."""
+        if computed:
+            assert self.left(overdue) < left
+        else:
+            assert any(self.now_s - other.idle_since_s < IDLE_S for other in self.scheduler.running), "there is room for it"
+
     def step(self, most_rows: int = 64) -> Step:
         self.now_s += STEP_S
         before = self.scheduler.preemptions
+        able = [sequence for sequence in self.scheduler.waiting if not sequence.parked and sequence.ready == sequence.known]
+        overdue = {sequence for sequence in able if sequence.passed >= policy.MAX_PASSED}
+        is_room = any(map(self.fits, able)) and not overdue and len(able) <= MAX_TRIED
+        left = self.left(overdue)
         admitted = self.scheduler.admit()
+        assert admitted or not is_room, "there is room and nobody is admitted"
+        self.check_turns(able, overdue, admitted)
         assert admitted or self.scheduler.preemptions == before, "pages were taken for nobody"
         for sequence in admitted:
             sequence.begun = True
@@ -75,6 +115,8 @@ class House:
             reached[run.sequence] = run.start + run.count
         for run in step.runs:
             self.do(run)
+        if overdue - set(admitted):
+            self.check_progress(overdue, left, step.rows)
         return step
 
     def check(self, run: Run, start: int) -> None:
@@ -104,6 +146,8 @@ class Scheduling(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        # With the usual number nobody would be overdue in so short a life.
+        policy.MAX_PASSED = 2
         self.house = House()
         self.alive: list[Sequence] = []
         self.fed: set[Sequence] = set()
@@ -177,6 +221,12 @@ class Scheduling(RuleBasedStateMachine):
             assert not sequence.pages and sequence.computed == 0
 
     def teardown(self) -> None:
+        try:
+            self.everyone_ends()
+        finally:
+            policy.MAX_PASSED = MAX_PASSED
+
+    def everyone_ends(self) -> None:
         """Everyone ends once everybody reads and all rows have come: in a number of steps that counts each row once for each sequence, as
         if each had cost all others their pages."""
         for sequence in self.alive:
@@ -210,6 +260,34 @@ def test_a_large_request_is_passed_a_bounded_number_of_times() -> None:
         passed += bool(small.items)
         assert passed <= MAX_PASSED + 1 or runner in house.scheduler.running
     assert MAX_PASSED <= passed <= MAX_PASSED + 1
+
+
+def test_a_small_request_waits_for_a_prompt_of_half_the_cache_no_longer_than_others_have_rows_left() -> None:
+    """It begins at once while the prompt runs, and when that cannot begin, until it is overdue; then within the rows of those that run."""
+    house = House(kept=0)
+    half = PAGES // 2 * PAGE_ROWS
+    large = house.add(request(half, 60))
+    for index in range(40):
+        small = house.add(request(20, 1, start=1000 + 50 * index))
+        house.step()
+        assert small.items
+    while len(large.items) != 60:
+        house.step()
+    runners = [house.add(request(100, 200, start=5000 + 1000 * index)) for index in range(2)]
+    for _ in range(110):
+        house.step(most_rows=512)
+    large = house.add(request(half, 60, start=9000))
+    at_once = longest = 0
+    while any(map(house.scheduler.running.__contains__, runners)):
+        small = house.add(request(20, 1, start=20000 + 50 * at_once))
+        left, steps = house.left(set()), 0
+        while not small.items:
+            house.step()
+            steps += 1
+        at_once += steps == 1
+        longest = max(longest, steps)
+        assert steps <= left
+    assert at_once == MAX_PASSED and longest > 1 and large in house.scheduler.running
 
 
 def test_decoding_goes_on_while_prompts_are_computed() -> None:

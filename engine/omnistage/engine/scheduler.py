@@ -9,7 +9,11 @@ when a row is computed and never what comes out.
 * Admission. A request is admitted when there is a place, and pages for all its rows that are known. Clients take turns: the one with the
   fewest sequences in places is next, among its requests the oldest; and a client with at least two more leaves the place and pages of its
   youngest one. Who has been idle for IDLE_S leaves its pages too. Nobody leaves for a request that would not fit even so. One that does not
-  fit may be passed by others MAX_PASSED times; from then on nobody is admitted before it.
+  fit may be passed by later ones MAX_PASSED times; from then on it is overdue, and only who is overdue is admitted.
+* How long that takes. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at
+  before it. While one is overdue, those that run, and those that are overdue too, only get fewer rows, at least one in a step, and who is
+  idle leaves after IDLE_S: so it begins within as many steps as they have rows left. A small request beside a prompt that takes half the
+  cache waits no longer than that, however the two came.
 * Pages are taken as they fill. Where none is left, a sequence takes the pages of one that is idle, else of the youngest one, if that is
   younger than itself. Whoever lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest sequence
   loses pages only while it is idle, so it always goes on, and therefore everyone does.
