@@ -221,7 +221,7 @@ async def test_a_request_that_can_never_run_is_refused() -> None:
         running.submit(ask((TINY.vocab_size,)))
     with pytest.raises(ValueError, match="prompt"):
         ask(())
-    with pytest.raises(Unfit, match="history: it has 2 items"):
+    with pytest.raises(Unfit, match="history: the answer ended before or with these 2 items"):
         ask(max_items=2, history=((1,), (2,)))
     await running.close()
 
