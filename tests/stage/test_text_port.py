@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
+import pytest
+
 from helpers.ask import Answer, ask, request
 from helpers.run import Caller, open_of
 from helpers.servers import local_router, local_stage, omni_stub, stage_stub, toy_logic
@@ -44,6 +46,15 @@ class SayingWords(ToyThinker):
 
 def words(answer: Answer) -> str:
     return "".join(chunk.text.text for chunk in answer.of("words"))
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, "none"), (2, "text, more")])
+def test_a_thinker_has_one_port_of_text(count: int, told: str) -> None:
+    model = ToyThinker(ToyOptions())
+    text, hidden = model.info.produces
+    model.info = replace(model.info, produces=(*(text, replace(text, name="more"))[:count], hidden))
+    with pytest.raises(ValueError, match=f"toy-thinker is a Thinker and must have one port of text; it has {told}"):
+        ThinkerStage(model)
 
 
 async def test_an_interrupted_text_says_so_whatever_its_port_is_called():

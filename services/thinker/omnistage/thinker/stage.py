@@ -46,7 +46,10 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
     def __init__(self, model: ThinkerModel[P]) -> None:
         super().__init__(model)
         self._produces = {port.name: port for port in model.info.produces}
-        (self._text,) = (port.name for port in model.info.produces if port.content is Content.TEXT)
+        texts = [port.name for port in model.info.produces if port.content is Content.TEXT]
+        if len(texts) != 1:
+            raise ValueError(f"{model.info.name} is a Thinker and must have one port of text; it has {', '.join(texts) or 'none'}")
+        self._text = texts[0]
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
