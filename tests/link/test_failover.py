@@ -401,7 +401,7 @@ async def test_a_deadline_in_the_middle_of_a_failover_is_no_loss():
         await listen(context)
 
     peer = Attempts(goes_on(1, end=False), waits)
-    async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"]), within_s=1.0) as link:
+    async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"]), within_s=3.0) as link:
         await link.open()
         with pytest.raises(StageError, match="DEADLINE"):
             await hear(link)

@@ -93,7 +93,7 @@ async def test_credit_and_release_after_the_last_chunk_are_accepted():
 
 
 async def test_the_server_has_a_deadline_of_its_own():
-    async with stage_of("talker", session_limit=0.3) as stage:
+    async with stage_of("talker", session_limit=1.0) as stage:
         caller = stage.caller(timeout_s=None)
         await caller.send(open=stage.open())
         await caller.opened()
@@ -102,7 +102,7 @@ async def test_the_server_has_a_deadline_of_its_own():
 
 async def test_the_callers_deadline_ends_the_session():
     async with stage_of("talker") as stage:
-        caller = stage.caller(timeout_s=0.3)
+        caller = stage.caller(timeout_s=1.0)
         await caller.send(open=stage.open())
         await caller.opened()
         heard = Heard()
@@ -116,7 +116,7 @@ async def test_the_callers_deadline_ends_the_session():
 
 async def test_a_deadline_is_no_lost_stage_behind():
     """The hop behind ends at the same deadline; the stage must not call that a loss."""
-    async with stage_of("code2wav") as behind, stage_of("talker", session_limit=0.4) as stage:
+    async with stage_of("code2wav") as behind, stage_of("talker", session_limit=1.0) as stage:
         hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[behind.address], takes=["codes"])
         caller = await stage.opened(route=[hop])
         await caller.expect("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED)
