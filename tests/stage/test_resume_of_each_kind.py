@@ -313,6 +313,13 @@ async def test_rows_beyond_the_text_are_refused():
     assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "resume.positions")
 
 
+async def test_more_tokens_than_the_text_to_be_spoken_has_are_refused():
+    start = start_at({}, history_of_text([1, 2, 3], STOP), ended=["text"])
+    with pytest.raises(StageError, match="has 2 words") as refused:
+        await run_logic(toy_logic("thinker"), params("thinker", verbatim="a b"), start=start)
+    assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "resume.history")
+
+
 @pytest.mark.parametrize("beyond", [1, 1 << 40, (1 << 64) - 1])
 @pytest.mark.parametrize("family", ["toy", pytest.param("smol", marks=SMOL)])
 async def test_sound_that_ends_before_its_position_is_refused(family: str, beyond: int, seed: int):

@@ -53,7 +53,7 @@ def test_a_thinker_has_one_port_of_text(count: int, told: str) -> None:
     model = ToyThinker(ToyOptions())
     text, hidden = model.info.produces
     model.info = replace(model.info, produces=(*(text, replace(text, name="more"))[:count], hidden))
-    with pytest.raises(ValueError, match=f"toy-thinker is a Thinker and must have one port of text; it has {told}"):
+    with pytest.raises(ValueError, match=f"toy-thinker is a Thinker and must have one compact port of text; it has {told}"):
         ThinkerStage(model)
 
 

@@ -294,7 +294,7 @@ class ReaderCache:
             if segment.close_if_unused():
                 del self._segments[key]
                 return
-        raise InvalidReference(f"more than {self._limit} segments are in use at once")
+        raise StaleReference(f"more than {self._limit} segments are in use at once, so it cannot be mapped now")
 
 
 READERS = ReaderCache()

@@ -3,13 +3,17 @@ become.
 
 A step costs what its decoding rows cost alone, which is mostly reading the weights, and something for each row of long runs, which is next
 to nothing where a processor multiplies 32 rows as fast as one, and nearly all where it does not. Both are learned from the steps that were
-run. A step with long runs then takes at most SLOWER times what it takes without, so whoever decodes keeps more than half of its pace.
+run. A step with long runs then takes at most SLOWER times what it takes without, so whoever decodes keeps more than half of its pace; or
+BESIDE_S, where that is more.
 """
 
 from __future__ import annotations
 
 STEP_S = 0.05
-"""What a step may take in any case while others decode, or a short prompt may come behind a long one."""
+"""What a step may take where nobody decodes: a short prompt may come behind a long one."""
+
+BESIDE_S = 0.01
+"""What a step may take in any case: nobody reads or hears a hundred tokens a second."""
 
 SLOWER = 1.8
 """How much longer a step may take with long runs than without."""
@@ -28,7 +32,7 @@ _WEIGHT = 0.2
 """Of the newest measurement of a row."""
 
 _LIGHT_WEIGHT = 0.5
-"""Of the newest measurement of a step without long runs."""
+"""Of the newest measurement of a step without long runs, where it is more than before."""
 
 
 class Pace:
@@ -48,18 +52,21 @@ class Pace:
         if self._step_s is None:
             return most
         if decoding and self._heavy >= PROBED:
+            self._heavy = 0
             return 1
         light_s = self._light(decoding)
-        in_time = int((max(self._step_s, SLOWER * light_s) - light_s) / self._row_s) if self._row_s else 0
+        step_s = max(min(BESIDE_S, self._step_s), SLOWER * light_s) if decoding else self._step_s
+        in_time = int((step_s - light_s) / self._row_s) if self._row_s else 0
         least = LEAST_ROWS if decoding else BLOCK_ROWS
         return min(max(_filled(in_time, decoding), least), most)
 
     def ran(self, decoding: int, long: int, seconds: float) -> None:
         """A step of so many decoding rows and rows of long runs took so long."""
         if long <= 1:
-            alone_s = max(seconds - long * self._row_s, 0.0)
+            alone_s = max(seconds - long * self._row_s, seconds / 2)
             before = self._light_s.get(decoding, alone_s)
-            self._light_s[decoding] = before + _LIGHT_WEIGHT * (alone_s - before)
+            # One that took longer may have been held up, however long: it counts for little. One that took less was not.
+            self._light_s[decoding] = alone_s if alone_s < before else before + _LIGHT_WEIGHT * (min(alone_s, 2 * before) - before)
             self._heavy = 0
             return
         self._heavy += 1

@@ -56,13 +56,16 @@ class Policy(Generic[T]):
 
     def withdraw(self, job: T) -> None:
         """It has ended, or is given up: at any time, also one that is not known any more."""
-        client = self._clients.pop(job, None)
+        client = self._clients.get(job)
         if client is None:
             return
         if job not in self._admitted:
             self._take(job, client)
+            del self._clients[job]
             return
+        # In this order: another thread that counts those who wait finds no fewer than none.
         self._cost -= self._admitted.pop(job)
+        del self._clients[job]
         if not any(self._clients[other] == client for other in self._admitted):
             del self._leading[client]
 

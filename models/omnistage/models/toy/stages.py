@@ -139,6 +139,8 @@ class ToyThinker(Toy):
         check_bias(request, formulas.VOCABULARY)
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
+        if request.verbatim.split() and len(request.history) > len(request.verbatim.split()):
+            raise BadRequest("resume.history", f"the text to be spoken has {len(request.verbatim.split())} words: it ends before")
         return request
 
     def _length(self, request: TextRequest) -> int:

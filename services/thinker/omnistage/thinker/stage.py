@@ -46,9 +46,10 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
     def __init__(self, model: ThinkerModel[P]) -> None:
         super().__init__(model)
         self._produces = {port.name: port for port in model.info.produces}
-        texts = [port.name for port in model.info.produces if port.content is Content.TEXT]
+        # Compact: an answer that goes on needs all of its tokens.
+        texts = [port.name for port in model.info.produces if port.content is Content.TEXT and port.compact]
         if len(texts) != 1:
-            raise ValueError(f"{model.info.name} is a Thinker and must have one port of text; it has {', '.join(texts) or 'none'}")
+            raise ValueError(f"{model.info.name} is a Thinker and must have one compact port of text; it has {', '.join(texts) or 'none'}")
         self._text = texts[0]
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
