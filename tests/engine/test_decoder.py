@@ -87,6 +87,15 @@ async def answer(engine: Engine, prompt: list[int], count: int) -> list[int | No
     return ids
 
 
+def generated(oracle: Thinker | Qwen3ForCausalLM, prompt: list[int], count: int) -> list[int]:
+    """The greedy tokens of Transformers."""
+    ids = torch.tensor([prompt])
+    whole = oracle.generate(  # type: ignore[misc]  # A mixin whose self is annotated as another class.
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    return cast(list[int], whole[0, len(prompt) :].tolist())
+
+
 async def test_greedy_tokens_are_those_of_transformers(seed: int) -> None:
     rng = random.Random(seed)
     oracle = thinker()
@@ -94,11 +103,7 @@ async def test_greedy_tokens_are_those_of_transformers(seed: int) -> None:
     engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
     for length in (1, 2, 31, 32, 33, 64, 150):
         prompt = [rng.randrange(280) for _ in range(length)]
-        ids = torch.tensor([prompt])
-        expected = oracle.generate(  # type: ignore[misc]  # A mixin whose self is annotated as another class.
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        assert await answer(engine, prompt, 40) == expected[0, length:].tolist()
+        assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
     await engine.close()
 
 
@@ -137,11 +142,7 @@ async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> No
     engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
     for length in (1, 33, 100):
         prompt = [rng.randrange(300) for _ in range(length)]
-        ids = torch.tensor([prompt])
-        expected = oracle.generate(  # type: ignore[misc]  # A mixin whose self is annotated as another class.
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        assert await answer(engine, prompt, 40) == expected[0, length:].tolist()
+        assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
     await engine.close()
 
 

@@ -204,6 +204,15 @@ async def run_once(stub: stage_pb2_grpc.StageServiceAsyncStub, opening: stage_pb
     return await caller.finish()
 
 
+async def run_interrupted(stub: stage_pb2_grpc.StageServiceAsyncStub, opening: stage_pb2.Open, port: str) -> Heard:
+    """As `run_once`, but interrupted when the first of a port has come."""
+    caller = Caller(stub)
+    await caller.send(open=opening)
+    await caller.until(lambda heard: bool(heard.of(port)))
+    await caller.send(interrupt=stage_pb2.Interrupt())
+    return await caller.finish()
+
+
 def tensor_of(rows: NDArray[np.float32]) -> tensor_pb2.Tensor:
     """[n, width] float32 as one inline tensor."""
     data = np.ascontiguousarray(rows, "<f4").tobytes()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.ask import Answer, ask, request
-from helpers.run import Caller, open_of
+from helpers.run import open_of, run_interrupted
 from helpers.servers import local_router, local_stage, omni_stub, stage_stub, toy_logic
 from omnistage.client.received import Received
 from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
@@ -16,7 +16,7 @@ from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 from omnistage.router.pipeline import Pipeline
 from omnistage.thinker.stage import ThinkerStage
-from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.v1 import chunk_pb2
 
 PIPELINE = {
     "name": "mine",
@@ -60,11 +60,7 @@ def test_a_thinker_has_one_port_of_text(count: int, told: str) -> None:
 async def test_an_interrupted_text_says_so_whatever_its_port_is_called():
     logic = ThinkerStage(SayingWords(ToyOptions(interval_s=0.01, length=100_000)))
     async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
-        caller = Caller(stub)
-        await caller.send(open=open_of(logic.description, unwanted=["hidden"]))
-        await caller.until(lambda heard: bool(heard.of("words")))
-        await caller.send(interrupt=stage_pb2.Interrupt())
-        heard = await caller.finish()
+        heard = await run_interrupted(stub, open_of(logic.description, unwanted=["hidden"]), "words")
         heard.check_whole(["words"])
         assert heard.of("words")[-1].text.finish_reason == chunk_pb2.FINISH_REASON_INTERRUPTED
 

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.counting import CountingThinker
 from helpers.link import ENDED, Context, bare_peer, listen, say
-from helpers.run import Caller, Heard, open_of, run_once
+from helpers.run import Caller, Heard, open_of, run_interrupted, run_once
 from helpers.servers import all_free, local_stage, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions
@@ -46,11 +46,7 @@ async def test_one_who_wants_rows_gets_them_beside_one_who_does_not(seed: int):
 async def test_an_interrupted_session_does_not_end_a_port_that_nobody_wants():
     logic = ThinkerStage(CountingThinker(ToyOptions(interval_s=0.01, length=100_000)))
     async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
-        caller = Caller(stub)
-        await caller.send(open=open_of(logic.description, unwanted=["hidden"]))
-        await caller.until(lambda heard: bool(heard.of("text")))
-        await caller.send(interrupt=stage_pb2.Interrupt())
-        heard = await caller.finish()
+        heard = await run_interrupted(stub, open_of(logic.description, unwanted=["hidden"]), "text")
         heard.check_whole(["text"])
         assert heard.of("text")[-1].text.finish_reason == chunk_pb2.FINISH_REASON_INTERRUPTED
 
