@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -39,6 +40,14 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
+
+
+@pytest.fixture(scope="session")
+def omni_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of Qwen2.5-Omni with random weights, of size tiny, in float32; nobody may write to it."""
+    from helpers.omni_checkpoint import omni_checkpoint  # here, since most tests need no torch
+
+    return omni_checkpoint(tmp_path_factory)
 
 
 @pytest.fixture

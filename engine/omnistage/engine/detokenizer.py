@@ -106,7 +106,7 @@ class Detokenizer:
         return final
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The characters that stand for the 256 bytes in a byte-level vocabulary: printable Latin-1 for themselves, the others from U+0100 on
     (GPT-2, `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -122,7 +122,7 @@ class BytePieces:
     """
 
     def __init__(self, token: Callable[[int], str | None], special: Collection[int]) -> None:
-        self._token, self._alphabet = token, _byte_alphabet()
+        self._token, self._alphabet = token, byte_alphabet()
         self._known: dict[int, bytes] = dict.fromkeys(special, b"")
 
     def __call__(self, token_id: int) -> bytes:

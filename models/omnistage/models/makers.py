@@ -1,0 +1,90 @@
+"""Checkpoints with random weights: what is made of an order, and which families can make one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from omnistage.models.common.fetch import Progress
+from omnistage.models.errors import LoadError
+
+TOKENIZERS = ("built", "qwen")
+DTYPES = ("float32", "bfloat16")
+SEEDS = 2**64
+
+
+class MakeError(LoadError):
+    """A checkpoint cannot be made as it was ordered. The text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A checkpoint to be made. size: one of its maker's. tokenizer: "built", trained in place, or "qwen", the real vocabulary. dtype: ""
+    takes that of the size."""
+
+    size: str = "tiny"
+    seed: int = 0
+    tokenizer: str = "built"
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """make: "module:function" of a Make, imported when it is asked for."""
+
+    make: str
+    sizes: tuple[str, ...]
+
+
+Make = Callable[[Path, Order, Progress], None]
+"""Fills an empty folder."""
+
+MAKERS: Mapping[str, Maker] = {
+    "qwen2.5-omni": Maker("omnistage.models.qwen2_5_omni.tiny:make", ("tiny", "small", "100m")),
+}
+
+
+def make_tiny(name: str, directory: Path, order: Order, progress: Progress | None = None) -> None:
+    """Make a checkpoint. Its folder must be empty or not be there; appears when complete. Raises MakeError, FetchError, OSError."""
+    maker = MAKERS.get(name)
+    if maker is None:
+        raise MakeError(f"no checkpoint of {name!r} can be made, of these there can: {', '.join(MAKERS)}")
+    for what, value, known in (
+        ("size", order.size, maker.sizes),
+        ("tokenizer", order.tokenizer, TOKENIZERS),
+        ("dtype", order.dtype, ("", *DTYPES)),
+    ):
+        if value not in known:
+            raise MakeError(f"{what} {value!r}: a checkpoint of {name} can have {', '.join(filter(None, known))}")
+    if not 0 <= order.seed < SEEDS:
+        raise MakeError(f"seed {order.seed}: it must be from 0 to {SEEDS - 1}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise MakeError(f"{directory} is there already and is no empty folder: name another one, or remove it")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        _named(maker.make)(work, order, progress or (lambda label, fraction: None))
+        work.chmod(0o777 & ~_umask())
+        work.rename(directory)
+    except ModuleNotFoundError as error:
+        raise MakeError(f"the package {error.name} is missing: pip install 'omnistage[models]'") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _named(place: str) -> Make:
+    module, _, name = place.partition(":")
+    return cast(Make, getattr(importlib.import_module(module), name))
+
+
+def _umask() -> int:
+    """The umask of this process, which can only be read by setting it."""
+    value = os.umask(0o077)
+    os.umask(value)
+    return value

@@ -1,0 +1,80 @@
+"""A checkpoint of Qwen2.5-Omni with random weights, in the files of the published ones: for tests and trials of all but sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnistage.models.common.fetch import Progress
+from omnistage.models.makers import Order
+from omnistage.models.qwen2_5_omni import tiny_tokenizer, tiny_weights
+from omnistage.models.qwen2_5_omni.tiny_sizes import CODE_EMBEDDINGS, CODES_END, ITEMS, MEL_BINS, SIZES, Ids, Size, config
+
+MAX_TOKENS = 32768
+
+PREPROCESSOR = {
+    "chunk_length": 300,
+    "dither": 0.0,
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "hop_length": 160,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "max_pixels": 12845056,
+    "merge_size": 2,
+    "min_pixels": 3136,
+    "n_fft": 400,
+    "n_samples": 4800000,
+    "nb_max_frames": 30000,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "patch_size": 14,
+    "processor_class": "Qwen2_5OmniProcessor",
+    "return_attention_mask": True,
+    "sampling_rate": 16000,
+    "temporal_patch_size": 2,
+}
+
+
+def make(directory: Path, order: Order, progress: Progress) -> None:
+    """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
+    size = SIZES[order.size]
+    dtype = order.dtype or size.dtype
+    vocabulary = tiny_tokenizer.qwen(progress=progress) if order.tokenizer == "qwen" else tiny_tokenizer.built()
+    progress("writing the tokenizer", 0.0)
+    ids = tiny_tokenizer.write(directory, vocabulary, MAX_TOKENS)
+    progress("writing the tokenizer", 1.0)
+    values = config(size, ids, dtype)
+    _write(directory / "config.json", values)
+    _write(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
+    _write(directory / "preprocessor_config.json", PREPROCESSOR)
+    torch.save(_speakers(size, ids, order.seed), directory / "spk_dict.pt")
+    tiny_weights.write(directory, values, order.seed, getattr(torch, dtype), _silent(ids), progress)
+
+
+def _silent(ids: Ids) -> dict[str, frozenset[int]]:
+    """What no answer has: tokens that are no text, and items of the Talker that are no codes; but for those that end it."""
+    return {
+        "thinker.lm_head.weight": frozenset(range(ids.pad, ids.rows)) - {ids.im_end},
+        "talker.codec_head.weight": frozenset(range(CODE_EMBEDDINGS - 1, ITEMS)) - {CODES_END},
+    }
+
+
+def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
+    """spk_dict.pt: each voice's token, its vector [1, speaker] and an example's mel frames [1, frames, 80], float32."""
+    return {
+        name: {
+            "bos_token": number,
+            "cond": tiny_weights.noise(f"{name} cond", (1, size.dit.speaker), seed),
+            "ref_mel": tiny_weights.noise(f"{name} ref_mel", (1, size.voice_frames, MEL_BINS), seed).mul_(2.0).sub_(5.0),
+        }
+        for name, number in ids.speakers.items()
+    }
+
+
+def _write(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")
