@@ -1,0 +1,91 @@
+"""How a medium is to be prepared, which bounds what comes out of it; and the two formulas of Qwen2-VL that this goes by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from omnistage.models.media.errors import BadMedia
+
+FACTOR = 28
+"""Sides of a resized picture are multiples of it: 14 pixels of a patch, 2 patches merged."""
+
+MOST_ASPECT = 200
+FLOOR_SHARE = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class PictureAsk:
+    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`."""
+
+    factor: int = FACTOR
+    min_pixels: int = 4 * FACTOR * FACTOR
+    max_pixels: int = 1280 * FACTOR * FACTOR
+
+
+@dataclass(frozen=True, slots=True)
+class SoundAsk:
+    """Mono at rate_hz."""
+
+    rate_hz: int = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class FilmAsk:
+    """fps: frames taken per second, but at least min_frames, at most max_frames, and a multiple of frames_multiple.
+
+    min_pixels, max_pixels, factor: of a frame, as of a picture. total_pixels: of all frames together, counted once for frames_multiple
+    frames as tokens are; frames share it evenly, but none goes below min_pixels for its sake. use_audio: its sound too, at rate_hz.
+    """
+
+    factor: int = FACTOR
+    min_pixels: int = 128 * FACTOR * FACTOR
+    max_pixels: int = 768 * FACTOR * FACTOR
+    total_pixels: int = 24_576 * FACTOR * FACTOR
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    frames_multiple: int = 2
+    use_audio: bool = False
+    rate_hz: int = 16_000
+
+    def frame_pixels(self, frames: int) -> int:
+        """Most pixels of each of so many frames. As `Qwen2VLVideoProcessor.resize` of Transformers with `cap_pixels_per_frame`."""
+        share = self.total_pixels * self.frames_multiple // frames
+        return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
+
+
+Ask = PictureAsk | SoundAsk | FilmAsk
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Height and width that a picture is resized to: multiples of `factor`, about the same aspect, pixels in the given range.
+
+    The formula of Qwen2-VL (`smart_resize` in Transformers' `models/qwen2_vl`), rounding included. Raises BadMedia for a picture that is
+    more than 200 times longer than wide, which it is not made for.
+    """
+    if max(height, width) > MOST_ASPECT * min(height, width):
+        raise BadMedia(f"it is {width}x{height} pixels, more than {MOST_ASPECT} times longer one way than the other: send a part of it")
+    rows, columns = (round(side / factor) * factor for side in (height, width))
+    if rows * columns > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif rows * columns < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        rows, columns = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return rows, columns
+
+
+def sampled_frames(frames: int, rate_hz: float, ask: FilmAsk) -> list[int]:
+    """Which of so many frames are taken: evenly from the first on, `fps` a second of a film with rate_hz.
+
+    As `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that one rounds in single precision, and for some lengths
+    returns one frame more than it meant to. A film with fewer frames than frames_multiple, which that one divides by zero for, gives its
+    last frame again.
+    """
+    step = ask.frames_multiple
+    most = min(ask.max_frames, frames) // step * step
+    count = math.floor(min(max(frames / rate_hz * ask.fps, ask.min_frames), most) / step) * step
+    if not count:
+        return [min(index, frames - 1) for index in range(step)]
+    return [index * frames // count for index in range(count)]

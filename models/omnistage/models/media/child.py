@@ -1,0 +1,116 @@
+"""The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
+
+One medium after another comes on a socket of packets: what is asked as JSON, and the file as a descriptor. The answer is JSON, and what was
+made as a descriptor of sealed memory. It ends when its parent does, when that closes the socket, or when memory was short.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+from PIL import Image
+
+from omnistage.models.media import films, pictures, sounds
+from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.output import Output
+
+PR_SET_PDEATHSIG = 1
+MESSAGE_BYTES = 1 << 16
+READY = b"ready"
+FILES = 32
+"""Descriptors that it may have."""
+
+GRACE_S = 5
+"""Of processor time beyond the time on the clock, after which the system ends the process if its parent has not."""
+
+
+def serve(channel: socket.socket, limits: MediaLimits) -> None:
+    """Until the parent has gone, or memory was short."""
+    channel.send(READY)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        if not message:
+            return
+        request = json.loads(message)
+        _limit_time(request["limit_s"])
+        with os.fdopen(descriptors[0], "rb") as file, Output(limits.result_bytes) as output:
+            answer = _answer(request, file, output, limits)
+            socket.send_fds(channel, [json.dumps(answer).encode()], [output.fd])
+        if answer.get("spent"):
+            return
+
+
+def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
+    """What was made, or why it was not."""
+    try:
+        made = _made(request["kind"], request["ask"], file, output, limits)
+        output.seal()
+        return made
+    except MemoryError:
+        return _out_of_memory(limits)
+    except BadMedia as error:
+        return {"bad": str(error)}
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _out_of_memory(limits)
+        return {"bad": _damaged(request["kind"], error, file, limits)}
+    except Exception as error:  # whatever a decoder makes of damaged bytes; a mistake of ours would be no better for the caller
+        return {"bad": _damaged(request["kind"], error, file, limits)}
+
+
+def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
+    if kind == "picture":
+        pixels = pictures.decoded(file, PictureAsk(**ask), limits)
+        output.put(pixels)
+        return {"shape": pixels.shape}
+    if kind == "sound":
+        samples = sounds.decoded(file, SoundAsk(**ask), limits)
+        output.put(samples)
+        return {"samples": len(samples)}
+    return asdict(films.decode(file, FilmAsk(**ask), limits, output))
+
+
+def _out_of_memory(limits: MediaLimits) -> dict[str, Any]:
+    return {"bad": f"decoding it takes more memory than the {limits.memory_bytes >> 20} MiB there are: send a smaller one", "spent": True}
+
+
+def _damaged(kind: str, error: Exception, file: BinaryIO, limits: MediaLimits) -> str:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"it cannot be decoded as a {kind} ({reason}): it is damaged or of another kind, send it whole, or encode it anew"
+
+
+def main() -> None:
+    """Limits first; what comes out of a library on standard error would be a stranger's words in our log."""
+    descriptor, parent, words = sys.argv[1:]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        sys.exit(1)
+    limits = MediaLimits(**json.loads(words))
+    Image.init()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.result_bytes, limits.result_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+    os.dup2(0, 2)
+    with socket.socket(fileno=int(descriptor)) as channel:
+        serve(channel, limits)
+
+
+def _limit_time(seconds: float) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + GRACE_S, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Files of sound and film opened by FFmpeg, which may read nothing but them. Runs in the decoding process."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO, NoReturn
+
+import av
+from av.container import InputContainer
+
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.limits import MediaLimits
+
+FORMATS = (
+    *("mov", "mp4", "m4a", "3gp", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg", "asf", "gif"),
+    *("wav", "w64", "aiff", "au", "caf", "flac", "mp3", "aac", "ac3", "eac3", "amr"),
+)
+"""No playlists: those name other files."""
+
+VIDEO_DECODERS = (
+    *("h264", "hevc", "libdav1d", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "flv", "h263", "theora", "gif"),
+    *("prores", "wmv1", "wmv2", "wmv3", "vc1", "msmpeg4", "msmpeg4v1", "msmpeg4v2", "rawvideo", "png", "ffv1"),
+)
+AUDIO_DECODERS = (
+    *("aac", "mp3float", "mp3", "mp2float", "mp2", "opus", "libopus", "vorbis", "libvorbis", "flac", "alac", "ac3", "eac3"),
+    *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt"),
+    *("pcm_u8", "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
+    *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw"),
+)
+
+
+def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
+    """The file from its beginning, None for one that is of no format here. Close it."""
+    file.seek(0)
+    options = {
+        "protocol_whitelist": "none",
+        "format_whitelist": ",".join(FORMATS),
+        "codec_whitelist": ",".join((*VIDEO_DECODERS, *AUDIO_DECODERS)),
+        "max_pixels": str(limits.film_pixels),
+        "threads": "1",
+    }
+    try:
+        return av.open(file, mode="r", options=options, metadata_errors="replace", io_open=_refuse)
+    except (av.error.InvalidDataError, av.error.ArgumentError, av.error.EOFError):
+        return None
+
+
+def video_stream(container: InputContainer) -> Any:
+    """The first film in it, None if there is none. The cover of a record is no film."""
+    streams = container.streams.video
+    return next((stream for stream in streams if not stream.disposition & av.stream.Disposition.attached_pic), None)
+
+
+def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:
+    """Before the first frame is decoded: by one thread, and by nothing that is not looked after. Raises BadMedia."""
+    context = stream.codec_context
+    if context is None or context.name not in known:
+        name = "unknown" if context is None else context.name
+        raise BadMedia(f"nothing here decodes its codec ({name}): convert it to MP4 with H.264 and AAC")
+    context.thread_count = 1
+    context.thread_type = "NONE"
+    context.options = {"max_pixels": str(limits.film_pixels)}
+
+
+def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    raise PermissionError(f"a medium may not open {url}")

@@ -1,0 +1,38 @@
+"""What comes out of a medium."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The arrays are views of one private mapping each, writable, and free their memory with the last of them.
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """pixels: uint8 [height, width, 3], RGB, upright, resized."""
+
+    pixels: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """samples: float32 [n] in -1..1, n at least 1, mono. rate_hz: samples per second."""
+
+    samples: NDArray[np.float32]
+    rate_hz: int
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """frames: uint8 [n, height, width, 3], RGB, upright, resized. frame_s: seconds of the film per frame here. sound: its own, if asked
+    for."""
+
+    frames: NDArray[np.uint8]
+    frame_s: float
+    sound: Sound | None = None
+
+
+Decoded = Picture | Sound | Film

@@ -1,0 +1,198 @@
+"""Media decoded for a stage, by processes that may die without it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import math
+import mmap
+import os
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.media.asks import Ask, FilmAsk, PictureAsk, SoundAsk
+from omnistage.models.media.decoded import Film, Picture, Sound
+from omnistage.models.media.errors import BadMedia, DecoderFailed
+from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.output import SEALS, aligned
+from omnistage.models.media.process import DecodingProcess
+from omnistage.models.media.turns import Turns
+
+Kind = Literal["picture", "sound", "film"]
+
+Source = bytes | int
+"""A file in memory, or the descriptor of one on a disk, which stays the caller's and must stay open until the medium is decoded. Its offset
+is neither used nor changed."""
+
+FAMILIES: dict[str, Kind] = {"image": "picture", "audio": "sound", "video": "film"}
+_PIECE = 1 << 20
+
+
+def kind(media_type: str) -> Kind:
+    """By the family of a media type; which format it is the content says. Raises BadMedia."""
+    found = FAMILIES.get(media_type.partition("/")[0].lower())
+    if found is None:
+        raise BadMedia(f"media of type {media_type!r} are not taken: image/*, audio/* and video/* are")
+    return found
+
+
+class MediaDecoder:
+    """Decodes so many media at once, in as many processes, which start when they are needed and stay.
+
+    Call it from one event loop. Where several wait, clients take turns, and each is served first come, first served. Cancelling ends the
+    work. All of its methods raise BadMedia for a medium, DecoderFull when max_waiting wait, and DecoderFailed when no process can be
+    started.
+    """
+
+    def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
+        self.limits = limits or MediaLimits()
+        self._turns = Turns(processes, max_waiting)
+        self._idle: list[DecodingProcess] = []
+        self._busy: set[DecodingProcess] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Media that wait for a process."""
+        return self._turns.waiting
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes there are."""
+        return [process.pid for process in (*self._busy, *self._idle)]
+
+    async def picture(self, source: Source, ask: PictureAsk | None = None, *, client: str = "") -> Picture:
+        """The first picture of the file, upright, RGB, resized."""
+        answer, memory = await self._decode("picture", source, ask or PictureAsk(), client)
+        return Picture(_pixels(memory, answer["shape"]))
+
+    async def sound(self, source: Source, ask: SoundAsk | None = None, *, client: str = "") -> Sound:
+        """The sound of the file, mono, resampled."""
+        ask = ask or SoundAsk()
+        answer, memory = await self._decode("sound", source, ask, client)
+        return Sound(_samples(memory, 0, answer["samples"]), ask.rate_hz)
+
+    async def film(self, source: Source, ask: FilmAsk | None = None, *, client: str = "") -> Film:
+        """Frames of the film, evenly taken, upright, RGB, resized, and its sound if asked for."""
+        ask = ask or FilmAsk()
+        answer, memory = await self._decode("film", source, ask, client)
+        frames = _pixels(memory, answer["shape"])
+        sound = Sound(_samples(memory, aligned(frames.nbytes), answer["samples"]), ask.rate_hz) if ask.use_audio else None
+        return Film(frames, answer["frame_s"], sound)
+
+    async def close(self) -> None:
+        """End the processes and wait for their end. Nothing is being decoded."""
+        while self._idle:
+            self._retire(self._idle.pop())
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    async def _decode(self, kind: Kind, source: Source, ask: Ask, client: str) -> tuple[dict[str, Any], mmap.mmap]:
+        most, limit_s = {
+            "picture": (self.limits.picture_bytes, self.limits.picture_time_s),
+            "sound": (self.limits.sound_bytes, self.limits.sound_time_s),
+            "film": (self.limits.film_bytes, self.limits.film_time_s),
+        }[kind]
+        _check_size(source, most)
+        await self._turns.enter(client)
+        async with self._process() as process:
+            file = await _file(source)
+            try:
+                answer, made = await process.decode({"kind": kind, "ask": asdict(ask)}, file, limit_s)
+            finally:
+                os.close(file)
+        try:
+            if "bad" in answer:
+                raise BadMedia(answer["bad"])
+            return answer, _mapped(made, self.limits.result_bytes)
+        finally:
+            os.close(made)
+
+    @asynccontextmanager
+    async def _process(self) -> AsyncIterator[DecodingProcess]:
+        """A process for one medium, in a place that was entered. It is kept if all goes well, and else replaced by the next one; the place
+        is left when the memory of the process is free."""
+        process = self._alive()
+        self._busy.add(process)
+        well = False
+        try:
+            yield process
+            well = not process.is_spent()
+        finally:
+            self._busy.remove(process)
+            if well:
+                self._idle.append(process)
+                self._turns.leave()
+            else:
+                self._retire(process).add_done_callback(lambda _: self._turns.leave())
+
+    def _alive(self) -> DecodingProcess:
+        """One that lives: that one died idle, killed by whom ever, is no fault of the next medium."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_alive():
+                return process
+            self._retire(process)
+        try:
+            return DecodingProcess(self.limits)
+        except OSError as error:
+            self._turns.leave()
+            raise DecoderFailed(f"no process that decodes media can be started: {error}") from error
+
+    def _retire(self, process: DecodingProcess) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(process.end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+
+def _check_size(source: Source, most: int) -> None:
+    if isinstance(source, int):
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("the source of a medium is bytes or the descriptor of a regular file")
+        size = status.st_size
+    else:
+        size = len(source)
+    if size > most:
+        raise BadMedia(f"it has {size} bytes, and at most {most} may be: send a part of it, or a smaller one")
+    if not size:
+        raise BadMedia("it has no bytes: send the file itself")
+
+
+async def _file(source: Source) -> int:
+    """A descriptor with an offset of its own, for reading only. Close it."""
+    if isinstance(source, int):
+        return os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
+    file = os.memfd_create("omnistage-medium", os.MFD_CLOEXEC)
+    try:
+        data = memoryview(source)
+        for start in range(0, len(data), _PIECE):
+            os.write(file, data[start : start + _PIECE])
+            await asyncio.sleep(0)  # others run between the pieces of a large file
+        return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, most: int) -> mmap.mmap:
+    """A private view of what was made. The process that made it was fed by strangers, so its word is not enough: it can neither change
+    this any more nor cut it short."""
+    size = os.fstat(file).st_size
+    if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS or not 0 < size <= most:
+        raise BadMedia("decoding it went wrong: it is damaged, encode it anew")
+    return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
+
+
+def _pixels(memory: mmap.mmap, shape: list[int]) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
+
+
+def _samples(memory: mmap.mmap, start: int, count: int) -> NDArray[np.float32]:
+    return np.frombuffer(memory, np.float32, count, start)

@@ -1,0 +1,15 @@
+"""What can be wrong with a medium, and with the process that decodes it."""
+
+from __future__ import annotations
+
+
+class BadMedia(ValueError):
+    """The medium cannot be taken. The text says what is wrong with it and what to do, and names no field: the caller knows that."""
+
+
+class DecoderFull(RuntimeError):
+    """As many media wait as may wait: ask again later or elsewhere."""
+
+
+class DecoderFailed(RuntimeError):
+    """No process that decodes could be started. The text says why; the medium is not to blame."""

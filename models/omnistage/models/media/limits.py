@@ -1,0 +1,35 @@
+"""What one medium may cost. Looked at in its header before anything is decoded, and again while it is decoded, since headers lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """Of one medium.
+
+    Sizes of files: picture_bytes, sound_bytes, film_bytes. picture_pixels: of a picture as it is stored. sound_s: of a sound, and of the
+    sound of a film, which is as much as the feature extractor of a Whisper-like encoder is built for. sound_rate_hz: of its samples;
+    sound_channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame, as it is stored.
+    result_bytes: of what comes out. memory_bytes: address space of the process that decodes, libraries included. picture_time_s,
+    sound_time_s, film_time_s: of the clock, from the moment at which decoding begins.
+    """
+
+    picture_bytes: int = 64 * _MIB
+    picture_pixels: int = 50_000_000
+    picture_time_s: float = 20.0
+    sound_bytes: int = 128 * _MIB
+    sound_s: float = 300.0
+    sound_rate_hz: int = 192_000
+    sound_channels: int = 32
+    sound_time_s: float = 60.0
+    film_bytes: int = 512 * _MIB
+    film_s: float = 600.0
+    film_frames: int = 40_000
+    film_pixels: int = 10_000_000
+    film_time_s: float = 120.0
+    result_bytes: int = 512 * _MIB
+    memory_bytes: int = 2048 * _MIB

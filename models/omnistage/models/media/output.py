@@ -1,0 +1,57 @@
+"""What the decoding process makes: arrays one after another in memory that is handed to the stage, not copied."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.media.errors import BadMedia
+
+ALIGNMENT = 64
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+"""Nobody can change a result that the stage has mapped, or cut it short under the stage, which would kill it."""
+
+
+def aligned(size: int) -> int:
+    """The next place where an array may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Output:
+    """Memory that grows as arrays are put in, up to `most` bytes. Raises BadMedia beyond that. `fd` is of an anonymous file."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._size = 0
+        self.fd = os.memfd_create("omnistage-medium", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+    def expect(self, size: int) -> None:
+        """So many bytes will be put in. Raises BadMedia if that is too much."""
+        if size > self._most:
+            raise BadMedia(
+                f"{size >> 20} MiB would come out of it, and at most {self._most >> 20} MiB may: send a part of it, or a smaller one"
+            )
+
+    def put(self, array: NDArray[np.generic], *, begin: bool = True) -> None:
+        """Add an array; `begin` at the next aligned place, or right behind the one before."""
+        start = aligned(self._size) if begin else self._size
+        self.expect(start + array.nbytes)
+        self._size = start + array.nbytes
+        data = memoryview(np.ascontiguousarray(array).data).cast("B")
+        while data:
+            written = os.pwrite(self.fd, data, start)
+            data, start = data[written:], start + written
+
+    def seal(self) -> None:
+        """No change from here on."""
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self.fd)

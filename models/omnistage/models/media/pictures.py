@@ -1,0 +1,46 @@
+"""A picture decoded, by Pillow. Runs in the decoding process."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from omnistage.models.media.asks import PictureAsk, smart_resize
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.limits import MediaLimits
+
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""Pillow knows more: some run other programs, some are scarcely looked after."""
+
+Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's would be a warning
+
+
+def decoded(file: BinaryIO, ask: PictureAsk, limits: MediaLimits) -> NDArray[np.uint8]:
+    """[height, width, 3]. Raises BadMedia, or whatever Pillow raises for what is damaged."""
+    image = opened(file)
+    if image is None:
+        raise BadMedia(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
+    with image:
+        if image.width * image.height > limits.picture_pixels:
+            raise BadMedia(
+                f"it is {image.width}x{image.height} pixels, and at most {limits.picture_pixels / 1e6:g} million may be: make it smaller"
+            )
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+        return resized(upright, *smart_resize(upright.height, upright.width, ask.factor, ask.min_pixels, ask.max_pixels))
+
+
+def opened(file: BinaryIO) -> Image.Image | None:
+    """A picture of which the header has been read, None for what is no picture. Of a picture that moves it is the first frame."""
+    file.seek(0)
+    try:
+        return Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:
+        return None
+
+
+def resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
+    """[height, width, 3] of an RGB picture, as Transformers' processors without torchvision do it: to the bit."""
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))

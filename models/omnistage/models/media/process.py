@@ -1,0 +1,131 @@
+"""One decoding process, as its parent sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from omnistage.models.media.errors import BadMedia, DecoderFailed
+from omnistage.models.media.limits import MediaLimits
+
+START_LIMIT_S = 60.0
+LIFE = 200
+"""Media after which it is replaced: what libraries leak is gone with it."""
+
+MESSAGE_BYTES = 1 << 16
+KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+"""What it needs to find its code. Tokens and keys of the stage are not for it."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class DecodingProcess:
+    """Started at once, ready later. One medium at a time. `end` it, whatever happened."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._ready = False
+        self._decoded = 0
+        self._short_of_memory = False
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        words = (str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(limits)))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "omnistage.models.media.child", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ} | ONE_THREAD,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._ended = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def is_spent(self) -> bool:
+        """Whether another one is to decode the next medium."""
+        return self._short_of_memory or self._decoded >= LIFE
+
+    async def decode(self, request: dict[str, Any], file: int, limit_s: float) -> tuple[dict[str, Any], int]:
+        """What it answers, and the descriptor of what it made, to be closed by the caller. Raises BadMedia when the process dies or time
+        is up, DecoderFailed when it never began; then, and when this is cancelled, it is of no use any more."""
+        await self._start()
+        socket.send_fds(self._channel, [json.dumps(request | {"limit_s": limit_s}).encode()], [file])
+        try:
+            async with asyncio.timeout(limit_s):
+                answer, descriptors = await self._received()
+        except TimeoutError:
+            raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
+        if not descriptors:
+            await self._readable(self._ended)
+            raise BadMedia(f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew")
+        self._decoded += 1
+        made: dict[str, Any] = json.loads(answer)
+        self._short_of_memory = "spent" in made
+        return made, descriptors[0]
+
+    async def end(self) -> None:
+        """Kill it and wait until its memory is free."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._readable(self._ended)
+        self._process.wait()
+        self._channel.close()
+        os.close(self._ended)
+
+    async def _start(self) -> None:
+        if self._ready:
+            return
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                first, _ = await self._received()
+        except TimeoutError:
+            raise DecoderFailed(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
+        if not first:
+            await self._readable(self._ended)
+            raise DecoderFailed(f"the process that decodes media did not start ({self._death()}); its standard error says why")
+        self._ready = True
+
+    async def _received(self) -> tuple[bytes, list[int]]:
+        """One packet and its descriptors; nothing when the process has closed the socket, which it does by dying."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                return data, descriptors
+            except BlockingIOError:
+                await self._readable(self._channel.fileno())
+            except ConnectionResetError:
+                return b"", []
+
+    async def _readable(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(descriptor, _settle, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(descriptor)
+
+    def _death(self) -> str:
+        """How it ended. It has."""
+        status = self._process.wait()
+        return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
