@@ -71,7 +71,7 @@ def film(
     frames, in milliseconds, for a film without a rate. brightness: frame n is grey, of value 20 + 2 * n; else it is noise of its own."""
     file = io.BytesIO()
     with av.open(file, "w", format=form) as container:
-        video = _video(container, codec, rate_hz, height, width, pixel_format) if codec else None
+        video: Any = _video(container, codec, rate_hz, height, width, pixel_format) if codec else None
         audio: Any = container.add_stream(sound_codec, rate=sound_rate_hz) if sound_s else None
         if video is not None and times is not None:
             video.codec_context.time_base = Fraction(1, 1000)
