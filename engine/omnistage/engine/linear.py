@@ -7,6 +7,7 @@ entry claims is asserted for every weight when it is loaded; where a claim fails
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -124,6 +125,9 @@ PRODUCTS: tuple[Product, ...] = (
     Fixed("row by row", 1, 1),
 )
 """All ways, best first. The last one claims nothing: a row is always alone."""
+
+WHOLE = Fixed("whole", 1, sys.maxsize)
+"""Any number of rows in one product, for which nothing is claimed: for what is computed by itself, from one number of rows each time."""
 
 
 def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[Product]:

@@ -24,27 +24,38 @@ class Config:
 
     def __init__(self, values: dict[str, Any], place: str) -> None:
         self._values = values
-        self._place = place
+        self.place = place
+
+    def has(self, name: str) -> bool:
+        """Whether there is a value of that name, other than null."""
+        return self._values.get(name) is not None
 
     def value(self, name: str, kind: type[V], default: V | None = None) -> V:
         """The value of a name; a whole number is a float too. default: where the name is missing; None: it must be there. Raises
         BadCheckpoint."""
         found = self._values.get(name, default)
         if found is None:
-            raise BadCheckpoint(f"{self._place} lacks {name!r}")
-        return _of_kind(found, kind, f"{self._place}: {name!r}")
+            raise BadCheckpoint(f"{self.place} lacks {name!r}")
+        return _of_kind(found, kind, f"{self.place}: {name!r}")
+
+    def values(self, name: str, kind: type[V]) -> tuple[V, ...]:
+        """The list of a name, all of whose values are of one kind. Raises BadCheckpoint."""
+        found = self._values.get(name)
+        if not isinstance(found, list):
+            raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
+        return tuple(_of_kind(value, kind, f"{self.place}: {name!r}") for value in found)
 
     def table(self, name: str, kind: type[V]) -> dict[str, V]:
         """The object of a name, all of whose values are of one kind. Raises BadCheckpoint."""
         values = self.section(name)._values
-        return {key: _of_kind(value, kind, f"{self._place}: {key!r} of {name!r}") for key, value in values.items()}
+        return {key: _of_kind(value, kind, f"{self.place}: {key!r} of {name!r}") for key, value in values.items()}
 
     def section(self, name: str) -> Config:
         """The object of a name. Raises BadCheckpoint."""
         found = self._values.get(name)
         if not isinstance(found, dict):
-            raise BadCheckpoint(f"{self._place} lacks the object {name!r}")
-        return Config(found, f"{self._place}: {name}")
+            raise BadCheckpoint(f"{self.place} lacks the object {name!r}")
+        return Config(found, f"{self.place}: {name}")
 
 
 def _of_kind(found: object, kind: type[V], place: str) -> V:

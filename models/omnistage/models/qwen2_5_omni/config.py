@@ -1,0 +1,174 @@
+"""What the config.json of a Qwen2.5-Omni checkpoint says, as far as the Thinker needs it.
+
+Both spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`) and that of Transformers 5 (`rope_parameters`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.engine.decoder import DecoderConfig
+from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+
+MODEL_TYPE = "qwen2_5_omni"
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The encoder of pictures and films. patch_size, window_size: pixels. frames: of a patch. merge: patches of an output row, on each
+    side. full_layers: those whose attention sees the whole frame; the others see windows. output_size: of a row that comes out."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    patch_size: int
+    frames: int
+    merge: int
+    window_size: int
+    full_layers: frozenset[int]
+    output_size: int
+    channels: int = 3
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of one patch."""
+        return self.channels * self.frames * self.patch_size**2
+
+    @property
+    def unit(self) -> int:
+        """Patches of one output row."""
+        return self.merge**2
+
+
+@dataclass(frozen=True, slots=True)
+class AudioConfig:
+    """The encoder of sound. window: frames of the spectrogram that attention sees together, in pairs: a chunk has twice as many.
+    positions: rows of the table of positions. output_size: of a row that comes out."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    mel_bins: int
+    window: int
+    positions: int
+    output_size: int
+
+    @property
+    def chunk(self) -> int:
+        """Frames of the spectrogram that are seen together."""
+        return 2 * self.window
+
+
+@dataclass(frozen=True, slots=True)
+class MediaIds:
+    """Token ids that stand for rows of media, and those around them."""
+
+    image: int
+    video: int
+    audio: int
+    audio_start: int
+    audio_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerConfig:
+    """text: of the language model, with taps. position_ids_per_second: positions that a second of sound or film takes.
+    seconds_per_chunk: of a film with sound, that stand next to each other in the prompt. tied: the logits use the embedding."""
+
+    text: DecoderConfig
+    vision: VisionConfig
+    audio: AudioConfig
+    ids: MediaIds
+    position_ids_per_second: int
+    seconds_per_chunk: float
+    tied: bool
+
+
+def read_thinker_config(directory: Path) -> ThinkerConfig:
+    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    config = read_config(directory, MODEL_TYPE).section("thinker_config")
+    return ThinkerConfig(
+        text=_text(config.section("text_config")),
+        vision=_vision(config.section("vision_config")),
+        audio=_audio(config.section("audio_config")),
+        ids=MediaIds(
+            image=_either(config, "image_token_index", "image_token_id"),
+            video=_either(config, "video_token_index", "video_token_id"),
+            audio=_either(config, "audio_token_index", "audio_token_id"),
+            audio_start=config.value("audio_start_token_id", int),
+            audio_end=config.value("audio_end_token_id", int),
+        ),
+        position_ids_per_second=config.value("position_id_per_seconds", int, 25),
+        seconds_per_chunk=config.value("seconds_per_chunk", float, 2.0),
+        tied=config.value("tie_word_embeddings", bool, False),
+    )
+
+
+def _text(config: Config) -> DecoderConfig:
+    if config.value("use_sliding_window", bool, False):
+        raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
+    theta, sections = _rope(config)
+    return DecoderConfig(
+        layers=config.value("num_hidden_layers", int),
+        hidden_size=config.value("hidden_size", int),
+        ffn_size=config.value("intermediate_size", int),
+        query_heads=config.value("num_attention_heads", int),
+        kv_heads=config.value("num_key_value_heads", int),
+        vocab_size=config.value("vocab_size", int),
+        context=config.value("max_position_embeddings", int),
+        norm_eps=config.value("rms_norm_eps", float),
+        rope_theta=theta,
+        rope_sections=sections,
+        head_size=config.value("head_dim", int, 0),
+        taps=True,
+    )
+
+
+def _rope(config: Config) -> tuple[float, tuple[int, ...]]:
+    """Theta, and the sections of the axes."""
+    if config.has("rope_parameters"):
+        rope = config.section("rope_parameters")
+        theta = rope.value("rope_theta", float)
+    else:
+        rope = config.section("rope_scaling")
+        theta = config.value("rope_theta", float)
+    kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
+    if kind not in ("default", "mrope"):
+        raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")
+    return theta, rope.values("mrope_section", int)
+
+
+def _vision(config: Config) -> VisionConfig:
+    return VisionConfig(
+        layers=config.value("depth", int),
+        hidden_size=config.value("hidden_size", int),
+        ffn_size=config.value("intermediate_size", int),
+        heads=config.value("num_heads", int),
+        patch_size=config.value("patch_size", int),
+        frames=config.value("temporal_patch_size", int),
+        merge=config.value("spatial_merge_size", int),
+        window_size=config.value("window_size", int),
+        full_layers=frozenset(config.values("fullatt_block_indexes", int)),
+        output_size=config.value("out_hidden_size", int),
+        channels=config.value("in_channels", int, 0) or config.value("in_chans", int, 3),
+    )
+
+
+def _audio(config: Config) -> AudioConfig:
+    return AudioConfig(
+        layers=config.value("encoder_layers", int),
+        hidden_size=config.value("d_model", int),
+        ffn_size=config.value("encoder_ffn_dim", int),
+        heads=config.value("encoder_attention_heads", int),
+        mel_bins=config.value("num_mel_bins", int),
+        window=config.value("n_window", int),
+        positions=config.value("max_source_positions", int),
+        output_size=config.value("output_dim", int),
+    )
+
+
+def _either(config: Config, name: str, other: str) -> int:
+    return config.value(name if config.has(name) else other, int)

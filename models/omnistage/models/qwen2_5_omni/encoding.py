@@ -1,0 +1,110 @@
+"""Encoders off the step path: a thread of their own, which takes pieces of several media in one pass.
+
+A medium is encoded in pieces that do not see each other (the frames of a film, chunks of sound), so a long one holds nobody up: the media
+that wait take turns, piece by piece, and a pass is bounded whatever they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
+
+import torch
+
+from omnistage.models.common.worker import Worker
+
+Piece = TypeVar("Piece")
+
+Pass = Callable[[Sequence[Piece], Callable[[], None]], list[torch.Tensor]]
+"""The rows of some pieces, in order; calls what it is given between layers, and lets out what that raises."""
+
+
+class _GivenUp(Exception):
+    """Nobody waits for what is computed."""
+
+
+@dataclass(eq=False, slots=True)
+class _Medium(Generic[Piece]):
+    pieces: deque[Piece]
+    done: asyncio.Future[torch.Tensor]
+    rows: list[torch.Tensor] = field(default_factory=list)
+    unwanted: bool = False
+
+
+class EncoderQueue(Generic[Piece]):
+    """encode: runs on the worker's thread. size: of a piece, in rows. most_rows: of a pass that has more than one piece. together: pieces may
+    share a pass, because that was found to change no bit."""
+
+    def __init__(self, worker: Worker, encode: Pass[Piece], size: Callable[[Piece], int], *, most_rows: int, together: bool) -> None:
+        self.worker, self._encode, self._size = worker, encode, size
+        self._most_rows, self._together = most_rows, together
+        self._waiting: deque[_Medium[Piece]] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    async def rows(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """The rows of one medium, [rows, width]. Cancelled: a piece that is being computed with others is finished, no other is begun."""
+        medium = _Medium(deque(pieces), asyncio.get_running_loop().create_future())
+        self._waiting.append(medium)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        try:
+            return await medium.done
+        except asyncio.CancelledError:
+            medium.unwanted = True
+            raise
+
+    async def _run(self) -> None:
+        try:
+            while taken := self._take():
+                await self._pass(taken)
+        finally:
+            self._running = None
+
+    def _take(self) -> list[tuple[_Medium[Piece], Piece]]:
+        """The pieces of the next pass: one of each medium in turn, as long as there is room."""
+        taken = list[tuple[_Medium[Piece], Piece]]()
+        rows = 0
+        while self._waiting:
+            medium = self._waiting[0]
+            if medium.unwanted or not medium.pieces:
+                self._waiting.popleft()
+                continue
+            size = self._size(medium.pieces[0])
+            if taken and (rows + size > self._most_rows or not self._together):
+                break
+            taken.append((medium, medium.pieces.popleft()))
+            rows += size
+            self._waiting.rotate(-1)
+        return taken
+
+    async def _pass(self, taken: Sequence[tuple[_Medium[Piece], Piece]]) -> None:
+        """Encode pieces together, and if that fails, each by itself: one of them is the cause."""
+        try:
+            made = await self.worker.run(partial(self._compute, taken))
+        except _GivenUp:
+            return
+        except Exception as error:  # It belongs to whoever waits for one of these media.
+            if len(taken) > 1:
+                for one in taken:
+                    await self._pass([one])
+            elif not taken[0][0].done.done():
+                taken[0][0].unwanted = True
+                taken[0][0].done.set_exception(error)
+            return
+        for (medium, _), rows in zip(taken, made, strict=True):
+            medium.rows.append(rows)
+            if not medium.pieces and not medium.done.done():
+                medium.done.set_result(torch.cat(medium.rows))
+
+    def _compute(self, taken: Sequence[tuple[_Medium[Piece], Piece]]) -> list[torch.Tensor]:
+        def between() -> None:
+            self.worker.activity.step()
+            if all(medium.unwanted for medium, _ in taken):
+                raise _GivenUp
+
+        with torch.inference_mode():
+            return self._encode([piece for _, piece in taken], between)

@@ -1,0 +1,219 @@
+"""A Qwen2.5-Omni Thinker from the files of a checkpoint in the published layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.linear import WHOLE, Linear, Linears, build_exact
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.results import fixed_results
+from omnistage.engine.scheduler import Limits
+from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.weights import Weights
+from omnistage.models.common.worker import Worker
+from omnistage.models.devices import dtype_of, hardware
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.audio import AudioEncoder
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
+from omnistage.models.qwen2_5_omni.encoding import EncoderQueue, Pass, Piece
+from omnistage.models.qwen2_5_omni.features import FeatureCache
+from omnistage.models.qwen2_5_omni.media import Asks, MediaReader, picture_pass, sound_pass
+from omnistage.models.qwen2_5_omni.patches import grid_of
+from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
+from omnistage.models.qwen2_5_omni.text import OmniTokenizer
+from omnistage.models.qwen2_5_omni.thinker import HIDDEN, PROMPT, TEXT, QwenThinker
+from omnistage.models.qwen2_5_omni.vision import VisionEncoder
+
+CODE_REVISION = "1"
+"""Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
+
+MAX_SESSIONS = 64
+KV_CACHE_BYTES = 512 << 20
+FEATURE_CACHE_BYTES = 256 << 20
+MEDIUM_ROWS = 2048
+"""Rows that a picture or film becomes at most, on a CPU: attention over the patches of one picture costs their number squared."""
+
+MEDIUM_ROWS_CUDA = 16384
+PASS_ROWS = 8192
+"""Patches or frames of sound in one pass of an encoder."""
+
+_PREFIX = "thinker."
+_OTHERS = ("talker.", "token2wav.")
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
+    """Raises LoadError, or ValueError for ill-shaped weights."""
+    dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
+    device, sessions = torch.device(options.device), options.max_sessions or MAX_SESSIONS
+    torch.set_num_threads(options.threads)
+    config = read_thinker_config(folder)
+    parts = read_parts(folder, config, _DTYPES[dtype], device)
+    tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
+    kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
+    pages = kv_bytes // page_bytes(parts.decoder.spec)
+    if (least := pages_for(parts.decoder.spec.context)) > pages:
+        raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least * page_bytes(parts.decoder.spec)}")
+    limits = limits_of(sessions, options.max_batch_size, options.max_batch_tokens)
+    is_kept = options.enable_cache is not False
+    engine = Engine(
+        parts.decoder, TokenHead(parts.decoder.logits), pages=pages, limits=limits, kept_pages=None if is_kept else 0
+    )
+    together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
+    results = computed(partial(fixed_results, parts.decoder, parts.decoder.logits, engine.attention.backend), options.threads)
+    name = revision(folder, CODE_REVISION, dtype=dtype, device=hardware(options.device), threads=options.threads, results=[*results, *encoded])
+    chosen = {
+        "dtype": dtype,
+        "max_batch_size": limits.max_sequences,
+        "max_batch_tokens": limits.max_rows,
+        "kv_cache_bytes": kv_bytes,
+        "enable_cache": is_kept,
+    }
+    settings = {setting: options.told(setting, value) for setting, value in chosen.items()}
+    rows = PortSpec("", Content.TENSOR, width=config.text.hidden_size, element_type=ElementType(dtype))
+    info = ModelInfo(
+        name=_name(folder),
+        revision=name,
+        accepts=(),
+        produces=(PortSpec(TEXT, Content.TEXT, compact=True), replace(rows, name=PROMPT), replace(rows, name=HIDDEN)),
+        max_sessions=sessions,
+        inputs=("text", "image", "audio", "video"),
+        settings={
+            **settings,
+            "products": parts.products,
+            "attention": engine.attention.reason,
+            "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
+        },
+    )
+    workers = [Worker("tokenizer", 1), Worker("encoders", options.threads)]
+    most_rows = min(MEDIUM_ROWS if device.type == "cpu" else MEDIUM_ROWS_CUDA, config.text.context)
+    seen = EncoderQueue(
+        workers[1],
+        picture_pass(parts.vision, pictures.colours),
+        lambda pixels: grid_of(*pixels.shape[:3], config.vision).patches,
+        most_rows=PASS_ROWS,
+        together=together,
+    )
+    heard = EncoderQueue(workers[1], sound_pass(parts.audio), len, most_rows=PASS_ROWS, together=together)
+    reader = MediaReader(
+        config,
+        MediaDecoder(),
+        Asks(config, pictures, spectrograms.sample_rate_hz, most_rows),
+        spectrograms,
+        seen,
+        heard,
+        FeatureCache(FEATURE_CACHE_BYTES if is_kept else 0),
+        name.encode(),
+    )
+    return QwenThinker(config, engine, tokenizer, reader, workers, info)
+
+
+# The weights ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of a Thinker. products: how they multiply, and why."""
+
+    decoder: PackedDecoder
+    vision: VisionEncoder
+    audio: AudioEncoder
+    products: str
+
+
+def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device) -> Parts:
+    """Raises BadCheckpoint for a weight that is missing, or that nobody reads; ValueError for an ill-shaped one."""
+    with Weights(folder) as weights:
+        language = partial(_language_weight, weights, config.tied, dtype, device)
+        decoder = PackedDecoder(config.text, language)
+        build = partial(_encoders, weights, config, dtype, device)
+        if device.type == "cpu":
+            (vision, audio), products = build_exact(build, dtype, device)
+        else:
+            # A medium that is alone in its pass has the same bits every time, and products of a whole picture are what a GPU is made for.
+            (vision, audio), products = build(lambda weight, bias=None: Linear(weight, bias, WHOLE)), WHOLE.name
+        weights.check_read(ignored=_OTHERS)
+    return Parts(decoder, vision, audio, f"{decoder.products}; of the encoders: {products}")
+
+
+def _language_weight(weights: Weights, tied: bool, dtype: torch.dtype, device: torch.device, name: str) -> torch.Tensor | None:
+    """A weight of the language model by the decoder's name."""
+    if name == "lm_head.weight":
+        found = weights.read(_PREFIX + name)
+        if found is None and not tied:
+            raise BadCheckpoint(f"{weights.directory} lacks the weight {_PREFIX + name}")
+        return None if found is None or tied else found.to(device, dtype)
+    found = weights.read(f"{_PREFIX}model.{name}")
+    return None if found is None else found.to(device, dtype)
+
+
+def _encoders(
+    weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: Linears
+) -> tuple[VisionEncoder, AudioEncoder]:
+    def need(part: str, name: str) -> torch.Tensor:
+        found = weights.read(f"{_PREFIX}{part}.{name}")
+        if found is None:
+            raise BadCheckpoint(f"{weights.directory} lacks the weight {_PREFIX}{part}.{name}")
+        return found.to(device, dtype)
+
+    weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")  # The published code has it and does not use it.
+    return VisionEncoder(config.vision, partial(need, "visual"), linear), AudioEncoder(config.audio, partial(need, "audio_tower"), linear)
+
+
+# Fixed media ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _encode(parts: Parts, config: ThinkerConfig, pictures: PictureSettings) -> tuple[bool, list[torch.Tensor]]:
+    """The rows of random pictures and sounds, whose sizes make whole windows and chunks and parts of some; and whether they have the same
+    bits alone and together."""
+    random = np.random.default_rng(0)
+    side, chunk = config.vision.patch_size * config.vision.merge, config.audio.chunk
+    sizes = ((2, 3), (5, 9), (8, 4))
+    seen = [random.integers(0, 256, (config.vision.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
+    heard = [
+        torch.from_numpy(random.standard_normal((frames, config.audio.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)
+    ]
+    with torch.inference_mode():
+        alone = [*_each(picture_pass(parts.vision, pictures.colours), seen), *_each(sound_pass(parts.audio), heard)]
+        together = [*picture_pass(parts.vision, pictures.colours)(seen, _nothing), *sound_pass(parts.audio)(heard, _nothing)]
+    return all(map(torch.equal, alone, together)), alone
+
+
+def _each(encode: Pass[Piece], pieces: Sequence[Piece]) -> list[torch.Tensor]:
+    return [encode([piece], _nothing)[0] for piece in pieces]
+
+
+def _nothing() -> None:
+    """Between the layers."""
+
+
+def _name(folder: Path) -> str:
+    """How people call the model of a folder: as its own config does, if that names it."""
+    named = json_object(folder / "config.json").get("_name_or_path")
+    return (named if isinstance(named, str) and named else folder.resolve().name).rpartition("/")[2].lower()
+
+
+def limits_of(sessions: int, batch: int = 0, rows: int = 0) -> Limits:
+    """Of the engine, for so many sessions. batch, rows: of a step; 0: what is usual. Raises LoadError.
+
+    A replica that takes another one's place has up to twice its sessions: all of them may wait at once."""
+    limits = Limits(max_sequences=batch or sessions, max_waiting=2 * sessions)
+    if not rows:
+        return limits
+    if rows < PAGE_ROWS:
+        raise LoadError(f"max_batch_tokens {rows}: a piece of a prompt alone has {PAGE_ROWS}")
+    return replace(limits, max_rows=rows)

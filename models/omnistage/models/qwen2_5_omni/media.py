@@ -1,0 +1,177 @@
+"""Media of a request, from the bytes that were sent to the rows that stand for them in a prompt.
+
+    bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by the digest of all of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
+from omnistage.models.media.decoded import Sound
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig
+from omnistage.models.qwen2_5_omni.encoding import EncoderQueue
+from omnistage.models.qwen2_5_omni.features import FeatureCache, Features
+from omnistage.models.qwen2_5_omni.patches import Normalization, grid_of, patches_of
+from omnistage.models.qwen2_5_omni.processor import FILM_MAX_PIXELS, FILM_MIN_PIXELS, FILM_RATE_HZ, PictureSettings, Spectrograms
+from omnistage.models.qwen2_5_omni.prompt import Extent
+from omnistage.models.qwen2_5_omni.vision import VisionEncoder
+
+SOUND_CHUNKS = 8
+"""Chunks of sound that are one piece."""
+
+Pixels = NDArray[np.uint8]
+"""[frames, height, width, 3]: as many frames as a patch has, or one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One medium of a request. kind: image, audio or video. use_audio: of a film, its sound too. client: who asks."""
+
+    kind: str
+    data: bytes
+    use_audio: bool = False
+    client: str = ""
+
+
+class Asks:
+    """How media of each kind are prepared. most_rows: that one medium may become, its sound not counted."""
+
+    def __init__(self, config: ThinkerConfig, pictures: PictureSettings, rate_hz: int, most_rows: int) -> None:
+        factor = config.vision.patch_size * config.vision.merge
+        most = most_rows * factor**2
+        self._picture = PictureAsk(factor, min(pictures.min_pixels, most), min(pictures.max_pixels, most))
+        self._sound = SoundAsk(rate_hz)
+        self._film = FilmAsk(
+            factor=factor,
+            min_pixels=min(FILM_MIN_PIXELS, most),
+            max_pixels=min(FILM_MAX_PIXELS, most),
+            total_pixels=most,
+            fps=FILM_RATE_HZ,
+            frames_multiple=config.vision.frames,
+            rate_hz=rate_hz,
+        )
+
+    def of(self, medium: Medium) -> PictureAsk | SoundAsk | FilmAsk:
+        if medium.kind == "image":
+            return self._picture
+        return self._sound if medium.kind == "audio" else replace(self._film, use_audio=medium.use_audio)
+
+
+class MediaReader:
+    """Reads media for one model. digest: of what the rows of equal bytes also depend on: weights, settings."""
+
+    def __init__(
+        self,
+        config: ThinkerConfig,
+        decoder: MediaDecoder,
+        asks: Asks,
+        spectrograms: Spectrograms,
+        pictures: EncoderQueue[Pixels],
+        sounds: EncoderQueue[torch.Tensor],
+        cache: FeatureCache,
+        digest: bytes,
+    ) -> None:
+        self._config, self._decoder, self._asks, self._spectrograms = config, decoder, asks, spectrograms
+        self._pictures, self._sounds, self._cache, self._digest = pictures, sounds, cache, digest
+        self._busy: dict[bytes, asyncio.Event] = {}
+
+    async def close(self) -> None:
+        await self._decoder.close()
+
+    def digest(self, medium: Medium, scope: bytes) -> bytes:
+        """Of everything that the rows of a medium are made from. It takes 1 ms for each 0.5 to 2 MB: ask on a thread."""
+        ask = f"{medium.kind} {self._asks.of(medium)} ".encode()
+        return hashlib.sha256(b"".join((self._digest, len(scope).to_bytes(8, "big"), scope, ask, hashlib.sha256(medium.data).digest()))).digest()
+
+    async def features(self, medium: Medium, digest: bytes, most_rows: int) -> Features:
+        """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Raises BadMedia,
+        DecoderFull or DecoderFailed."""
+        while (found := self._cache.found(digest)) is None:
+            if (busy := self._busy.get(digest)) is not None:
+                await busy.wait()
+                continue
+            self._busy[digest] = done = asyncio.Event()
+            try:
+                found = await self._read(medium, digest, most_rows)
+                self._cache.keep(found)
+                break
+            finally:
+                del self._busy[digest]
+                done.set()
+        _check_room(found.extent, self._config, most_rows)
+        return found
+
+    async def _read(self, medium: Medium, digest: bytes, most_rows: int) -> Features:
+        ask = self._asks.of(medium)
+        match ask:
+            case PictureAsk():
+                picture = await self._decoder.picture(medium.data, ask, client=medium.client)
+                return await self._seen(picture.pixels[None], 0.0, None, digest, most_rows)
+            case FilmAsk():
+                film = await self._decoder.film(medium.data, ask, client=medium.client)
+                seconds = self._config.vision.frames * (film.frame_s if len(film.frames) >= ask.max_frames else 1 / ask.fps)
+                return await self._seen(film.frames, seconds, film.sound, digest, most_rows)
+            case _:
+                sound = await self._decoder.sound(medium.data, ask, client=medium.client)
+                extent = Extent(sound=self._heard_rows(sound))
+                _check_room(extent, self._config, most_rows)
+                return Features(extent, await self._heard(sound), digest)
+
+    async def _seen(self, frames: Pixels, seconds: float, sound: Sound | None, digest: bytes, most_rows: int) -> Features:
+        vision = self._config.vision
+        extent = Extent(grid_of(*frames.shape[:3], vision), seconds, 0 if sound is None else self._heard_rows(sound))
+        _check_room(extent, self._config, most_rows)
+        rows = await self._pictures.rows([frames[first : first + vision.frames] for first in range(0, len(frames), vision.frames)])
+        return Features(extent, rows if sound is None else torch.cat((rows, await self._heard(sound))), digest)
+
+    def _heard_rows(self, sound: Sound) -> int:
+        rows = rows_of_frames(self._spectrograms.frames(len(sound.samples)))
+        if not rows:
+            raise BadMedia(f"the sound lasts {len(sound.samples) / sound.rate_hz * 1000:.0f} ms, too short to hear anything: send 40 ms or more")
+        return rows
+
+    async def _heard(self, sound: Sound) -> torch.Tensor:
+        spectrogram = await self._sounds.worker.run(lambda: self._spectrograms(sound.samples))
+        return await self._sounds.rows(spectrogram.split(SOUND_CHUNKS * self._config.audio.chunk))
+
+
+def rows_of(extent: Extent, config: ThinkerConfig) -> int:
+    """Rows of a prompt that a medium takes."""
+    seen = 0 if extent.grid is None else extent.grid.patches // config.vision.unit
+    return seen + extent.sound + 2 * bool(seen and extent.sound)
+
+
+def _check_room(extent: Extent, config: ThinkerConfig, most_rows: int) -> None:
+    if (rows := rows_of(extent, config)) > most_rows:
+        raise BadMedia(f"it takes {rows} tokens, and the conversation has room for {max(most_rows, 0)}: send less, or a smaller or shorter one")
+
+
+def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Sequence[Pixels], Callable[[], None]], list[torch.Tensor]]:
+    """What an EncoderQueue of pictures runs. Rows on the CPU."""
+
+    def encode(pieces: Sequence[Pixels], between: Callable[[], None]) -> list[torch.Tensor]:
+        patches = torch.cat([patches_of(piece, encoder.config, colours) for piece in pieces])
+        grids = [grid_of(*piece.shape[:3], encoder.config) for piece in pieces]
+        return [rows.cpu() for rows in encoder.encode(patches.to(encoder.device, encoder.dtype), grids, between)]
+
+    return encode
+
+
+def sound_pass(encoder: AudioEncoder) -> Callable[[Sequence[torch.Tensor], Callable[[], None]], list[torch.Tensor]]:
+    """What an EncoderQueue of sound runs. Rows on the CPU."""
+
+    def encode(pieces: Sequence[torch.Tensor], between: Callable[[], None]) -> list[torch.Tensor]:
+        return [rows.cpu() for rows in encoder.encode([piece.to(encoder.device, encoder.dtype) for piece in pieces], between)]
+
+    return encode

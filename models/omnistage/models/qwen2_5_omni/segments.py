@@ -1,0 +1,36 @@
+"""Attention within consecutive segments of rows: windows and frames of a picture, chunks of sound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as functional
+
+MOST_ROWS = 1 << 14
+"""Rows of segments of one length that go into one call: bounds its memory."""
+
+
+class Segments:
+    """lengths: rows of each segment, in order."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self._of_length: dict[int, list[int]] = {}
+        for place, length in enumerate(lengths):
+            self._of_length.setdefault(length, []).append(place)
+
+    def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Each row sees the rows of its segment. [rows, heads, head size] each; returns [rows, heads * head size]."""
+        parts = [tensor.split(self.lengths) for tensor in (query, key, value)]
+        out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
+        outs = out.split(self.lengths)
+        for length, places in self._of_length.items():
+            at_once = max(MOST_ROWS // length, 1)
+            for first in range(0, len(places), at_once):
+                some = places[first : first + at_once]
+                stacked = [torch.stack([part[place] for place in some]).transpose(1, 2) for part in parts]
+                attended = functional.scaled_dot_product_attention(*stacked).transpose(1, 2)
+                for place, rows in zip(some, attended, strict=True):
+                    outs[place].copy_(rows.reshape(length, -1))
+        return out

@@ -1,0 +1,212 @@
+"""The Thinker of Qwen2.5-Omni (Xu et al. 2025): reads text, pictures, sound and films; writes text, and rows for a Talker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from omnistage.engine.detokenizer import Detokenizer
+from omnistage.engine.engine import Engine
+from omnistage.engine.request import Given, Prompt, SequenceRequest
+from omnistage.models.common.answer import AnswerAssembler, answered
+from omnistage.models.common.arrays import array_of
+from omnistage.models.common.requests import check_constraint, check_parts, fitting
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import (
+    Activity,
+    BadRequest,
+    FinishReason,
+    Load,
+    Media,
+    ModelInfo,
+    Piece,
+    Rows,
+    TextPiece,
+    TextRequest,
+    Turn,
+    Wanted,
+)
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig
+from omnistage.models.qwen2_5_omni.features import Features
+from omnistage.models.qwen2_5_omni.media import Medium, MediaReader, rows_of
+from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, Layout, laid_out
+from omnistage.models.qwen2_5_omni.text import OmniTokenizer
+
+TEXT, PROMPT, HIDDEN = "text", "prompt", "hidden"
+MEDIA_FIELD = "thinker.messages.parts.media"
+MAX_MEDIA = 64
+"""Of one conversation."""
+
+_PIECE_TOKENS = 8
+_MAX_TOKEN_CHARACTERS = 8
+"""A text with more characters than this for each token of the context is refused before it becomes tokens, which costs time."""
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+"""Text becomes tokens on one thread, not on a pool as large as the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request, its tokens (of the conversation with one for each medium, or of `verbatim`), and its media with their digests."""
+
+    request: TextRequest
+    token_ids: tuple[int, ...]
+    media: tuple[tuple[Medium, bytes], ...]
+
+
+class QwenThinker:
+    """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
+
+    def __init__(self, config: ThinkerConfig, engine: Engine, tokenizer: OmniTokenizer, reader: MediaReader, workers: Sequence[Worker], info: ModelInfo) -> None:
+        """workers: of the tokenizer, and those of the encoders."""
+        self._config, self._engine, self._tokenizer, self._reader = config, engine, tokenizer, reader
+        self._worker, self._workers, self._info = workers[0], workers, info
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenThinker:
+        from omnistage.models.qwen2_5_omni.loading import load_thinker
+
+        assert folder is not None
+        return load_thinker(folder, options)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self._engine.activity, *(worker.activity for worker in self._workers))
+
+    def load(self) -> Load:
+        stats = self._engine.stats()
+        return Load(queued=stats.waiting + self._worker.queued, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
+
+    async def warm_up(self) -> None:
+        """Answer one short question: touches every weight of the language model and keeps the pages of the default system prompt."""
+        prepared = await self.prepare(TextRequest((Turn("user", ("Hello!",)),), seed=0, max_tokens=4))
+        async with aclosing(self._think(prepared, {TEXT: 0})) as pieces:
+            async for _ in pieces:
+                pass
+
+    async def close(self) -> None:
+        await self._engine.close()
+        for worker in self._workers:
+            await worker.close()
+        await self._reader.close()
+
+    async def prepare(self, request: TextRequest) -> Prepared:
+        """See ThinkerModel.prepare. Text is counted before anything is done with it. Media are read when the answer runs, since that may
+        take longer than a caller waits for the session to open."""
+        check_parts(request, self._info)
+        check_constraint(request, self._info)
+        if not all(0 <= token_id < self._config.text.vocab_size for token_id in request.history):
+            raise BadRequest("resume.history", f"token ids must be below {self._config.text.vocab_size}")
+        if not self._tokenizer.unsayable.isdisjoint(request.history):
+            raise BadRequest("resume.history", "special tokens are in no answer")
+        self._check_characters("thinker.verbatim", len(request.verbatim))
+        self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
+        media = [part for turn in request.turns for part in turn.parts if isinstance(part, Media)]
+        if len(media) > MAX_MEDIA:
+            raise BadRequest(MEDIA_FIELD, f"at most {MAX_MEDIA} media in one conversation, there are {len(media)}")
+        return await self._worker.run(partial(self._tokenized, request, media))
+
+    def _check_characters(self, field: str, count: int) -> None:
+        most = self._config.text.context * _MAX_TOKEN_CHARACTERS
+        if count > most:
+            raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
+
+    def _tokenized(self, request: TextRequest, media: Sequence[Media]) -> Prepared:
+        """The request with its tokens, and digests of its media. Raises BadRequest for what only they tell."""
+        if request.verbatim:
+            ids = tuple(self._tokenizer.encode(request.verbatim))
+            if request.history != ids[: len(request.history)]:
+                raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
+            return Prepared(request, ids, ())
+        asked = [Medium(part.media_type.partition("/")[0], part.data, part.use_audio, request.client) for part in media]
+        ids = tuple(self._tokenizer.template.written(request.turns, [medium.kind for medium in asked]))
+        if len(ids) >= self._config.text.context:
+            raise BadRequest("thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self._config.text.context - 1}")
+        scope = request.client.encode()
+        return Prepared(request, ids, tuple((medium, self._reader.digest(medium, scope)) for medium in asked))
+
+    async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        """Yield pieces as they are ready. At most `sequence.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
+        text is not among the ids; a stop string's tokens are, its text is not."""
+        pieces = self._say(prepared, wanted) if prepared.request.verbatim else self._think(prepared, wanted)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    async def _say(self, prepared: Prepared, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        request = prepared.request
+        answer = AnswerAssembler(Detokenizer(self._tokenizer.piece), wanted, history=request.history, finished=request.finished)
+        for first in range(len(request.history), len(prepared.token_ids), _PIECE_TOKENS):
+            for token_id in prepared.token_ids[first : first + _PIECE_TOKENS]:
+                answer.token(token_id)
+            for piece in answer.take():
+                yield piece
+        answer.end(FinishReason.STOP)
+        for piece in answer.take():
+            yield piece
+
+    async def _think(self, prepared: Prepared, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        request = prepared.request
+        features = await self._read(prepared)
+        layout = laid_out(prepared.token_ids, [each.extent for each in features], self._config)
+        answer = AnswerAssembler(
+            Detokenizer(self._tokenizer.piece, request.stop),
+            wanted,
+            history=request.history,
+            finished=request.finished,
+            most=min(request.max_tokens, self._config.text.context - len(layout)),
+            row_port=HIDDEN,
+            prompt_port=PROMPT,
+            prompt_rows=len(layout),
+        )
+        with fitting("thinker"):
+            asked = self._asked(request, layout, features)
+            asked = replace(asked, max_items=answer.items, taps_from=answer.first_slot)
+            self._engine.check(asked)
+        async with aclosing(self._engine.submit(asked)) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _read(self, prepared: Prepared) -> list[Features]:
+        """The features of all media, one after the other: what a request holds is bounded."""
+        room = self._config.text.context - len(prepared.token_ids)
+        features = list[Features]()
+        for number, (medium, digest) in enumerate(prepared.media, 1):
+            try:
+                features.append(await self._reader.features(medium, digest, room))
+            except BadMedia as error:
+                raise BadRequest(MEDIA_FIELD, f"medium {number} ({medium.kind}): {error}") from None
+            room -= rows_of(features[-1].extent, self._config) - 1
+        return features
+
+    def _asked(self, request: TextRequest, layout: Layout, features: Sequence[Features]) -> SequenceRequest:
+        """What the engine is asked for. Raises Unfit."""
+        given = tuple(
+            Given(placed.first, each.rows[torch.from_numpy(placed.order)], each.digest)
+            for placed, each in zip(layout.media, features, strict=True)
+        )
+        return SequenceRequest(
+            prompt=Prompt(layout.ids[:, None], given, layout.positions, layout.delta, request.client.encode()),
+            seed=request.seed,
+            max_items=min(request.max_tokens, self._config.text.context - len(layout)),
+            sampling=request.sampling,
+            min_items=request.min_tokens,
+            end_ids=self._tokenizer.ends,
+            ignore_end=request.ignore_eos,
+            banned=self._tokenizer.unsayable,
+            logprobs=request.logprobs,
+            history=tuple((token_id,) for token_id in request.history),
+            client=request.client,
+        )

@@ -1,0 +1,152 @@
+"""The encoder of pictures and films of Qwen2.5-Omni: patches in, rows of the Thinker out.
+
+A vision transformer with RMS norms, gated feed-forward layers, rotary positions on two axes (row and column of a patch) and attention
+within windows but for a few layers, whose rows are merged two by two on each side at the end: Transformers' `Qwen2_5OmniVisionEncoder`.
+Products run as the engine's do (omnistage.engine.linear), so that the rows of a picture do not depend on what is encoded beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.linear import Linear, Linears
+from omnistage.models.qwen2_5_omni.config import VisionConfig
+from omnistage.models.qwen2_5_omni.segments import Segments
+
+NORM_EPS = 1e-6
+ROPE_THETA = 10000.0
+
+Need = Callable[[str], torch.Tensor]
+"""The weight of a name. Raises BadCheckpoint where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Patches of a picture or film: frames (two pictures of a film are one), rows, columns."""
+
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def patches(self) -> int:
+        return self.frames * self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    attention_norm: torch.Tensor
+    query_key_value: Linear
+    output: Linear
+    ffn_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class VisionEncoder:
+    """weight: by the names of the checkpoint, without "thinker.visual."."""
+
+    def __init__(self, config: VisionConfig, weight: Need, linear: Linears) -> None:
+        self.config = config
+        self._embed = linear(weight("patch_embed.proj.weight").reshape(config.hidden_size, config.patch_values))
+        self._blocks = [_block(weight, f"blocks.{index}", linear) for index in range(config.layers)]
+        self._merge_norm = weight("merger.ln_q.weight").clone()
+        self._merge = tuple(linear(weight(f"merger.mlp.{index}.weight"), weight(f"merger.mlp.{index}.bias")) for index in (0, 2))
+
+    @property
+    def device(self) -> torch.device:
+        return self._merge_norm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._merge_norm.dtype
+
+    def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+        """The rows of pictures and films, [grid.patches / merge², output_size] each.
+
+        patches: [patches of all grids, patch_values], those of a merged row next to each other. on_layer: called before each layer; what
+        it raises ends the work."""
+        order, windows, frames = self._arranged(grids)
+        unit, width = self.config.unit, self.config.hidden_size
+        order = order.to(patches.device)
+        x = self._embed(patches.view(-1, unit, patches.shape[1])[order].reshape(patches.shape))
+        turn = self._turn(grids, order, x.device)
+        for index, block in enumerate(self._blocks):
+            on_layer()
+            x = self._through(block, x, turn, frames if index in self.config.full_layers else windows)
+        normed = functional.rms_norm(x, (width,), self._merge_norm, NORM_EPS)
+        merged = self._merge[1](functional.gelu(self._merge[0](normed.view(-1, unit * width))))
+        rows = torch.empty_like(merged)
+        rows[order] = merged
+        return list(rows.split([grid.patches // unit for grid in grids]))
+
+    def _through(self, block: _Block, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], segments: Segments) -> torch.Tensor:
+        config = self.config
+        size = config.hidden_size // config.heads
+        qkv = block.query_key_value(functional.rms_norm(x, (config.hidden_size,), block.attention_norm, NORM_EPS))
+        query, key, value = qkv.view(len(x), 3, config.heads, size).unbind(1)
+        x = x + block.output(segments.attention(_turned(query, *turn), _turned(key, *turn), value))
+        gate, up = block.gate_up(functional.rms_norm(x, (config.hidden_size,), block.ffn_norm, NORM_EPS)).chunk(2, -1)
+        return x + block.down(functional.silu(gate) * up)
+
+    def _arranged(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, Segments, Segments]:
+        """The merged rows in the order of windows, int64 [rows]; the patches of each window, and of each frame, in that order."""
+        side, unit = self.config.window_size // self.config.merge // self.config.patch_size, self.config.unit
+        orders, windows, frames, start = list[torch.Tensor](), list[int](), list[int](), 0
+        for grid in grids:
+            height, width = grid.height // self.config.merge, grid.width // self.config.merge
+            index = torch.arange(start, start + grid.frames * height * width).view(grid.frames, height, width)
+            for frame in index:
+                for rows in frame.split(side, 0):
+                    for window in rows.split(side, 1):
+                        orders.append(window.reshape(-1))
+                        windows.append(window.numel() * unit)
+            frames += [height * width * unit] * grid.frames
+            start += index.numel()
+        return torch.cat(orders), Segments(windows), Segments(frames)
+
+    def _turn(self, grids: Sequence[Grid], order: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the patches in the order of windows, float32 [patches, 1, head size]. Half of the pairs turn by the row,
+        half by the column."""
+        config = self.config
+        half = config.hidden_size // config.heads // 2
+        frequencies = 1.0 / ROPE_THETA ** (torch.arange(0, half, 2, dtype=torch.float32, device=device) / half)
+        places = torch.cat([self._places(grid, device) for grid in grids])
+        places = places.view(-1, config.unit, 2)[order].view(-1, 2)
+        angles = (places[..., None].float() * frequencies).flatten(1)
+        angles = torch.cat((angles, angles), -1)[:, None]
+        return angles.cos(), angles.sin()
+
+    def _places(self, grid: Grid, device: torch.device) -> torch.Tensor:
+        """Row and column of each patch, int64 [patches, 2], those of a merged row next to each other."""
+        merge = self.config.merge
+        places = torch.cartesian_prod(torch.arange(grid.height, device=device), torch.arange(grid.width, device=device))
+        blocks = places.view(grid.height // merge, merge, grid.width // merge, merge, 2).transpose(1, 2)
+        return blocks.reshape(-1, 2).repeat(grid.frames, 1)
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x: [patches, heads, head size]."""
+    wide = x.float()
+    first, second = wide.chunk(2, -1)
+    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+def _block(weight: Need, name: str, linear: Linears) -> _Block:
+    def fused(*names: str) -> Linear:
+        return linear(
+            torch.cat([weight(f"{name}.{each}.weight") for each in names]), torch.cat([weight(f"{name}.{each}.bias") for each in names])
+        )
+
+    return _Block(
+        attention_norm=weight(f"{name}.norm1.weight").clone(),
+        query_key_value=fused("attn.q", "attn.k", "attn.v"),
+        output=fused("attn.proj"),
+        ffn_norm=weight(f"{name}.norm2.weight").clone(),
+        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
+        down=fused("mlp.down_proj"),
+    )
