@@ -90,6 +90,20 @@ FAMILIES: Mapping[str, Family] = {
             ),
         ),
     ),
+    "qwen2_5_omni": Family(
+        models={
+            "thinker": ModelEntry(
+                "omnistage.models.qwen2_5_omni.thinker:QwenThinker",
+                devices=("cpu", "cuda"),
+                dtypes=("float32", "bfloat16"),
+                uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache"),
+                files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
+                model_type="qwen2_5_omni",
+            ),
+        },
+        needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soundfile", "soxr"),
+        marks=((Mark("config.json", "model_type", ("qwen2_5_omni",)),),),
+    ),
 }
 
 

@@ -30,6 +30,7 @@ class _GivenUp(Exception):
 @dataclass(eq=False, slots=True)
 class _Medium(Generic[Piece]):
     pieces: deque[Piece]
+    count: int
     done: asyncio.Future[torch.Tensor]
     rows: list[torch.Tensor] = field(default_factory=list)
     unwanted: bool = False
@@ -47,7 +48,7 @@ class EncoderQueue(Generic[Piece]):
 
     async def rows(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """The rows of one medium, [rows, width]. Cancelled: a piece that is being computed with others is finished, no other is begun."""
-        medium = _Medium(deque(pieces), asyncio.get_running_loop().create_future())
+        medium = _Medium(deque(pieces), len(pieces), asyncio.get_running_loop().create_future())
         self._waiting.append(medium)
         if self._running is None:
             self._running = asyncio.create_task(self._run())
@@ -97,7 +98,7 @@ class EncoderQueue(Generic[Piece]):
             return
         for (medium, _), rows in zip(taken, made, strict=True):
             medium.rows.append(rows)
-            if not medium.pieces and not medium.done.done():
+            if len(medium.rows) == medium.count and not medium.done.done():
                 medium.done.set_result(torch.cat(medium.rows))
 
     def _compute(self, taken: Sequence[tuple[_Medium[Piece], Piece]]) -> list[torch.Tensor]:

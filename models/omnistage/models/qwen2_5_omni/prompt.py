@@ -138,6 +138,7 @@ class _Rows:
         self._positions: list[NDArray[np.int64]] = []
         self._media: list[Placed] = []
         self._next = 0
+        self._most = 0
         self._count = 0
 
     def text(self, token_id: int) -> None:
@@ -153,7 +154,7 @@ class _Rows:
 
     def layout(self) -> Layout:
         ids, positions = np.concatenate(self._ids), np.concatenate(self._positions, 1)
-        return Layout(ids, positions, self._next - self._count, tuple(self._media))
+        return Layout(ids, positions, self._most + 1 - self._count, tuple(self._media))
 
     def _sound(self, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return np.full(rows, self._config.ids.audio), np.broadcast_to(np.arange(rows) + self._next, (3, rows))
@@ -183,7 +184,10 @@ class _Rows:
                 if index < len(chunks):
                     pieces.append(np.arange(*chunks[index]) + offset)
         order = np.concatenate(pieces)
-        self._place(np.concatenate((seen[0], heard[0]))[order], np.concatenate((seen[1], heard[1]), 1)[:, order], order)
+        places = np.concatenate((seen[1], heard[1]), 1)
+        self._place(np.concatenate((seen[0], heard[0]))[order], places[:, order], order)
+        # What follows counts on from the last piece, even where the other one lasts longer: so the model was trained.
+        self._next = int(places[:, pieces[-1]].max()) + 1
         self._add(np.array([config.ids.audio_end]), np.full((3, 1), self._next))
         self._next -= 1
 
@@ -195,7 +199,8 @@ class _Rows:
         self._ids.append(ids)
         self._positions.append(positions)
         self._count += len(ids)
-        self._next = max(self._next, int(positions.max()) + 1)
+        self._next = int(positions.max()) + 1
+        self._most = max(self._most, self._next - 1)
 
 
 def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
