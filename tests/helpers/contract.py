@@ -48,7 +48,7 @@ class Sample:
 class Case:
     """One kind of one family. refused: params that this model cannot serve, and the field that it has to name, besides what every model
     of the kind is asked. slow: its weights have to be read, or torch is needed. checkpoint: its folder; None: the
-    family's own. own: makes one that is in no registry."""
+    family's own. fixture: that gives its folder. own: makes one that is in no registry."""
 
     family: str
     kind: str
@@ -58,6 +58,7 @@ class Case:
     name: str = ""
     slow: bool = False
     checkpoint: Path | None = None
+    fixture: str = ""
     own: Callable[[], StageLogic] | None = None
 
     def __str__(self) -> str:
@@ -358,10 +359,14 @@ def assert_free(loaded: Loaded) -> None:
 
 
 async def check_what_it_cannot_do_is_refused_and_the_next_one_is_served(loaded: Loaded, rng: random.Random) -> None:
-    """With the field and a text that says what to do, before anything is computed."""
+    """With the field and a text that says what to do, before anything is put out: what only media tell may be found when they are read,
+    everything else before the session is open."""
     for params, named in [*loaded.case.refused, *beyond(loaded)]:
         with pytest.raises(StageError) as refused:
-            await loaded.logic.prepare(stage_pb2.Open(params=params, seed=1), Start())
+            work = await loaded.logic.prepare(stage_pb2.Open(params=params, seed=1), Start())
+            assert named == "thinker.messages.parts.media", named
+            async with aclosing(work.run(arriving(()), Timing(), Start())) as outputs:
+                assert [output async for output in outputs] == []
         assert refused.value.reason == "BAD_REQUEST", refused.value
         assert refused.value.metadata["field"] == named
         assert len(refused.value.message) > len(named) + 8

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 
+from helpers import media_files
 from helpers.contract import Case, Sample
 from helpers.logic import run_logic
 from helpers.run import params
@@ -141,7 +142,26 @@ def spoken_on_the_engine() -> Sample:
     return Sample(params("talker"), {"prompt": reply.prompt, "hidden": reply.hidden})
 
 
+def seen_and_heard() -> Sample:
+    """A picture, a sound, and a film with its sound."""
+    media = (
+        stage_pb2.Media(data=media_files.picture(1), media_type="image/png"),
+        stage_pb2.Media(data=media_files.sound(2), media_type="audio/wav"),
+        stage_pb2.Media(data=media_files.film(3, sound_s=2.0), media_type="video/mp4", use_audio=True),
+    )
+    parts = [stage_pb2.Part(text="What is this?"), *(stage_pb2.Part(media=one) for one in media)]
+    message = stage_pb2.Message(role="user", parts=parts)
+    return Sample(params("thinker", messages=[message], max_tokens=12, sampling=SAMPLING, ignore_eos=True))
+
+
 SAMPLING = stage_pb2.Sampling(temperature=1)
+
+BAD_PARTS = (
+    (unreadable(b"no picture"), UNREADABLE),
+    (unreadable(media_files.picture(1)[:-300]), UNREADABLE),
+    (unreadable(media_files.picture(1), "audio/wav"), UNREADABLE),
+    (unreadable(b"no film", "video/mp4"), UNREADABLE),
+)
 
 CASES = (
     Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT))),
@@ -179,6 +199,15 @@ CASES = (
     ),
     Case("test-engine", "thinker", looked_only, slow=True),
     Case("test-engine", "talker", spoken_on_the_engine, slow=True),
+    Case("qwen2_5_omni", "thinker", seen_and_heard, refused=BAD_PARTS, slow=True, fixture="omni_checkpoint"),
+    Case(
+        "qwen2_5_omni",
+        "thinker",
+        lambda: Sample(params("thinker", PROMPT, max_tokens=40, stop=["e"], ignore_eos=True)),
+        slow=True,
+        fixture="omni_checkpoint",
+        name="qwen2_5_omni-thinker-stop",
+    ),
     Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
     Case("smol", "talker", lambda: Sample(params("talker"), {"text": SPOKEN}), slow=True),
     Case("smol", "code2wav", lambda: Sample(params("code2wav"), {"features": smol_features()}), slow=True),

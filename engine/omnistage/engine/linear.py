@@ -159,6 +159,12 @@ class Linear:
         return self._product.run(x, self._packed, self._bias)
 
 
+class LinearMaker(Protocol):
+    """Makes the product of a weight [out, in] and an optional bias [out]."""
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
+
+
 class Linears:
     """Makes the products of one model, all with one backend, and tries each of them out.
 
@@ -181,6 +187,11 @@ class Linears:
         if rows := rows_that_differ(linear.run, weight, self._product, sizes[made % turns :: turns]):
             raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")
         return linear
+
+
+def whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """A product of any number of rows at once: see WHOLE. A LinearMaker."""
+    return Linear(weight, bias, WHOLE)
 
 
 def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:

@@ -286,7 +286,7 @@ class ThinkerModel(Model, Protocol[P]):
 
     async def prepare(self, request: TextRequest) -> P:
         """What `generate` needs. What is too long is refused before anything is done with it, and what takes long is done on a thread that
-        `threads` names. Raises BadRequest."""
+        `threads` names. What only the media tell may be found by `generate`, before it yields anything. Raises BadRequest."""
 
     def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them. inputs: media that are streamed.

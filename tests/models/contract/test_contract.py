@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -19,6 +20,8 @@ SLOW = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason=
 def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     """Loaded once: its callers' event loops come and go, and it holds nothing between two checks."""
     case: Case = request.param
+    if case.fixture:
+        case = replace(case, checkpoint=request.getfixturevalue(case.fixture))
     logic = case.load()
     yield Loaded(case, logic, case.sample())
     asyncio.run(logic.close())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.linear import Linear, Linears
+from omnistage.engine.linear import Linear, LinearMaker
 from omnistage.models.qwen2_5_omni.config import AudioConfig
 from omnistage.models.qwen2_5_omni.segments import Segments
 
@@ -51,7 +51,7 @@ class _Layer:
 class AudioEncoder:
     """weight: by the names of the checkpoint, without "thinker.audio_tower."."""
 
-    def __init__(self, config: AudioConfig, weight: Need, linear: Linears) -> None:
+    def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
         self._convolutions = tuple(linear(weight(f"{name}.weight").flatten(1), weight(f"{name}.bias")) for name in ("conv1", "conv2"))
         table = _sinusoids(config.positions, config.hidden_size)
@@ -73,9 +73,9 @@ class AudioEncoder:
         """The rows of sounds, [rows_of_frames(frames), output_size] each. spectrograms: [frames, mel_bins] each, frames at least 3.
         on_layer: called before each layer; what it raises ends the work."""
         config = self.config
-        chunks = [chunk for spectrogram in spectrograms for chunk in spectrogram.split(config.chunk)]
+        chunks = [chunk for spectrogram in spectrograms for chunk in torch.split(spectrogram, config.chunk)]
         x = self._convolved(0, chunks, 1)
-        x = self._convolved(1, x.split([len(chunk) for chunk in chunks]), 2)
+        x = self._convolved(1, torch.split(x, [len(chunk) for chunk in chunks]), 2)
         lengths = [(len(chunk) - 1) // 2 + 1 for chunk in chunks]
         x = x + torch.cat([self._positions[:length] for length in lengths])
         segments = Segments(lengths)
@@ -86,9 +86,9 @@ class AudioEncoder:
             x = x + layer.output(segments.attention(query, key, value))
             x = x + layer.down(functional.gelu(layer.up(layer.ffn_norm(x))))
         counts = [(len(spectrogram) - 1) // 2 + 1 for spectrogram in spectrograms]
-        pooled = torch.cat([(rows[0 : len(rows) - 1 : 2] + rows[1::2]) / 2 for rows in x.split(counts)])
+        pooled = torch.cat([(rows[0 : len(rows) - 1 : 2] + rows[1::2]) / 2 for rows in torch.split(x, counts)])
         rows = self._proj(self._norm(pooled))
-        return list(rows.split([count // 2 for count in counts]))
+        return list(torch.split(rows, [count // 2 for count in counts]))
 
     def _convolved(self, index: int, chunks: Sequence[torch.Tensor], stride: int) -> torch.Tensor:
         """A convolution over three frames and its GELU, of chunks [frames, width] each, with nothing before and after them."""
@@ -108,7 +108,7 @@ def _norm(weight: Need, name: str) -> _Norm:
     return _Norm(weight(f"{name}.weight").clone(), weight(f"{name}.bias").clone())
 
 
-def _layer(weight: Need, name: str, linear: Linears) -> _Layer:
+def _layer(weight: Need, name: str, linear: LinearMaker) -> _Layer:
     attention = f"{name}.self_attn"
     queries, values = weight(f"{attention}.q_proj.bias"), weight(f"{attention}.v_proj.bias")
     return _Layer(

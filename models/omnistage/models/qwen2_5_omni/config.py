@@ -1,6 +1,6 @@
 """What the config.json of a Qwen2.5-Omni checkpoint says, as far as the Thinker needs it.
 
-Both spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`) and that of Transformers 5 (`rope_parameters`).
+Both spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`), and `rope_parameters` of Transformers 5.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class _Medium(Generic[Piece]):
 
 
 class EncoderQueue(Generic[Piece]):
-    """encode: runs on the worker's thread. size: of a piece, in rows. most_rows: of a pass that has more than one piece. together: pieces may
-    share a pass, because that was found to change no bit."""
+    """encode: runs on the worker's thread. size: of a piece, in rows. most_rows: of a pass that has more than one piece. together: pieces
+    may share a pass, because that was found to change no bit."""
 
     def __init__(self, worker: Worker, encode: Pass[Piece], size: Callable[[Piece], int], *, most_rows: int, together: bool) -> None:
         self.worker, self._encode, self._size = worker, encode, size

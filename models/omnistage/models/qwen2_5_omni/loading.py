@@ -14,7 +14,7 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
-from omnistage.engine.linear import WHOLE, Linear, Linears, build_exact
+from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
@@ -70,12 +70,12 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least * page_bytes(parts.decoder.spec)}")
     limits = limits_of(sessions, options.max_batch_size, options.max_batch_tokens)
     is_kept = options.enable_cache is not False
-    engine = Engine(
-        parts.decoder, TokenHead(parts.decoder.logits), pages=pages, limits=limits, kept_pages=None if is_kept else 0
-    )
+    engine = Engine(parts.decoder, TokenHead(parts.decoder.logits), pages=pages, limits=limits, kept_pages=None if is_kept else 0)
     together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
     results = computed(partial(fixed_results, parts.decoder, parts.decoder.logits, engine.attention.backend), options.threads)
-    name = revision(folder, CODE_REVISION, dtype=dtype, device=hardware(options.device), threads=options.threads, results=[*results, *encoded])
+    name = revision(
+        folder, CODE_REVISION, dtype=dtype, device=hardware(options.device), threads=options.threads, results=[*results, *encoded]
+    )
     chosen = {
         "dtype": dtype,
         "max_batch_size": limits.max_sequences,
@@ -104,7 +104,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     seen = EncoderQueue(
         workers[1],
         picture_pass(parts.vision, pictures.colours),
-        lambda pixels: grid_of(*pixels.shape[:3], config.vision).patches,
+        lambda pixels: grid_of(pixels, config.vision).patches,
         most_rows=PASS_ROWS,
         together=together,
     )
@@ -145,7 +145,7 @@ def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: 
             (vision, audio), products = build_exact(build, dtype, device)
         else:
             # A medium that is alone in its pass has the same bits every time, and products of a whole picture are what a GPU is made for.
-            (vision, audio), products = build(lambda weight, bias=None: Linear(weight, bias, WHOLE)), WHOLE.name
+            (vision, audio), products = build(whole), WHOLE.name
         weights.check_read(ignored=_OTHERS)
     return Parts(decoder, vision, audio, f"{decoder.products}; of the encoders: {products}")
 
@@ -162,7 +162,7 @@ def _language_weight(weights: Weights, tied: bool, dtype: torch.dtype, device: t
 
 
 def _encoders(
-    weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: Linears
+    weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
 ) -> tuple[VisionEncoder, AudioEncoder]:
     def need(part: str, name: str) -> torch.Tensor:
         found = weights.read(f"{_PREFIX}{part}.{name}")
@@ -185,7 +185,8 @@ def _encode(parts: Parts, config: ThinkerConfig, pictures: PictureSettings) -> t
     sizes = ((2, 3), (5, 9), (8, 4))
     seen = [random.integers(0, 256, (config.vision.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
     heard = [
-        torch.from_numpy(random.standard_normal((frames, config.audio.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)
+        torch.from_numpy(random.standard_normal((frames, config.audio.mel_bins), np.float32))
+        for frames in (chunk // 3, 2 * chunk, chunk + 7)
     ]
     with torch.inference_mode():
         alone = [*_each(picture_pass(parts.vision, pictures.colours), seen), *_each(sound_pass(parts.audio), heard)]

@@ -1,6 +1,6 @@
 """Media of a request, from the bytes that were sent to the rows that stand for them in a prompt.
 
-    bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by the digest of all of it
+bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by the digest of all of it
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
 from omnistage.models.media.decoded import Sound
@@ -22,16 +20,13 @@ from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.encoding import EncoderQueue
 from omnistage.models.qwen2_5_omni.features import FeatureCache, Features
-from omnistage.models.qwen2_5_omni.patches import Normalization, grid_of, patches_of
+from omnistage.models.qwen2_5_omni.patches import Normalization, Pixels, grid_of, patches_of
 from omnistage.models.qwen2_5_omni.processor import FILM_MAX_PIXELS, FILM_MIN_PIXELS, FILM_RATE_HZ, PictureSettings, Spectrograms
 from omnistage.models.qwen2_5_omni.prompt import Extent
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 SOUND_CHUNKS = 8
 """Chunks of sound that are one piece."""
-
-Pixels = NDArray[np.uint8]
-"""[frames, height, width, 3]: as many frames as a patch has, or one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,9 @@ class MediaReader:
     def digest(self, medium: Medium, scope: bytes) -> bytes:
         """Of everything that the rows of a medium are made from. It takes 1 ms for each 0.5 to 2 MB: ask on a thread."""
         ask = f"{medium.kind} {self._asks.of(medium)} ".encode()
-        return hashlib.sha256(b"".join((self._digest, len(scope).to_bytes(8, "big"), scope, ask, hashlib.sha256(medium.data).digest()))).digest()
+        return hashlib.sha256(
+            b"".join((self._digest, len(scope).to_bytes(8, "big"), scope, ask, hashlib.sha256(medium.data).digest()))
+        ).digest()
 
     async def features(self, medium: Medium, digest: bytes, most_rows: int) -> Features:
         """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Raises BadMedia,
@@ -130,7 +127,7 @@ class MediaReader:
 
     async def _seen(self, frames: Pixels, seconds: float, sound: Sound | None, digest: bytes, most_rows: int) -> Features:
         vision = self._config.vision
-        extent = Extent(grid_of(*frames.shape[:3], vision), seconds, 0 if sound is None else self._heard_rows(sound))
+        extent = Extent(grid_of(frames, vision), seconds, 0 if sound is None else self._heard_rows(sound))
         _check_room(extent, self._config, most_rows)
         rows = await self._pictures.rows([frames[first : first + vision.frames] for first in range(0, len(frames), vision.frames)])
         return Features(extent, rows if sound is None else torch.cat((rows, await self._heard(sound))), digest)
@@ -138,12 +135,14 @@ class MediaReader:
     def _heard_rows(self, sound: Sound) -> int:
         rows = rows_of_frames(self._spectrograms.frames(len(sound.samples)))
         if not rows:
-            raise BadMedia(f"the sound lasts {len(sound.samples) / sound.rate_hz * 1000:.0f} ms, too short to hear anything: send 40 ms or more")
+            raise BadMedia(
+                f"the sound lasts {len(sound.samples) / sound.rate_hz * 1000:.0f} ms, too short to hear anything: send 40 ms or more"
+            )
         return rows
 
     async def _heard(self, sound: Sound) -> torch.Tensor:
         spectrogram = await self._sounds.worker.run(lambda: self._spectrograms(sound.samples))
-        return await self._sounds.rows(spectrogram.split(SOUND_CHUNKS * self._config.audio.chunk))
+        return await self._sounds.rows(torch.split(spectrogram, SOUND_CHUNKS * self._config.audio.chunk))
 
 
 def rows_of(extent: Extent, config: ThinkerConfig) -> int:
@@ -154,7 +153,9 @@ def rows_of(extent: Extent, config: ThinkerConfig) -> int:
 
 def _check_room(extent: Extent, config: ThinkerConfig, most_rows: int) -> None:
     if (rows := rows_of(extent, config)) > most_rows:
-        raise BadMedia(f"it takes {rows} tokens, and the conversation has room for {max(most_rows, 0)}: send less, or a smaller or shorter one")
+        raise BadMedia(
+            f"it takes {rows} tokens, and the conversation has room for {max(most_rows, 0)}: send less, or a smaller or shorter one"
+        )
 
 
 def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Sequence[Pixels], Callable[[], None]], list[torch.Tensor]]:
@@ -162,7 +163,7 @@ def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Se
 
     def encode(pieces: Sequence[Pixels], between: Callable[[], None]) -> list[torch.Tensor]:
         patches = torch.cat([patches_of(piece, encoder.config, colours) for piece in pieces])
-        grids = [grid_of(*piece.shape[:3], encoder.config) for piece in pieces]
+        grids = [grid_of(piece, encoder.config) for piece in pieces]
         return [rows.cpu() for rows in encoder.encode(patches.to(encoder.device, encoder.dtype), grids, between)]
 
     return encode

@@ -20,21 +20,26 @@ class Normalization:
     std: tuple[float, ...]
 
 
-def grid_of(frames: int, height: int, width: int, config: VisionConfig) -> Grid:
-    """The patches of so many frames of height x width pixels, which are multiples of a merged row's."""
+Pixels = NDArray[np.uint8]
+"""Frames as they are, [frames, height, width, 3]; sides are multiples of those of a merged row."""
+
+
+def grid_of(pixels: Pixels, config: VisionConfig) -> Grid:
+    """The patches of frames."""
+    frames, height, width, _ = pixels.shape
     return Grid(-(-frames // config.frames), height // config.patch_size, width // config.patch_size)
 
 
-def patches_of(pixels: NDArray[np.uint8], config: VisionConfig, colours: Normalization) -> torch.Tensor:
+def patches_of(pixels: Pixels, config: VisionConfig, colours: Normalization) -> torch.Tensor:
     """Patches [grid patches, patch_values] of frames, those of a merged row next to each other; the last frame is repeated where there are
-    too few for a patch. pixels: [frames, height, width, 3]. Returns float32, values in the order colour, frame, row, column: as
+    too few for a patch. Returns float32, values in the order colour, frame, row, column: as
     Transformers' `Qwen2VLImageProcessor` makes them."""
     scale = torch.tensor([255.0 * std for std in colours.std])
     shift = torch.tensor([mean / std for mean, std in zip(colours.mean, colours.std, strict=True)])
     taken = torch.from_numpy(pixels)
     if missing := -len(taken) % config.frames:
         taken = torch.cat((taken, taken[-1:].expand(missing, -1, -1, -1)))
-    grid = grid_of(len(taken), taken.shape[1], taken.shape[2], config)
+    grid = grid_of(pixels, config)
     merge, size = config.merge, config.patch_size
     shape = (grid.frames, config.frames, grid.height // merge, merge, size, grid.width // merge, merge, size, config.channels)
     ordered = taken.view(shape).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)

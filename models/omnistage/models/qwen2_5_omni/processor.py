@@ -45,7 +45,9 @@ def read_pictures(directory: Path, config: ThinkerConfig) -> PictureSettings:
     pixels = values.section("size") if values.has("size") else values
     least, most = ("shortest_edge", "longest_edge") if values.has("size") else ("min_pixels", "max_pixels")
     return PictureSettings(
-        pixels.value(least, int), pixels.value(most, int), Normalization(values.values("image_mean", float), values.values("image_std", float))
+        pixels.value(least, int),
+        pixels.value(most, int),
+        Normalization(values.values("image_mean", float), values.values("image_std", float)),
     )
 
 
@@ -53,22 +55,24 @@ class Spectrograms:
     """Log-mel spectrograms, made by Transformers' own extractor."""
 
     def __init__(self, directory: Path, config: ThinkerConfig) -> None:
-        self._extractor = WhisperFeatureExtractor.from_pretrained(directory, local_files_only=True)
-        self.sample_rate_hz: int = self._extractor.sampling_rate
-        self.most_samples: int = self._extractor.n_samples
-        if self._extractor.feature_size != config.audio.mel_bins:
-            raise BadCheckpoint(f"{directory / FILE}: {self._extractor.feature_size} mel bins, the model was made for {config.audio.mel_bins}")
+        self.extractor = WhisperFeatureExtractor.from_pretrained(directory, local_files_only=True)
+        self.sample_rate_hz: int = self.extractor.sampling_rate
+        self.most_samples: int = self.extractor.n_samples
+        if self.extractor.feature_size != config.audio.mel_bins:
+            raise BadCheckpoint(
+                f"{directory / FILE}: {self.extractor.feature_size} mel bins, the model was made for {config.audio.mel_bins}"
+            )
 
     def frames(self, samples: int) -> int:
         """Of a sound of so many samples."""
-        return -(-samples // int(self._extractor.hop_length))
+        return -(-samples // int(self.extractor.hop_length))
 
     def __call__(self, samples: NDArray[np.float32]) -> torch.Tensor:
         """Of one sound, samples [n] at `sample_rate_hz`; float32 [frames, mel_bins].
 
         The extractor pads every sound with silence to 300 s and cuts the spectrogram again; a little silence gives the same frames."""
-        hop, frames = int(self._extractor.hop_length), self.frames(len(samples))
-        silence = int(self._extractor.n_fft) // hop + 1
+        hop, frames = int(self.extractor.hop_length), self.frames(len(samples))
+        silence = int(self.extractor.n_fft) // hop + 1
         padded = np.pad(samples, (0, (frames + silence) * hop - len(samples)))
-        made = self._extractor(padded, sampling_rate=self.sample_rate_hz, truncation=False, padding=False, return_tensors="np")
+        made = self.extractor(padded, sampling_rate=self.sample_rate_hz, truncation=False, padding="do_not_pad", return_tensors="np")
         return torch.from_numpy(np.ascontiguousarray(made["input_features"][0, :, :frames].T))

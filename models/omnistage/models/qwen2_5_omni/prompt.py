@@ -43,10 +43,10 @@ class ChatTemplate:
         texts, kinds = list[str](), iter(media)
         conversation = [{"role": turn.role, "content": _content(turn, texts, kinds)} for turn in turns]
         try:
-            (rendered,), _ = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
+            made = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
         except jinja2.TemplateError as error:
             raise BadRequest("thinker.messages", f"the checkpoint's chat template refuses this conversation: {error}") from None
-        ids = list(self._ids(rendered, texts))
+        ids = list(self._ids(made[0][0], texts))
         placed = [self._media[token_id] for token_id in ids if token_id in self._media]
         if placed != list(media):
             raise BadRequest("thinker.messages", f"the checkpoint's chat template has no place for all of: {', '.join(media)}")
@@ -204,7 +204,7 @@ class _Rows:
 
 
 def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
-    """First and behind the last index of each chunk: the n-th ends before the first time that is not below n steps, and has one at least."""
+    """First index and the one behind the last of each chunk: the n-th ends before the first time that is not below n steps."""
     chunks, start = list[tuple[int, int]](), 0
     for index in range(len(times)):
         if times[index] >= (len(chunks) + 1) * step:

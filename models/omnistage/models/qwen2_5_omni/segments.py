@@ -22,15 +22,15 @@ class Segments:
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Each row sees the rows of its segment. [rows, heads, head size] each; returns [rows, heads * head size]."""
-        parts = [tensor.split(self.lengths) for tensor in (query, key, value)]
+        parts = [torch.split(tensor, self.lengths) for tensor in (query, key, value)]
         out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
-        outs = out.split(self.lengths)
+        outs = torch.split(out, self.lengths)
         for length, places in self._of_length.items():
             at_once = max(MOST_ROWS // length, 1)
             for first in range(0, len(places), at_once):
                 some = places[first : first + at_once]
-                stacked = [torch.stack([part[place] for place in some]).transpose(1, 2) for part in parts]
-                attended = functional.scaled_dot_product_attention(*stacked).transpose(1, 2)
+                queries, keys, values = (torch.stack([part[place] for place in some]).transpose(1, 2) for part in parts)
+                attended = functional.scaled_dot_product_attention(queries, keys, values).transpose(1, 2)
                 for place, rows in zip(some, attended, strict=True):
                     outs[place].copy_(rows.reshape(length, -1))
         return out

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from omnistage.engine.detokenizer import BytePieces
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
 from omnistage.models.common.tokenizer import read_tokenizer
@@ -17,7 +15,7 @@ END = "<|im_end|>"
 
 
 class OmniTokenizer:
-    """piece: the bytes of a token. ends: ids that end an answer. unsayable: ids that are in none: special tokens, and those without text."""
+    """piece: the bytes of a token. ends: ids that end an answer. unsayable: ids that no answer has: special ones, and any without text."""
 
     def __init__(self, directory: Path, config: ThinkerConfig) -> None:
         """Raises BadCheckpoint."""

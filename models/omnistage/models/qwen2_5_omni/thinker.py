@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,14 +37,17 @@ from omnistage.models.media.errors import BadMedia
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.features import Features
-from omnistage.models.qwen2_5_omni.media import Medium, MediaReader, rows_of
-from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, Layout, laid_out
+from omnistage.models.qwen2_5_omni.media import MediaReader, Medium, rows_of
+from omnistage.models.qwen2_5_omni.prompt import Layout, laid_out
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
 
 TEXT, PROMPT, HIDDEN = "text", "prompt", "hidden"
 MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
 """Of one conversation."""
+
+READING = 4
+"""Requests whose media are read at once."""
 
 _PIECE_TOKENS = 8
 _MAX_TOKEN_CHARACTERS = 8
@@ -65,10 +69,19 @@ class Prepared:
 class QwenThinker:
     """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
 
-    def __init__(self, config: ThinkerConfig, engine: Engine, tokenizer: OmniTokenizer, reader: MediaReader, workers: Sequence[Worker], info: ModelInfo) -> None:
+    def __init__(
+        self,
+        config: ThinkerConfig,
+        engine: Engine,
+        tokenizer: OmniTokenizer,
+        reader: MediaReader,
+        workers: Sequence[Worker],
+        info: ModelInfo,
+    ) -> None:
         """workers: of the tokenizer, and those of the encoders."""
-        self._config, self._engine, self._tokenizer, self._reader = config, engine, tokenizer, reader
+        self.config, self.engine, self.tokenizer, self._reader = config, engine, tokenizer, reader
         self._worker, self._workers, self._info = workers[0], workers, info
+        self._reading = asyncio.Semaphore(READING)
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenThinker:
@@ -83,10 +96,10 @@ class QwenThinker:
 
     @property
     def threads(self) -> Sequence[Activity]:
-        return (self._engine.activity, *(worker.activity for worker in self._workers))
+        return (self.engine.activity, *(worker.activity for worker in self._workers))
 
     def load(self) -> Load:
-        stats = self._engine.stats()
+        stats = self.engine.stats()
         return Load(queued=stats.waiting + self._worker.queued, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
 
     async def warm_up(self) -> None:
@@ -97,7 +110,7 @@ class QwenThinker:
                 pass
 
     async def close(self) -> None:
-        await self._engine.close()
+        await self.engine.close()
         for worker in self._workers:
             await worker.close()
         await self._reader.close()
@@ -107,9 +120,9 @@ class QwenThinker:
         take longer than a caller waits for the session to open."""
         check_parts(request, self._info)
         check_constraint(request, self._info)
-        if not all(0 <= token_id < self._config.text.vocab_size for token_id in request.history):
-            raise BadRequest("resume.history", f"token ids must be below {self._config.text.vocab_size}")
-        if not self._tokenizer.unsayable.isdisjoint(request.history):
+        if not all(0 <= token_id < self.config.text.vocab_size for token_id in request.history):
+            raise BadRequest("resume.history", f"token ids must be below {self.config.text.vocab_size}")
+        if not self.tokenizer.unsayable.isdisjoint(request.history):
             raise BadRequest("resume.history", "special tokens are in no answer")
         self._check_characters("thinker.verbatim", len(request.verbatim))
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
@@ -119,21 +132,28 @@ class QwenThinker:
         return await self._worker.run(partial(self._tokenized, request, media))
 
     def _check_characters(self, field: str, count: int) -> None:
-        most = self._config.text.context * _MAX_TOKEN_CHARACTERS
+        most = self.config.text.context * _MAX_TOKEN_CHARACTERS
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
     def _tokenized(self, request: TextRequest, media: Sequence[Media]) -> Prepared:
         """The request with its tokens, and digests of its media. Raises BadRequest for what only they tell."""
         if request.verbatim:
-            ids = tuple(self._tokenizer.encode(request.verbatim))
+            ids = tuple(self.tokenizer.encode(request.verbatim))
             if request.history != ids[: len(request.history)]:
                 raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
             return Prepared(request, ids, ())
         asked = [Medium(part.media_type.partition("/")[0], part.data, part.use_audio, request.client) for part in media]
-        ids = tuple(self._tokenizer.template.written(request.turns, [medium.kind for medium in asked]))
-        if len(ids) >= self._config.text.context:
-            raise BadRequest("thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self._config.text.context - 1}")
+        ids = tuple(self.tokenizer.template.written(request.turns, [medium.kind for medium in asked]))
+        if len(ids) >= self.config.text.context:
+            raise BadRequest(
+                "thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self.config.text.context - 1}"
+            )
+        if request.finished is None:
+            with fitting("thinker"):
+                # Without what its media take: what is wrong with the request itself is told before anything is read.
+                most = min(request.max_tokens, self.config.text.context - len(ids)) + 1
+                self.engine.check(self._asked(request, Prompt.of_tokens(ids), max(most, len(request.history) + 1)))
         scope = request.client.encode()
         return Prepared(request, ids, tuple((medium, self._reader.digest(medium, scope)) for medium in asked))
 
@@ -147,7 +167,7 @@ class QwenThinker:
 
     async def _say(self, prepared: Prepared, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         request = prepared.request
-        answer = AnswerAssembler(Detokenizer(self._tokenizer.piece), wanted, history=request.history, finished=request.finished)
+        answer = AnswerAssembler(Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
         for first in range(len(request.history), len(prepared.token_ids), _PIECE_TOKENS):
             for token_id in prepared.token_ids[first : first + _PIECE_TOKENS]:
                 answer.token(token_id)
@@ -160,53 +180,64 @@ class QwenThinker:
     async def _think(self, prepared: Prepared, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         request = prepared.request
         features = await self._read(prepared)
-        layout = laid_out(prepared.token_ids, [each.extent for each in features], self._config)
+        layout = laid_out(prepared.token_ids, [each.extent for each in features], self.config)
         answer = AnswerAssembler(
-            Detokenizer(self._tokenizer.piece, request.stop),
+            Detokenizer(self.tokenizer.piece, request.stop),
             wanted,
             history=request.history,
             finished=request.finished,
-            most=min(request.max_tokens, self._config.text.context - len(layout)),
+            most=min(request.max_tokens, self.config.text.context - len(layout)),
             row_port=HIDDEN,
             prompt_port=PROMPT,
             prompt_rows=len(layout),
         )
         with fitting("thinker"):
-            asked = self._asked(request, layout, features)
-            asked = replace(asked, max_items=answer.items, taps_from=answer.first_slot)
-            self._engine.check(asked)
-        async with aclosing(self._engine.submit(asked)) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
+            prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.client.encode())
+            asked = self._asked(request, prompt, answer.items, answer.first_slot)
+            self.engine.check(asked)
+        async with aclosing(self.engine.submit(asked)) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def _read(self, prepared: Prepared) -> list[Features]:
-        """The features of all media, one after the other: what a request holds is bounded."""
-        room = self._config.text.context - len(prepared.token_ids)
+        """The features of all media, one after the other and of few requests at once: the pixels that are held are bounded."""
+        if not prepared.media:
+            return []
+        async with self._reading:
+            return await self._features(prepared)
+
+    async def _features(self, prepared: Prepared) -> list[Features]:
+        room = self.config.text.context - len(prepared.token_ids)
         features = list[Features]()
         for number, (medium, digest) in enumerate(prepared.media, 1):
             try:
                 features.append(await self._reader.features(medium, digest, room))
             except BadMedia as error:
                 raise BadRequest(MEDIA_FIELD, f"medium {number} ({medium.kind}): {error}") from None
-            room -= rows_of(features[-1].extent, self._config) - 1
+            room -= rows_of(features[-1].extent, self.config) - 1
         return features
 
-    def _asked(self, request: TextRequest, layout: Layout, features: Sequence[Features]) -> SequenceRequest:
+    def _asked(self, request: TextRequest, prompt: Prompt, items: int, taps_from: int | None = None) -> SequenceRequest:
         """What the engine is asked for. Raises Unfit."""
-        given = tuple(
-            Given(placed.first, each.rows[torch.from_numpy(placed.order)], each.digest)
-            for placed, each in zip(layout.media, features, strict=True)
-        )
         return SequenceRequest(
-            prompt=Prompt(layout.ids[:, None], given, layout.positions, layout.delta, request.client.encode()),
+            prompt=prompt,
             seed=request.seed,
-            max_items=min(request.max_tokens, self._config.text.context - len(layout)),
+            max_items=items,
             sampling=request.sampling,
             min_items=request.min_tokens,
-            end_ids=self._tokenizer.ends,
+            end_ids=self.tokenizer.ends,
             ignore_end=request.ignore_eos,
-            banned=self._tokenizer.unsayable,
+            banned=self.tokenizer.unsayable,
             logprobs=request.logprobs,
             history=tuple((token_id,) for token_id in request.history),
+            taps_from=taps_from,
             client=request.client,
         )
+
+
+def _given(layout: Layout, features: Sequence[Features]) -> tuple[Given, ...]:
+    """The rows of the media of a prompt."""
+    return tuple(
+        Given(placed.first, each.rows[torch.from_numpy(placed.order)], each.digest)
+        for placed, each in zip(layout.media, features, strict=True)
+    )

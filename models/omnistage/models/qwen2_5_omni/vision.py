@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.linear import Linear, Linears
+from omnistage.engine.linear import Linear, LinearMaker
 from omnistage.models.qwen2_5_omni.config import VisionConfig
 from omnistage.models.qwen2_5_omni.segments import Segments
 
@@ -50,7 +50,7 @@ class _Block:
 class VisionEncoder:
     """weight: by the names of the checkpoint, without "thinker.visual."."""
 
-    def __init__(self, config: VisionConfig, weight: Need, linear: Linears) -> None:
+    def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
         self._embed = linear(weight("patch_embed.proj.weight").reshape(config.hidden_size, config.patch_values))
         self._blocks = [_block(weight, f"blocks.{index}", linear) for index in range(config.layers)]
@@ -82,7 +82,7 @@ class VisionEncoder:
         merged = self._merge[1](functional.gelu(self._merge[0](normed.view(-1, unit * width))))
         rows = torch.empty_like(merged)
         rows[order] = merged
-        return list(rows.split([grid.patches // unit for grid in grids]))
+        return list(torch.split(rows, [grid.patches // unit for grid in grids]))
 
     def _through(self, block: _Block, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], segments: Segments) -> torch.Tensor:
         config = self.config
@@ -136,7 +136,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
-def _block(weight: Need, name: str, linear: Linears) -> _Block:
+def _block(weight: Need, name: str, linear: LinearMaker) -> _Block:
     def fused(*names: str) -> Linear:
         return linear(
             torch.cat([weight(f"{name}.{each}.weight") for each in names]), torch.cat([weight(f"{name}.{each}.bias") for each in names])

@@ -1,0 +1,201 @@
+"""What Transformers makes of a checkpoint of Qwen2.5-Omni: the reference for the Thinker.
+
+Pixels of films come from our decoder on both sides, since Transformers' own needs torchvision; those of pictures from
+`Qwen2VLImageProcessorPil`, spectrograms from `WhisperFeatureExtractor`, and the prompt is written and filled in as its processor does it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import (
+    AutoTokenizer,
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    WhisperFeatureExtractor,
+)
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from omnistage.models.interface import Media, Part, Turn
+from omnistage.models.media.asks import FilmAsk, SoundAsk
+from omnistage.models.media.decoded import Film, Sound
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.qwen2_5_omni.config import read_thinker_config
+from omnistage.models.qwen2_5_omni.loading import MEDIUM_ROWS
+from omnistage.models.qwen2_5_omni.media import Asks, Medium
+from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
+from omnistage.models.qwen2_5_omni.processor import read_pictures
+
+MARKS = {"image": "<|IMAGE|>", "audio": "<|AUDIO|>", "video": "<|VIDEO|>"}
+RATE_HZ = 16_000
+
+Seen = tuple[list[Film], list[Sound]]
+"""What there is to see and hear in a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """ids: of the prompt. tokens: of the answer. close: which of them were chosen from two that were almost equally good."""
+
+    ids: list[int]
+    tokens: list[int]
+    close: list[bool]
+
+
+class OmniReference:
+    """Greedy answers of a checkpoint in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._pictures = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        self._sounds = WhisperFeatureExtractor.from_pretrained(folder)
+        self._config = read_thinker_config(folder)
+        self._preparation = read_pictures(folder, self._config)
+        self.model = _thinker(folder)
+
+    async def read(self, turns: Sequence[Turn]) -> Seen:
+        """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
+        asks = Asks(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS, self._config.text.context))
+        decoder = MediaDecoder()
+        films, sounds = list[Film](), list[Sound]()
+        for part in _media(turns):
+            ask = asks.of(Medium(_kind(part), part.data, part.use_audio))
+            if isinstance(ask, FilmAsk):
+                films.append(await decoder.film(part.data, ask))
+            elif isinstance(ask, SoundAsk):
+                sounds.append(await decoder.sound(part.data, ask))
+        await decoder.close()
+        return films, sounds
+
+    def answer(self, turns: Sequence[Turn], seen: Seen, count: int, never: Sequence[int], **how: Any) -> Expected:
+        """So many tokens. never: ids that are not drawn. how: goes to `generate`."""
+        ids, inputs = self.inputs(turns, seen)
+        with torch.inference_mode():
+            made = self.model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                **inputs,
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                suppress_tokens=list(never),
+                output_scores=True,
+                return_dict_in_generate=True,
+                **how,
+            )
+        close = []
+        for scores in made.scores:
+            best, second = scores[0].topk(2).values.tolist()
+            close.append(best - second < 1e-5 * abs(best))
+        return Expected(ids[0].tolist(), made.sequences[0, ids.shape[1] :].tolist(), close)
+
+    def inputs(self, turns: Sequence[Turn], seen: Seen) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Ids of the prompt, [1, rows], and what else `generate` takes."""
+        films, sounds = seen
+        written = self.written(turns)
+        pictures = [Image.open(io.BytesIO(part.data)) for part in _media(turns) if part.media_type.startswith("image/")]
+        inputs: dict[str, Any] = {}
+        if pictures:
+            made = self._pictures(images=pictures, return_tensors="pt")
+            inputs |= {"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]}
+        waves = [sound.samples for sound in _in_order(turns, films, sounds)]
+        lengths = []
+        if waves:
+            made = self._sounds(waves, sampling_rate=RATE_HZ, padding="max_length", return_attention_mask=True, return_tensors="pt")
+            inputs |= {"input_features": made["input_features"], "feature_attention_mask": made["attention_mask"]}
+            lengths = [((frames - 1) // 2 + 1) // 2 for frames in made["attention_mask"].sum(-1).tolist()]
+        if films:
+            vision = self._config.vision
+            grids = [grid_of(film.frames, vision) for film in films]
+            inputs |= {
+                "pixel_values_videos": torch.cat([patches_of(film.frames, vision, self._preparation.colours) for film in films]),
+                "video_grid_thw": torch.tensor([[grid.frames, grid.height, grid.width] for grid in grids]),
+                "video_second_per_grid": torch.ones(len(films)),
+                "use_audio_in_video": any(film.sound for film in films),
+            }
+        unit = self._config.vision.unit
+        looked = iter(inputs["image_grid_thw"].prod(-1).tolist() if pictures else [])
+        shown, spoken = iter(range(len(films))), iter(lengths)
+        for part in _media(turns):
+            kind = _kind(part)
+            if kind == "image":
+                rows = MARKS["image"] * (next(looked) // unit)
+            elif kind == "audio":
+                rows = MARKS["audio"] * next(spoken)
+            else:
+                place = next(shown)
+                rows = self._film(inputs, place, next(spoken)) if films[place].sound else MARKS["video"] * (grids[place].patches // unit)
+            written = written.replace(MARKS[kind], rows.replace("<|", "<\0|"), 1)
+        ids = self.tokenizer(written.replace("<\0|", "<|"), add_special_tokens=False, return_tensors="pt")["input_ids"]
+        return ids, inputs
+
+    def written(self, turns: Sequence[Turn]) -> str:
+        """The conversation as the checkpoint's template writes it."""
+        content = [
+            {
+                "role": turn.role,
+                "content": [{"type": "text", "text": part} if isinstance(part, str) else _typed(part) for part in turn.parts],
+            }
+            for turn in turns
+        ]
+        text: str = self.tokenizer.apply_chat_template(content, tokenize=False, add_generation_prompt=True)
+        return text
+
+    def _film(self, inputs: dict[str, Any], place: int, sound: int) -> str:
+        """The rows of a film and its sound, as Transformers' processor writes them."""
+        names = {f"{name}_token": MARKS[name] for name in ("audio", "video")}
+        one = SimpleNamespace(
+            video_processor=SimpleNamespace(merge_size=self._config.vision.merge),
+            audio_bos_token="<|audio_bos|>",
+            audio_eos_token="<|audio_eos|>",
+            **names,
+        )
+        one.get_chunked_index = partial(Qwen2_5OmniProcessor.get_chunked_index, one)
+        film = {"video_grid_thw": inputs["video_grid_thw"].numpy(), "video_second_per_grid": np.ones(len(inputs["video_grid_thw"]))}
+        rows: str = Qwen2_5OmniProcessor.replace_video_with_audio_token(
+            one,
+            film,
+            place,
+            {"num_audio_tokens": {0: sound}},
+            0,
+            position_id_per_seconds=self._config.position_ids_per_second,
+            seconds_per_chunk=self._config.seconds_per_chunk,
+        )
+        return rows
+
+
+def _thinker(folder: Path) -> Qwen2_5OmniThinkerForConditionalGeneration:
+    return Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").thinker.eval()
+
+
+def _media(turns: Sequence[Turn]) -> list[Media]:
+    return [part for turn in turns for part in turn.parts if isinstance(part, Media)]
+
+
+def _kind(part: Media) -> str:
+    return part.media_type.partition("/")[0]
+
+
+def _typed(part: Part) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    assert isinstance(part, Media)
+    return {"type": _kind(part)}
+
+
+def _in_order(turns: Sequence[Turn], films: Sequence[Film], sounds: Sequence[Sound]) -> list[Sound]:
+    """All that is heard, that of films included."""
+    shown, heard = iter(films), iter(sounds)
+    kinds = [_kind(part) for part in _media(turns)]
+    every = [next(shown).sound if kind == "video" else next(heard) for kind in kinds if kind != "image"]
+    return [sound for sound in every if sound is not None]
