@@ -7,7 +7,7 @@ Pixels of films come from our decoder on both sides, since Transformers' own nee
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from PIL import Image
 from transformers import (
     AutoTokenizer,
     Qwen2_5OmniForConditionalGeneration,
-    Qwen2_5OmniThinkerForConditionalGeneration,
     WhisperFeatureExtractor,
 )
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
@@ -56,12 +55,13 @@ class OmniReference:
     """Greedy answers of a checkpoint in float32."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._pictures = Qwen2VLImageProcessorPil.from_pretrained(folder)
-        self._sounds = WhisperFeatureExtractor.from_pretrained(folder)
+        # Their annotations are narrower than what they take.
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._pictures: Any = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        self._sounds: Any = WhisperFeatureExtractor.from_pretrained(folder)
         self._config = read_thinker_config(folder)
         self._preparation = read_pictures(folder, self._config)
-        self.model = _thinker(folder)
+        self.model: Any = _thinker(folder)
 
     async def read(self, turns: Sequence[Turn]) -> Seen:
         """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
@@ -77,7 +77,7 @@ class OmniReference:
         await decoder.close()
         return films, sounds
 
-    def answer(self, turns: Sequence[Turn], seen: Seen, count: int, never: Sequence[int], **how: Any) -> Expected:
+    def answer(self, turns: Sequence[Turn], seen: Seen, count: int, never: Collection[int], **how: Any) -> Expected:
         """So many tokens. never: ids that are not drawn. how: goes to `generate`."""
         ids, inputs = self.inputs(turns, seen)
         with torch.inference_mode():
@@ -153,6 +153,7 @@ class OmniReference:
 
     def _film(self, inputs: dict[str, Any], place: int, sound: int) -> str:
         """The rows of a film and its sound, as Transformers' processor writes them."""
+        processor: Any = Qwen2_5OmniProcessor
         names = {f"{name}_token": MARKS[name] for name in ("audio", "video")}
         one = SimpleNamespace(
             video_processor=SimpleNamespace(merge_size=self._config.vision.merge),
@@ -160,9 +161,9 @@ class OmniReference:
             audio_eos_token="<|audio_eos|>",
             **names,
         )
-        one.get_chunked_index = partial(Qwen2_5OmniProcessor.get_chunked_index, one)
+        one.get_chunked_index = partial(processor.get_chunked_index, one)
         film = {"video_grid_thw": inputs["video_grid_thw"].numpy(), "video_second_per_grid": np.ones(len(inputs["video_grid_thw"]))}
-        rows: str = Qwen2_5OmniProcessor.replace_video_with_audio_token(
+        rows: str = processor.replace_video_with_audio_token(
             one,
             film,
             place,
@@ -174,7 +175,7 @@ class OmniReference:
         return rows
 
 
-def _thinker(folder: Path) -> Qwen2_5OmniThinkerForConditionalGeneration:
+def _thinker(folder: Path) -> object:
     return Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").thinker.eval()
 
 

@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from helpers import lengths, media_files
 from helpers.models import text_pieces
@@ -33,7 +34,7 @@ KINDS = (
     *("everything",) * 3,
 )
 
-SETTINGS: tuple[dict[str, int | bool], ...] = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"max_batch_tokens": 32, "max_batch_size": 1},
     {"max_batch_tokens": 64, "max_batch_size": 3},
@@ -119,7 +120,7 @@ async def requests(kinds: list[str], reference: OmniReference, never: frozenset[
     return made
 
 
-def loaded(folder: Path, settings: dict[str, int | bool], empty: Path) -> QwenThinker:
+def loaded(folder: Path, settings: dict[str, Any], empty: Path) -> QwenThinker:
     """A Thinker. empty: a folder for a checkpoint with a smaller context."""
     settings = dict(settings)
     context = settings.pop("context", 0)
