@@ -51,7 +51,7 @@ MAKERS: Mapping[str, Maker] = {
 
 
 def make_tiny(name: str, directory: Path, order: Order, progress: Progress | None = None) -> None:
-    """Make a checkpoint. Its folder must be empty or not be there; appears when complete. Raises MakeError, FetchError, OSError."""
+    """Make a checkpoint. Its folder must be empty or not be there. Raises MakeError, FetchError, OSError."""
     maker = MAKERS.get(name)
     if maker is None:
         raise MakeError(f"no checkpoint of {name!r} can be made, of these there can: {', '.join(MAKERS)}")
@@ -64,14 +64,23 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
             raise MakeError(f"{what} {value!r}: a checkpoint of {name} can have {', '.join(filter(None, known))}")
     if not 0 <= order.seed < SEEDS:
         raise MakeError(f"seed {order.seed}: it must be from 0 to {SEEDS - 1}")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    there = directory.exists()
+    if there and (not directory.is_dir() or any(directory.iterdir())):
         raise MakeError(f"{directory} is there already and is no empty folder: name another one, or remove it")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    if not there:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory if there else directory.parent))
     try:
         _named(maker.make)(work, order, progress or (lambda label, fraction: None))
-        work.chmod(0o777 & ~_umask())
-        work.rename(directory)
+        umask = _umask()
+        for path in work.iterdir():
+            path.chmod(0o666 & ~umask)  # some libraries write files that only their user can read
+        if there:
+            for path in work.iterdir():
+                path.rename(directory / path.name)
+        else:
+            work.chmod(0o777 & ~umask)
+            work.rename(directory)
     except ModuleNotFoundError as error:
         raise MakeError(f"the package {error.name} is missing: pip install 'omnistage[models]'") from error
     finally:

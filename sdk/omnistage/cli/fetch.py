@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
+from omnistage.cli.bars import bars
 from omnistage.client.errors import StackError
 from omnistage.models.common.fetch import FetchError
 from omnistage.models.registry import fetch_default, missing_packages
@@ -21,16 +19,7 @@ def fetch(family: str = DEFAULT_FAMILY) -> Path:
             f"the models of {family} need packages that are not installed: {', '.join(missing)}",
             hint="pip install 'omnistage[cli,models,convert]'; convert is needed for the first start only.",
         )
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:>32}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-
-        def show(label: str, fraction: float) -> None:
-            if label not in tasks:
-                tasks[label] = progress.add_task(label, total=1.0)
-            progress.update(tasks[label], completed=fraction)
-
+    with bars() as show:
         try:
             return fetch_default(family, show)
         except FetchError as error:

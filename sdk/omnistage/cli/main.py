@@ -228,3 +228,22 @@ def fetch_default(verbose: Verbose = False) -> None:
 
     with errors_reported(verbose):
         print(fetch())
+
+
+@app.command("make-tiny")
+def make_tiny(
+    architecture: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help="qwen2.5-omni.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there.")],
+    size: Annotated[str, typer.Option(help="tiny, small or 100m.")] = "tiny",
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same files.")] = 0,
+    tokenizer: Annotated[str, typer.Option(help="built: some hundred tokens; qwen: all of Qwen2.5's, downloaded once.")] = "built",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16; default: the size's own.")] = "",
+    verbose: Verbose = False,
+) -> None:
+    """Make a checkpoint with random weights in the layout of a published one: for tests and trials."""
+    from omnistage.cli.make import make
+    from omnistage.models.makers import Order
+
+    with errors_reported(verbose):
+        make(architecture, directory, Order(size, seed, tokenizer, dtype))
+        print(directory)

@@ -70,7 +70,7 @@ def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
         name: {
             "bos_token": number,
             "cond": tiny_weights.noise(f"{name} cond", (1, size.dit.speaker), seed),
-            "ref_mel": tiny_weights.noise(f"{name} ref_mel", (1, size.voice_frames, MEL_BINS), seed).mul_(2.0).sub_(5.0),
+            "ref_mel": tiny_weights.noise(f"{name} ref_mel", (1, size.voice_frames, MEL_BINS), seed, 2.0) - 5.0,
         }
         for name, number in ids.speakers.items()
     }

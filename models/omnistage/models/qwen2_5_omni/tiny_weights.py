@@ -10,12 +10,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import save_file
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+from transformers.utils import logging
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.fetch import Progress
@@ -32,18 +35,28 @@ PUBLISHED = (
 GAINS = (
     ("thinker.lm_head.", 3.0),
     ("talker.codec_head.", 3.0),
-    ("self_attn.q_proj.", 1.5),
-    ("self_attn.k_proj.", 1.5),
-    ("self_attn.o_proj.", 2.0),
+    (".self_attn.q_proj.", 2.1),
+    (".self_attn.k_proj.", 2.1),
+    (".resblocks.", 0.5),
+    (".conv_post.", 0.2),
 )
-"""By how much a product makes its input larger, where that is not 1. Peaked attention that adds much keeps an answer from running in
-circles, since every token depends on all before it."""
+"""By how much a product makes its input larger, where that is not 1. Sharp attention keeps an answer from running in circles: what it finds
+differs from token to token. The sound of the vocoder stays below full scale."""
+
+DECODERS = {"thinker.model.": ("thinker_config", "text_config"), "talker.model.": ("talker_config",)}
+"""How names of the decoders' weights begin, and where the config has their sizes. What a layer adds to a row is the less the more layers
+there are: else attention would make all rows alike."""
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight of a checkpoint with that config.json."""
-    with torch.device("meta"):
-        net = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # It takes ids of the Talker's text for ids of its codes, and warns.
+    try:
+        with torch.device("meta"):
+            net = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config))
+    finally:
+        logging.set_verbosity(verbosity)
     return {_published(name): tuple(value.shape) for name, value in net.state_dict().items()}
 
 
@@ -53,32 +66,25 @@ def write(
     """Write the weights as shards with their index. silent: items that are never the likeliest,
     by the head that would choose them. Code2Wav is float32 in any case, as published."""
     wanted = shapes(config)
+    adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items()}
     total = sum(math.prod(shape) * _dtype(name, dtype).itemsize for name, shape in wanted.items())
     shards = list(_shards(wanted, -(-total // max(2, -(-total // SHARD_BYTES))), dtype))
     shard_of = {}
     for index, names in enumerate(shards):
         file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: weight(name, wanted[name], seed, silent.get(name, frozenset())).to(_dtype(name, dtype)) for name in names}
-        (directory / file).write_bytes(save(tensors, {"format": "pt"}))
+        tensors = {name: _weight(name, wanted[name], seed, adds, silent.get(name, frozenset())).to(_dtype(name, dtype)) for name in names}
+        save_file(tensors, directory / file, {"format": "pt"})
         shard_of.update(dict.fromkeys(names, file))
         progress("writing the weights", (index + 1) / len(shards))
     listing = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
     (directory / WEIGHTS_INDEX).write_text(json.dumps(listing, indent=2) + "\n")
 
 
-def weight(name: str, shape: tuple[int, ...], seed: int, silent: frozenset[int] = frozenset()) -> torch.Tensor:
-    """One weight, float32. silent: rows of zeros."""
-    mean, deviation = _distribution(name, shape)
-    values = noise(name, shape, seed).mul_(deviation).add_(mean)
-    values[sorted(silent)] = 0.0
-    return values
-
-
-def noise(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Uniform, of mean 0 and deviation 1, float32."""
+def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0) -> torch.Tensor:
+    """Uniform, of mean 0, float32."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-    return torch.rand(*shape, generator=generator).sub_(0.5).mul_(math.sqrt(12))
+    return torch.rand(*shape, generator=generator).sub_(0.5).mul_(math.sqrt(12) * deviation)
 
 
 def _published(name: str) -> str:
@@ -105,7 +111,17 @@ def _shards(wanted: Mapping[str, tuple[int, ...]], limit: int, dtype: torch.dtyp
     yield group
 
 
-def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float], silent: frozenset[int]) -> torch.Tensor:
+    """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin. silent: rows of zeros."""
+    mean, deviation = _distribution(name, shape, adds)
+    values = noise(name, shape, seed, deviation)
+    if mean:
+        values += mean
+    values[sorted(silent)] = 0.0
+    return values
+
+
+def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:
     """Mean and deviation of a weight."""
     owner = name.split(".")[-2]
     if name.endswith(".bias"):
@@ -116,8 +132,8 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 1.0, 0.1
     if owner in ("embed_tokens", "audio_bos_eos_token", "codec_embed"):
         return 0.0, 1.0
-    inputs = math.prod(shape[1:])
-    if ".ups." in name:  # transposed: [in, out, kernel], of which every output meets one kernel's part of each stride
-        inputs = shape[0] * 2
+    inputs = shape[0] * 2 if ".ups." in name else math.prod(shape[1:])  # two steps of a transposed convolution meet in each sample
     gain = next((gain for part, gain in GAINS if part in name), 1.0)
+    if owner in ("o_proj", "down_proj"):
+        gain = next((gain for prefix, gain in adds.items() if name.startswith(prefix)), gain)
     return 0.0, gain / math.sqrt(inputs)

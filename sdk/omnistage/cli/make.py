@@ -1,0 +1,19 @@
+"""Checkpoints with random weights, made with a bar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omnistage.cli.bars import bars
+from omnistage.client.errors import StackError
+from omnistage.models.errors import LoadError
+from omnistage.models.makers import Order, make_tiny
+
+
+def make(architecture: str, directory: Path, order: Order) -> None:
+    """Bars go to stderr if that is a terminal. Raises StackError that says what to do, OSError."""
+    with bars() as show:
+        try:
+            make_tiny(architecture, directory, order, show)
+        except LoadError as error:
+            raise StackError(str(error)) from error
