@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from functools import reduce
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
-from transformers.utils import logging
+from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.fetch import Progress
@@ -50,13 +51,13 @@ there are: else attention would make all rows alike."""
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight of a checkpoint with that config.json."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # It takes ids of the Talker's text for ids of its codes, and warns.
+    verbosity = get_verbosity()
+    set_verbosity(logging.ERROR)  # It takes ids of the Talker's text for ids of its codes, and warns.
     try:
         with torch.device("meta"):
             net = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config))
     finally:
-        logging.set_verbosity(verbosity)
+        set_verbosity(verbosity)
     return {_published(name): tuple(value.shape) for name, value in net.state_dict().items()}
 
 
