@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from omnistage.client import media
 from omnistage.client import request as requests
 from omnistage.client.errors import BadRequestError
 from omnistage.client.private_stack import StackPlan, StackSettings
@@ -13,11 +12,10 @@ from omnistage.client.request import Options
 from omnistage.wire import limits
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
-WAV = b"RIFF" + bytes(4) + b"WAVEfmt "
 
 
 def test_what_is_not_given_stays_absent() -> None:
-    request = requests.for_prompt("hello", (), (), Options())
+    request = requests.for_prompt("hello", (), (), (), Options()).complete()
     assert not request.HasField("seed")
     assert not request.HasField("talker")
     assert not request.HasField("code2wav")
@@ -31,26 +29,13 @@ def test_options_reach_their_fields() -> None:
     options = Options(
         pipeline="toy", outputs=["text"], seed=0, max_tokens=5, stop="END", temperature=0.5, top_p=0.9, voice="anna", profile="latency"
     )
-    request = requests.for_prompt("hello", (), (), options)
+    request = requests.for_prompt("hello", (), (), (), options).complete()
     assert request.HasField("seed")
     assert list(request.outputs) == ["text"]
     assert list(request.thinker.stop) == ["END"]
     assert (request.thinker.max_tokens, request.thinker.sampling.temperature) == (5, 0.5)
     assert request.thinker.sampling.top_p == pytest.approx(0.9)
     assert (request.talker.voice, request.code2wav.profile) == ("anna", "latency")
-
-
-def test_a_conversation_with_media(tmp_path: Path) -> None:
-    sound = tmp_path / "question.wav"
-    sound.write_bytes(WAV)
-    turns: list[dict[str, Any]] = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is this?", "images": [PNG], "audios": [sound]},
-    ]
-    messages = requests.for_conversation(turns, Options()).thinker.messages
-    assert [message.role for message in messages] == ["system", "user"]
-    kinds = [part.media.media_type or part.text for part in messages[1].parts]
-    assert kinds == ["image/png", "audio/wav", "What is this?"]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +47,6 @@ def test_a_conversation_with_media(tmp_path: Path) -> None:
         ([{"role": "robot", "content": "x"}], r"conversation\[0\].role"),
         ([{"role": "user", "content": "x", "image": PNG}], "unknown keys image"),
         (["hello"], r"conversation\[0\]"),
-        ([{"role": "user", "content": "x", "images": [WAV]}], "images: is audio/wav"),
-        ([{"role": "user", "content": "x", "images": [b""]}], "images: is empty"),
-        ([{"role": "user", "content": "x", "audios": [b"abc"]}], "audios: is of no known type"),
-        ([{"role": "user", "content": "x", "audios": ["absent.wav"]}], "audios: cannot read absent.wav"),
     ],
 )
 def test_a_turn_that_is_not_one(conversation: Any, field: str) -> None:
@@ -75,29 +56,24 @@ def test_a_turn_that_is_not_one(conversation: Any, field: str) -> None:
 
 def test_unknown_options_name_the_known_ones() -> None:
     with pytest.raises(TypeError, match=r"unknown options max_token; known: .*max_tokens"):
-        requests.for_prompt("x", (), (), {"max_token": 3})  # type: ignore[typeddict-unknown-key]
+        requests.for_prompt("x", (), (), (), {"max_token": 3})  # type: ignore[typeddict-unknown-key]
 
 
 @pytest.mark.parametrize("options", [{"seed": -1}, {"seed": 2**64}, {"max_tokens": "many"}, {"temperature": "hot"}])
 def test_values_that_fit_no_field(options: dict[str, object]) -> None:
     with pytest.raises(BadRequestError, match=next(iter(options))):
-        requests.for_prompt("x", (), (), options)  # type: ignore[arg-type]
-
-
-def test_a_request_over_the_limit_is_not_sent() -> None:
-    with pytest.raises(BadRequestError, match="at most"):
-        requests.for_prompt("x", [PNG + bytes(64 << 20)], (), Options())
+        requests.for_prompt("x", (), (), (), options)  # type: ignore[arg-type]
 
 
 def test_more_characters_than_a_router_takes_are_not_sent() -> None:
     most = limits.MAX_TEXT_CHARACTERS
     assert most == requests.MAX_TEXT_CHARACTERS
-    assert len(requests.for_verbatim("\N{SNOWMAN}" * most, Options()).thinker.verbatim) == most
+    assert len(requests.for_verbatim("\N{SNOWMAN}" * most, Options()).complete().thinker.verbatim) == most
     half = {"role": "user", "content": "a" * (most // 2)}
-    assert len(requests.for_conversation([half, half], Options()).thinker.messages) == 2
+    assert len(requests.for_conversation([half, half], Options()).complete().thinker.messages) == 2
     for too_much in (
         lambda: requests.for_verbatim("a" * (most + 1), Options()),
-        lambda: requests.for_prompt("a" * (most + 1), (), (), Options()),
+        lambda: requests.for_prompt("a" * (most + 1), (), (), (), Options()),
         lambda: requests.for_conversation([half, half, {"role": "user", "content": "a"}], Options()),
     ):
         with pytest.raises(BadRequestError, match=f"request: has {most + 1} characters of text; at most {most} are allowed"):
@@ -105,16 +81,9 @@ def test_more_characters_than_a_router_takes_are_not_sent() -> None:
 
 
 def test_verbatim_text_must_not_be_empty() -> None:
-    assert requests.for_verbatim("Hello.", Options()).thinker.verbatim == "Hello."
+    assert requests.for_verbatim("Hello.", Options()).complete().thinker.verbatim == "Hello."
     with pytest.raises(BadRequestError, match="text"):
         requests.for_verbatim(" \n", Options())
-
-
-def test_media_types_by_their_first_bytes() -> None:
-    assert media.sniff(PNG) == "image/png"
-    assert media.sniff(WAV) == "audio/wav"
-    assert media.sniff(b"fLaC") == "audio/flac"
-    assert media.sniff(b"hello") is None
 
 
 def test_unknown_settings_name_the_known_ones() -> None:

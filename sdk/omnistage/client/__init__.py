@@ -36,6 +36,7 @@ from omnistage.client.errors import (
 )
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
 from omnistage.client.listing import Pipeline, Replica
+from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
 from omnistage.client.playback import Timing
 from omnistage.client.private_stack import StackSettings
@@ -46,6 +47,7 @@ __all__ = [
     "AsyncOmni",
     "Audio",
     "AudioChunk",
+    "AudioLike",
     "BadRequestError",
     "CancelledError",
     "ClosedError",
@@ -56,6 +58,8 @@ __all__ = [
     "Failover",
     "FieldViolation",
     "ForkedError",
+    "ImageLike",
+    "MediaLike",
     "NotAvailableError",
     "NotSpokenError",
     "Omni",
@@ -80,5 +84,7 @@ __all__ = [
     "UnavailableError",
     "UnknownModelError",
     "Usage",
+    "Video",
+    "VideoLike",
     "WrongLoopError",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
@@ -34,14 +34,17 @@ class Audio:
 class Answer(dict[str, str]):
     """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
 
-    text: str. audio: Audio, or None if no sound was asked for or nothing of the text could be spoken; `save` tells that as an error.
-    pictures: finished ones, without previews. finish_reason: stop, length or interrupted. seed: ask with it again and get the same.
-    usage: the server's account. timing: what this client saw. failovers: servers that were lost on the way and replaced, oldest first.
+    text: str. token_ids: of its tokens. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
+    no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. pictures: finished ones, without previews.
+    finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
+    client saw. failovers: servers that were lost on the way and replaced, oldest first.
     """
 
-    def __init__(self, text: str, audio: Audio | None, pictures: tuple[Picture, ...], done: Done) -> None:
-        super().__init__(role="assistant", content=text)
-        self.text = text
+    def __init__(self, deltas: Sequence[TextDelta], audio: Audio | None, pictures: tuple[Picture, ...], done: Done) -> None:
+        self.text = "".join(delta.text for delta in deltas)
+        super().__init__(role="assistant", content=self.text)
+        self.token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
+        self.logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
         self.audio = audio
         self.pictures = pictures
         self.pipeline: str = done.pipeline
@@ -65,13 +68,13 @@ class Answer(dict[str, str]):
 
 async def collect(events: AsyncIterator[Event]) -> Answer:
     """Read a stream to its end and put the answer together."""
-    texts: list[str] = []
+    deltas: list[TextDelta] = []
     sounds: list[AudioChunk] = []
     pictures: list[Picture] = []
     async for event in events:
         match event:
             case TextDelta():
-                texts.append(event.text)
+                deltas.append(event)
             case AudioChunk():
                 sounds.append(event)
             case Picture():
@@ -79,5 +82,5 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                     pictures.append(event)
             case Done():
                 audio = Audio(np.concatenate([s.samples for s in sounds]), sounds[0].sample_rate_hz) if sounds else None
-                return Answer("".join(texts), audio, tuple(pictures), event)
+                return Answer(deltas, audio, tuple(pictures), event)
     raise ProtocolError("the stream ended without its account")

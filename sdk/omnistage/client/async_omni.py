@@ -19,7 +19,7 @@ from omnistage.client.errors import ClosedError, WrongLoopError
 from omnistage.client.events import Event
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
-from omnistage.client.media import MediaLike
+from omnistage.client.media import AudioLike, ImageLike, VideoLike
 from omnistage.client.private_stack import PrivateStack, StackPlan, StackSettings
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation, Options
@@ -114,10 +114,16 @@ class AsyncOmni:
             self._stack.stop()
 
     async def generate(
-        self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
+        self,
+        prompt: str,
+        *,
+        images: Sequence[ImageLike] = (),
+        audios: Sequence[AudioLike] = (),
+        videos: Sequence[VideoLike] = (),
+        **options: Unpack[Options],
     ) -> Answer:
-        """Answer one prompt."""
-        return await self._whole(self.stream(prompt, images=images, audios=audios, **options))
+        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order."""
+        return await self._whole(self.stream(prompt, images=images, audios=audios, videos=videos, **options))
 
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
@@ -127,15 +133,21 @@ class AsyncOmni:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return await self._whole(self.stream_say(text, **options))
 
-    async def draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Answer:
+    async def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.pictures` has it."""
         return await self._whole(self.stream_draw(prompt, images=images, **options))
 
     def stream(
-        self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
+        self,
+        prompt: str,
+        *,
+        images: Sequence[ImageLike] = (),
+        audios: Sequence[AudioLike] = (),
+        videos: Sequence[VideoLike] = (),
+        **options: Unpack[Options],
     ) -> AsyncGenerator[Event, None]:
         """The events of an answer to one prompt, as they come. Closing the generator cancels the answer."""
-        return self._events(requests.for_prompt(prompt, images, audios, options), options)
+        return self._events(requests.for_prompt(prompt, images, audios, videos, options), options)
 
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of an answer to a conversation, as they come."""
@@ -145,7 +157,7 @@ class AsyncOmni:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._events(requests.for_verbatim(text, options), options)
 
-    def stream_draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+    def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The previews and pictures of a prompt, as they come."""
         return self._events(requests.for_drawing(prompt, images, options), options)
 
@@ -173,8 +185,10 @@ class AsyncOmni:
         async with aclosing(events):
             return await collect(events)
 
-    async def _events(self, request: omni_pb2.GenerateRequest, options: Options) -> AsyncGenerator[Event, None]:
-        limits = CallLimits(requests.time_limit_s(options), self._connect_timeout_s, self._resume_timeout_s)
+    async def _events(self, asked: requests.Request, options: Options) -> AsyncGenerator[Event, None]:
+        limit = Limit(requests.time_limit_s(options))
+        request = await _read(asked, limit)
+        limits = CallLimits(limit.seconds, self._connect_timeout_s, self._resume_timeout_s, limit.spent_s)
         call = Call(await self._known(), request, limits)
         try:
             async with aclosing(call.events()) as events:
@@ -210,3 +224,14 @@ class AsyncOmni:
             self._loop = running
         if self._loop is not running:
             raise WrongLoopError("this AsyncOmni was first used on another event loop")
+
+
+async def _read(asked: requests.Request, limit: Limit) -> omni_pb2.GenerateRequest:
+    """The whole request, its media read beside the event loop."""
+    if not asked.has_unread:
+        return asked.complete()
+    try:
+        async with asyncio.timeout(limit.left_s):
+            return await asyncio.to_thread(asked.complete)
+    except TimeoutError:
+        raise limit.passed("its media were not read by then") from None

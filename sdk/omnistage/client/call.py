@@ -31,11 +31,13 @@ ROUTER_LOST = "its router was lost on the way"
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Seconds. answer: for all of it. connect: for the first connection. resume: to find a router that goes on after a loss; 0: never."""
+    """Seconds. answer: for all of it. connect: for the first connection. resume: to find a router that goes on after a loss; 0: never.
+    spent: of the answer's, before the call."""
 
     answer_s: float
     connect_s: float
     resume_s: float
+    spent_s: float = 0.0
 
 
 class Call:
@@ -48,7 +50,7 @@ class Call:
         self._asked.request_id = request.request_id or uuid.uuid4().hex
         self._asked.batches = True
         self._limits = limits
-        self._limit = Limit(limits.answer_s)
+        self._limit = Limit(limits.answer_s, limits.spent_s)
         self._reader = self._new_reader()
 
     async def events(self) -> AsyncGenerator[Event, None]:

@@ -13,12 +13,14 @@ from omnistage.client.playback import Timing
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text; its characters are final. first_token: position of its first token in the answer."""
+    """The next piece of text; its characters are final. first_token: position of its first token in the answer. logprobs: natural log of
+    the probability of each token; empty if not asked for."""
 
     text: str
     first_token: int
     token_ids: tuple[int, ...]
     arrival_s: float
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,11 +10,15 @@ from omnistage.client.errors import DeadlineError, OmniError, from_rpc_error
 
 
 class Limit:
-    """Runs from now on. seconds: above 0."""
+    """Runs from now on. seconds: above 0. spent_s: of these, before now."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, spent_s: float = 0.0) -> None:
         self.seconds = seconds
-        self._until = time.perf_counter() + seconds
+        self._until = time.perf_counter() + seconds - spent_s
+
+    @property
+    def spent_s(self) -> float:
+        return self.seconds - (self._until - time.perf_counter())
 
     @property
     def left_s(self) -> float:

@@ -1,55 +1,230 @@
-"""Pictures and sounds that go with a prompt: bytes or a path, made into `omnistage.v1.Media`."""
+"""Pictures, sounds and films that go with a request: from what people have in hand to a part of a message. Nothing is decoded here."""
 
 from __future__ import annotations
 
+import io
 import mimetypes
-from os import PathLike
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike, fspath, fstat
 from pathlib import Path
+from stat import S_ISREG
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote_to_bytes
 
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.answer import Audio
+from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.errors import BadRequestError
+from omnistage.client.media_types import LOOK_BYTES, media_types
+from omnistage.client.wav import wav_bytes
 from omnistage.v1 import stage_pb2
 
-MediaLike = bytes | str | PathLike[str]
-"""Encoded media (a PNG, a WAV ...): the bytes themselves, or the path of a file."""
+KINDS = {"image": "picture", "audio": "sound", "video": "film"}
 
-SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
-    (0, b"\xff\xd8\xff", "image/jpeg"),
-    (0, b"GIF8", "image/gif"),
-    (8, b"WEBP", "image/webp"),
-    (8, b"WAVE", "audio/wav"),
-    (0, b"fLaC", "audio/flac"),
-    (0, b"OggS", "audio/ogg"),
-    (0, b"ID3", "audio/mpeg"),
-    (0, b"\xff\xfb", "audio/mpeg"),
-    (0, b"\xff\xf3", "audio/mpeg"),
-    (4, b"ftyp", "video/mp4"),
-)
+MOST_CHANNELS = 32
+MOST_RATE_HZ = 1_000_000
 
 
-def to_media(source: MediaLike, family: str) -> stage_pb2.Media:
-    """Read `source` and name its type. family: image or audio. Raises BadRequestError if it is empty, unreadable or of another family."""
-    if isinstance(source, bytes):
-        data, suffix_type = source, None
-    else:
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise BadRequestError.of(f"{family}s", f"cannot read {source}: {error.strerror or error}") from error
-        suffix_type = mimetypes.guess_type(str(source))[0]
+class Readable(Protocol):
+    """A file that was opened in binary form, or anything that reads like one."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class PillowImage(Protocol):
+    """A picture of Pillow; it goes as PNG, every pixel as it is."""
+
+    @property
+    def mode(self) -> str: ...
+
+    def save(self, fp: Any, format: str | None = None, **params: Any) -> None: ...
+
+
+Encoded = bytes | bytearray | memoryview | str | PathLike[str] | Readable
+"""An encoded file (PNG, JPEG, WAV, MP3, MP4 ...): its bytes, its path, an open file, or a data: URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A film. use_audio: it is heard too, which a film without sound is refused with; by default it is only seen."""
+
+    source: Encoded
+    use_audio: bool = False
+
+
+ImageLike = Encoded | PillowImage
+AudioLike = Encoded | Audio | tuple[NDArray[Any], int]
+"""A tuple is samples, int16 or floating point with full scale 1, [n] or [n, channels], and their rate in Hz."""
+VideoLike = Encoded | Video
+MediaLike = ImageLike | AudioLike | VideoLike
+
+T = TypeVar("T")
+
+
+def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
+    """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. where: what names it to the caller.
+
+    Every medium of every request comes through here. It may block and use the processor: call it on no event loop. Raises BadRequestError
+    for what is no medium of that kind, cannot be read, is empty, or is larger than a request.
+    """
+    for form, its_kind in ((Video, "video"), (Audio, "audio")):
+        if isinstance(source, form) and kind != its_kind:
+            raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
+    file, use_audio = (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
+    data, name, told_type = _encoded(file, kind, where)
     if not data:
-        raise BadRequestError.of(f"{family}s", "is empty")
-    media_type = sniff(data) or suffix_type
-    if media_type is None:
-        raise BadRequestError.of(f"{family}s", "is of no known type; give an encoded file such as PNG, JPEG, WAV or FLAC")
-    if not media_type.startswith(f"{family}/"):
-        raise BadRequestError.of(f"{family}s", f"is {media_type}, not {family}/*")
-    return stage_pb2.Media(data=data, media_type=media_type)
+        raise BadRequestError.of(where, f"{name}is empty")
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise _too_large(where, name, f"is {_mib(len(data))}")
+    return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=_media_type(data, told_type, kind, where, name), use_audio=use_audio))
 
 
-def sniff(data: bytes) -> str | None:
-    """The media type that the first bytes show, None if they show nothing."""
-    for offset, signature, media_type in SIGNATURES:
-        if data[offset : offset + len(signature)] == signature:
+def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:
+    """The bytes of a file, its name with a space behind it, if it has one, and the media type that goes by that name."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source), "", None
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        return *_of_data_url(source, where), None
+    if isinstance(source, str) and (url := re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", source)):
+        what = "give the path of the file itself" if url[1].lower() == "file" else "fetch it first, and give its bytes or its path"
+        raise BadRequestError.of(where, f"{source[:200]} is a URL, and neither client nor servers fetch anything: {what}")
+    if isinstance(source, str | PathLike):
+        path = Path(source)
+        data = _told(where, str(path), lambda: _read_path(path, where))
+        return data, f"{path} ", mimetypes.guess_type(path.name)[0]
+    if kind == "audio" and (sound := _sound(source, where)) is not None:
+        return sound, "", "audio/wav"
+    if kind == "image" and hasattr(source, "save"):
+        return _png(source, where), "", "image/png"
+    if hasattr(source, "read"):
+        return _read_file(source, where)
+    raise BadRequestError.of(where, f"is {type(source).__name__}; give {_forms(kind)}")
+
+
+def _read_path(path: Path, where: str) -> bytes:
+    with path.open("rb") as file:
+        status = fstat(file.fileno())
+        if S_ISREG(status.st_mode) and status.st_size > MAX_MESSAGE_BYTES:
+            raise _too_large(where, f"{path} ", f"is {_mib(status.st_size)}")
+        return _read_all(file.read, where, f"{path} ")
+
+
+def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
+    """From where it stands to its end; it stays open."""
+    name = getattr(source, "name", None)
+    name = fspath(name) if isinstance(name, str | PathLike) else ""
+    data = _told(where, name or "this file", lambda: _read_all(source.read, where, f"{name} " if name else ""))
+    return data, f"{name} " if name else "", mimetypes.guess_type(name)[0]
+
+
+def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
+    """To the end, or until it is too much."""
+    pieces, size = list[bytes](), 0
+    while size <= MAX_MESSAGE_BYTES:
+        piece = read(MAX_MESSAGE_BYTES + 1 - size)
+        if not isinstance(piece, bytes | bytearray | memoryview):
+            raise BadRequestError.of(where, f"{name}reads {type(piece).__name__}, not bytes; open it with 'rb'")
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(bytes(piece))
+        size += len(piece)
+    raise _too_large(where, name, "is more")
+
+
+def _told(where: str, name: str, read: Callable[[], T]) -> T:
+    """What `read` returns. Raises BadRequestError for what the system or the file itself says against it."""
+    try:
+        return read()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise BadRequestError.of(where, f"cannot read {name}: {reason}") from error
+
+
+def _of_data_url(url: str, where: str) -> tuple[bytes, str]:
+    """RFC 2397."""
+    head, comma, body = url[5:].partition(",")
+    if not comma:
+        raise BadRequestError.of(where, "is a data: URL without a comma; data:image/png;base64,... is one")
+    if not head.lower().endswith(";base64"):
+        return unquote_to_bytes(body), ""
+    return of_base64(body, where), ""
+
+
+def of_base64(text: object, where: str) -> bytes:
+    """The bytes of a text in base64, with or without padding and line breaks. Raises BadRequestError."""
+    if not isinstance(text, str):
+        raise BadRequestError.of(where, f"is {type(text).__name__}, not text in base64")
+    try:
+        packed = re.sub(r"\s", "", text).rstrip("=")
+        return b64decode(packed + "=" * (-len(packed) % 4), validate=True)
+    except ValueError as error:
+        raise BadRequestError.of(where, f"is not base64: {error}") from None
+
+
+def _sound(source: object, where: str) -> bytes | None:
+    """A WAV file of samples with their rate; None for anything else."""
+    if isinstance(source, Audio):
+        source = (source.samples, source.sample_rate)
+    if isinstance(source, np.ndarray):
+        raise BadRequestError.of(where, "is samples without a rate; give both: (samples, 16000)")
+    if not (isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], np.ndarray)):
+        return None
+    samples, rate_hz = source
+    if isinstance(rate_hz, bool) or not isinstance(rate_hz, int | np.integer) or not 0 < rate_hz <= MOST_RATE_HZ:
+        raise BadRequestError.of(where, f"has the rate {rate_hz!r}; give samples a second, such as (samples, 16000)")
+    if samples.dtype.kind == "f":
+        samples = samples.astype(np.float32, copy=False)
+    elif samples.dtype.newbyteorder("=") != np.int16:
+        raise BadRequestError.of(where, f"is samples of {samples.dtype}; give int16, or floating point with full scale 1")
+    if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MOST_CHANNELS):
+        raise BadRequestError.of(where, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
+    if not len(samples):
+        raise BadRequestError.of(where, "is empty")
+    return wav_bytes(samples.reshape(len(samples), -1), int(rate_hz))
+
+
+def _png(image: Any, where: str) -> bytes:
+    """A PNG of a Pillow image, fast rather than small. How it is turned, where a camera noted that, goes along."""
+    file = io.BytesIO()
+    try:
+        exif = image.getexif() if hasattr(image, "getexif") else None
+        image.save(file, "PNG", compress_level=1, **({"exif": exif} if exif else {}))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadRequestError.of(where, f"cannot be written as PNG: {error}; image.convert('RGB') can") from error
+    return file.getvalue()
+
+
+def _media_type(data: bytes, told_type: str | None, kind: str, where: str, name: str) -> str:
+    """By its first bytes; where they say nothing, by its name."""
+    found = media_types(data[:LOOK_BYTES])
+    for media_type in found or (told_type,):
+        if media_type is None:
+            raise BadRequestError.of(where, f"{name}is of no known type; give an encoded file, such as {_FILES[kind]}")
+        if media_type.startswith(f"{kind}/"):
             return media_type
-    return None
+    raise BadRequestError.of(where, f"{name}is {(found or (told_type,))[0]}, not {_a(kind)}")
+
+
+_FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or WebM"}
+
+
+def _forms(kind: str) -> str:
+    more = {"image": ", or an image of Pillow", "audio": ", or (samples, rate_hz)", "video": ", or a Video of one of these"}
+    return f"a path, bytes or an open file{more[kind]}"
+
+
+def _a(kind: str) -> str:
+    return f"a {KINDS[kind]}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _too_large(where: str, name: str, what: str) -> BadRequestError:
+    return BadRequestError.of(where, f"{name}{what}; a request holds at most {MAX_MESSAGE_BYTES >> 20} MiB. Send a smaller or shorter one.")

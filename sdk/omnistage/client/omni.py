@@ -18,7 +18,7 @@ from omnistage.client.errors import ClosedError, OmniError
 from omnistage.client.events import Event
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.loop_thread import LoopThread
-from omnistage.client.media import MediaLike
+from omnistage.client.media import AudioLike, ImageLike, VideoLike
 from omnistage.client.private_stack import StackSettings
 from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, Options, checked_seconds, time_limit_s
 from omnistage.client.steps import Steps
@@ -101,10 +101,16 @@ class Omni:
             self._client.stop_stack()
 
     def generate(
-        self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
+        self,
+        prompt: str,
+        *,
+        images: Sequence[ImageLike] = (),
+        audios: Sequence[AudioLike] = (),
+        videos: Sequence[VideoLike] = (),
+        **options: Unpack[Options],
     ) -> Answer:
-        """Answer one prompt."""
-        return self._run(time_limit_s(options), self._client.generate(prompt, images=images, audios=audios, **options))
+        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order."""
+        return self._run(time_limit_s(options), self._client.generate(prompt, images=images, audios=audios, videos=videos, **options))
 
     def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
@@ -114,15 +120,21 @@ class Omni:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
-    def draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Answer:
+    def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.pictures` has it."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     def stream(
-        self, prompt: str, *, images: Sequence[MediaLike] = (), audios: Sequence[MediaLike] = (), **options: Unpack[Options]
+        self,
+        prompt: str,
+        *,
+        images: Sequence[ImageLike] = (),
+        audios: Sequence[AudioLike] = (),
+        videos: Sequence[VideoLike] = (),
+        **options: Unpack[Options],
     ) -> Generator[Event, None, None]:
         """The events of an answer to one prompt, as they come. Leaving the loop early cancels the answer."""
-        return self._iterate(time_limit_s(options), self._client.stream(prompt, images=images, audios=audios, **options))
+        return self._iterate(time_limit_s(options), self._client.stream(prompt, images=images, audios=audios, videos=videos, **options))
 
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of an answer to a conversation, as they come."""
@@ -132,7 +144,7 @@ class Omni:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
-    def stream_draw(self, prompt: str, *, images: Sequence[MediaLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
+    def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The previews and pictures of a prompt, as they come."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 

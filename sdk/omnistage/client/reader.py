@@ -142,7 +142,7 @@ class Reader:
         self._text.append(TextArrival(arrival_s, len(text)))
         if not text and not chunk.count:
             return None
-        return TextDelta(text, chunk.first, tuple(chunk.text.token_ids), arrival_s)
+        return TextDelta(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, tuple(chunk.text.logprobs))
 
     def _take_audio(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> AudioChunk | None:
         rate_hz = chunk.audio.sample_rate_hz

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypedDict
 
 from omnistage.client.channel import MAX_MESSAGE_BYTES
+from omnistage.client.conversation import Conversation as Conversation
+from omnistage.client.conversation import Part, ReadPart, checked_text, listed_media, turn_of
 from omnistage.client.errors import BadRequestError
-from omnistage.client.media import MediaLike, to_media
+from omnistage.client.media import AudioLike, ImageLike, VideoLike
 from omnistage.v1 import omni_pb2, stage_pb2
-
-Conversation = Sequence[Mapping[str, Any]]
-"""Turns, oldest first. Each has `role` (system, user or assistant) and `content` (text), and may have `images` and `audios` (lists of
-MediaLike). An `Answer` is a turn too: append it to go on."""
-
-TURN_KEYS = ("role", "content", "images", "audios")
 
 
 class Options(TypedDict, total=False):
@@ -34,6 +31,8 @@ class Options(TypedDict, total=False):
     """The text ends before any of these; at most 16."""
     ignore_eos: bool
     """Go on after the end-of-text token."""
+    logprobs: bool
+    """Also tell how likely each token was: `TextDelta.logprobs`, `Answer.logprobs`."""
     temperature: float
     """0 (greedy) to 2."""
     top_k: int
@@ -85,54 +84,96 @@ MAX_TEXT_CHARACTERS = 1 << 20
 """Of all that one request says, together, or gives to be spoken: no router takes more."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos")
+THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs")
 TALKER = ("voice", "speed")
 CODE2WAV = ("profile", "sample_rate_hz")
 DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
 NEVER_ZERO = ("max_tokens", "sample_rate_hz", "width", "height", "steps", "results")
 PROTO_NAMES = {"pipeline": "model"}
 """Options that the protos call otherwise."""
+Unread = Callable[[], int]
+
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 
 
-def for_prompt(prompt: str, images: Sequence[MediaLike], audios: Sequence[MediaLike], options: Options) -> omni_pb2.GenerateRequest:
+class Request:
+    """A request whose form is checked, and whose media are still to be read. Use it once."""
+
+    def __init__(self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = ()) -> None:
+        """request: without options. unread: what reads a medium into its place there, and returns its bytes. Raises BadRequestError for a
+        value of an option that cannot be, TypeError for an unknown one."""
+        self._request, self._unread = request, unread
+        _set_options(request, options)
+
+    @property
+    def has_unread(self) -> bool:
+        """True if `complete` has media to read."""
+        return bool(self._unread)
+
+    def complete(self) -> omni_pb2.GenerateRequest:
+        """All of it. Reading media may block: no event loop is the place for it. Raises BadRequestError for a medium that cannot be read,
+        and for a request that is too large for every router."""
+        size = 0
+        for read in self._unread:
+            size += read()
+            _check_size(size)
+        _check_size(self._request.ByteSize())
+        return self._request
+
+
+def for_prompt(
+    prompt: str, images: Sequence[ImageLike], audios: Sequence[AudioLike], videos: Sequence[VideoLike], options: Options
+) -> Request:
     """One user turn, with media if any."""
     checked_text("prompt", prompt)
-    return for_conversation([{"role": "user", "content": prompt, "images": images, "audios": audios}], options)
+    parts: list[Part] = list(listed_media({"images": images, "audios": audios, "videos": videos}, ""))
+    if prompt or not parts:
+        parts.append(stage_pb2.Part(text=prompt))
+    return _for_turns([("user", parts)], options)
 
 
-def for_conversation(conversation: Conversation, options: Options) -> omni_pb2.GenerateRequest:
+def for_conversation(conversation: Conversation, options: Options) -> Request:
     """The whole conversation. Raises BadRequestError for a turn that is not one."""
     if isinstance(conversation, (str, Mapping)) or not conversation:
         raise BadRequestError.of("conversation", "must be a list of turns: [{'role': 'user', 'content': 'Hello'}]")
-    thinker = stage_pb2.ThinkerParams(messages=[_message(turn, f"conversation[{i}]") for i, turn in enumerate(conversation)])
-    return _checked(omni_pb2.GenerateRequest(thinker=thinker), options)
+    return _for_turns([turn_of(turn, f"conversation[{i}]") for i, turn in enumerate(conversation)], options)
 
 
-def for_verbatim(text: str, options: Options) -> omni_pb2.GenerateRequest:
+def for_verbatim(text: str, options: Options) -> Request:
     """Speak exactly `text`."""
     if not checked_text("text", text).strip():
         raise BadRequestError.of("text", "is empty; give the words to speak")
-    return _checked(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options)
+    return Request(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options)
 
 
-def for_drawing(prompt: str, images: Sequence[MediaLike], options: Options) -> omni_pb2.GenerateRequest:
+def for_drawing(prompt: str, images: Sequence[ImageLike], options: Options) -> Request:
     """A picture of `prompt`, starting from `images` if there are any."""
     checked_text("prompt", prompt)
-    media = [to_media(source, "image") for source in images]
-    return _checked(omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt, images=media)), options)
+    request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
+    unread = [partial(_read_media, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "")]
+    return Request(request, options, unread)
 
 
-def checked_text(field: str, value: object) -> str:
-    """`value`, if it is text that can be sent. Raises BadRequestError."""
-    if not isinstance(value, str):
-        raise BadRequestError.of(field, "must be text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        what = f"character {error.start} is {value[error.start]!a}, half of a pair, which UTF-8 cannot say"
-        raise BadRequestError.of(field, f"{what}; decode your input with errors='replace'") from None
-    return value
+def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) -> Request:
+    request, unread = omni_pb2.GenerateRequest(), list[Unread]()
+    for role, parts in turns:
+        message = request.thinker.messages.add(role=role)
+        for part in parts:
+            if isinstance(part, stage_pb2.Part):
+                message.parts.append(part)
+            else:
+                unread.append(partial(_read_part, part, message.parts.add()))
+    return Request(request, options, unread)
+
+
+def _read_part(read: ReadPart, place: stage_pb2.Part) -> int:
+    place.CopyFrom(part := read())
+    return len(part.media.data)
+
+
+def _read_media(read: ReadPart, place: stage_pb2.Media) -> int:
+    place.CopyFrom(media := read().media)
+    return len(media.data)
 
 
 def time_limit_s(options: Options) -> float:
@@ -153,25 +194,8 @@ def is_to_be_heard(request: omni_pb2.GenerateRequest) -> bool:
     return bool(request.thinker.verbatim) and (not request.outputs or "audio" in request.outputs)
 
 
-def _message(turn: Mapping[str, Any], where: str) -> stage_pb2.Message:
-    if not isinstance(turn, Mapping):
-        raise BadRequestError.of(where, "must be a dict with role and content")
-    unknown = sorted(set(turn) - set(TURN_KEYS))
-    if unknown:
-        raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; known: {', '.join(TURN_KEYS)}")
-    role, content = turn.get("role"), turn.get("content")
-    if role not in ("system", "user", "assistant"):
-        raise BadRequestError.of(f"{where}.role", "must be system, user or assistant")
-    checked_text(f"{where}.content", content)
-    parts = [stage_pb2.Part(media=to_media(source, "image")) for source in turn.get("images") or ()]
-    parts += [stage_pb2.Part(media=to_media(source, "audio")) for source in turn.get("audios") or ()]
-    if content or not parts:
-        parts.append(stage_pb2.Part(text=content))
-    return stage_pb2.Message(role=role, parts=parts)
-
-
-def _checked(request: omni_pb2.GenerateRequest, options: Options) -> omni_pb2.GenerateRequest:
-    """The request with its options, if they exist and if it is not too large for every router."""
+def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
+    """Refuses options that do not exist, and more text than every router."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise TypeError(f"unknown options {', '.join(unknown)}; known: {', '.join(Options.__annotations__)}")
@@ -185,10 +209,14 @@ def _checked(request: omni_pb2.GenerateRequest, options: Options) -> omni_pb2.Ge
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
-    size = request.ByteSize()
+
+
+def _check_size(size: int) -> None:
     if size > MAX_MESSAGE_BYTES:
-        raise BadRequestError.of("request", f"is {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed. Send smaller media.")
-    return request
+        what = (
+            f"is {size / (1 << 20):.1f} MiB with its media; at most {MAX_MESSAGE_BYTES >> 20} MiB are allowed. Send fewer or smaller media."
+        )
+        raise BadRequestError.of("request", what)
 
 
 def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:

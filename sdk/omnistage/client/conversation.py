@@ -1,0 +1,143 @@
+"""From turns as people and other clients write them to messages, in two steps: their form is checked at once, media are read later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from omnistage.client.errors import BadRequestError
+from omnistage.client.media import KINDS, Video, of_base64, to_part
+from omnistage.v1 import stage_pb2
+
+Conversation = Sequence[Mapping[str, Any]]
+"""Turns, oldest first, each with `role` (system, user or assistant) and `content`; an `Answer` is a turn too: append it to go on.
+
+`content` is text, beside which `images`, `audios` and `videos` may be, lists of ImageLike, AudioLike and VideoLike: they come before the
+text, pictures first, then sounds, then films, as in the published examples of Qwen2.5-Omni. Or it is a list of parts in any order, such as
+OpenAI's clients send: {"type": "text", "text": ...}, {"type": "image", "image": ...}, in the same way "audio" and "video" (which may have
+"use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url", and {"type":
+"input_audio", "input_audio": {"data": BASE64}}."""
+
+ROLES = ("system", "user", "assistant")
+LISTS = {"images": "image", "audios": "audio", "videos": "video"}
+TURN_KEYS = ("role", "content", *LISTS)
+
+ReadPart = Callable[[], stage_pb2.Part]
+"""Reads a medium. Raises BadRequestError."""
+
+Part = stage_pb2.Part | ReadPart
+
+
+def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
+    """The role of a turn and what it holds, in order. Raises BadRequestError for a turn that is not one."""
+    if not isinstance(turn, Mapping):
+        raise BadRequestError.of(where, "must be a dict with role and content")
+    _check_keys(turn, TURN_KEYS, where)
+    role, content = turn.get("role"), turn.get("content")
+    if role not in ROLES:
+        raise BadRequestError.of(f"{where}.role", f"must be {', '.join(ROLES[:-1])} or {ROLES[-1]}")
+    media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{where}."))
+    where = f"{where}.content"
+    if isinstance(content, str):
+        text = [stage_pb2.Part(text=checked_text(where, content))] if content or not media else []
+        return role, [*media, *text]
+    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray | memoryview):
+        raise BadRequestError.of(where, "must be text, or a list of parts such as {'type': 'text', 'text': 'Hello'}")
+    if media:
+        raise BadRequestError.of(where, "is a list of parts: the media belong into it")
+    if not content:
+        raise BadRequestError.of(where, "is empty")
+    return role, [_part(item, f"{where}[{i}]") for i, item in enumerate(content)]
+
+
+def listed_media(given: Mapping[str, object], where: str) -> Iterator[ReadPart]:
+    """Of images, audios and videos, each a list or None. where: stands before their names."""
+    for name, sources in given.items():
+        if sources is None:
+            continue
+        if isinstance(sources, str | bytes | bytearray | memoryview | Mapping) or not isinstance(sources, Iterable):
+            raise BadRequestError.of(f"{where}{name}", "must be a list")
+        for i, source in enumerate(sources):
+            yield partial(to_part, source, LISTS[name], f"{where}{name}[{i}]")
+
+
+def checked_text(field: str, value: object) -> str:
+    """`value`, if it is text that can be sent. Raises BadRequestError."""
+    if not isinstance(value, str):
+        raise BadRequestError.of(field, "must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        what = f"character {error.start} is {value[error.start]!a}, half of a pair, which UTF-8 cannot say"
+        raise BadRequestError.of(field, f"{what}; decode your input with errors='replace'") from None
+    return value
+
+
+def _part(item: object, where: str) -> Part:
+    if isinstance(item, stage_pb2.Part):
+        return item
+    if not isinstance(item, Mapping):
+        raise BadRequestError.of(where, "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}")
+    kind = item.get("type")
+    if not isinstance(kind, str) or kind not in _READERS:
+        raise BadRequestError.of(f"{where}.type", f"is {kind!r}; known: {', '.join(_READERS)}")
+    keys, reader = _READERS[kind]
+    _check_keys(item, ("type", kind, *keys), where)
+    if kind not in item:
+        raise BadRequestError.of(where, f"has no {kind}")
+    return reader(item, kind, f"{where}.{kind}")
+
+
+def _text(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    return stage_pb2.Part(text=checked_text(where, item[kind]))
+
+
+def _medium(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    return partial(to_part, item[kind], kind, where)
+
+
+def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    source, use_audio = item[kind], item.get("use_audio")
+    if use_audio is not None:
+        if not isinstance(use_audio, bool) or isinstance(source, Video):
+            raise BadRequestError.of(where.removesuffix(kind) + "use_audio", "must be True or False, and said once")
+        source = Video(source, use_audio)
+    return partial(to_part, source, kind, where)
+
+
+def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    url = item[kind]
+    if isinstance(url, Mapping):
+        _check_keys(url, ("url", "detail"), where)
+        url, where = url.get("url"), f"{where}.url"
+    if not isinstance(url, str):
+        raise BadRequestError.of(where, "must be text: data:image/png;base64,...")
+    if "://" not in url and url[:5].lower() != "data:":
+        raise BadRequestError.of(where, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
+    return partial(to_part, url, kind.removesuffix("_url"), where)
+
+
+def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
+    sound = item[kind]
+    if not isinstance(sound, Mapping):
+        raise BadRequestError.of(where, "must be a dict with data, the sound in base64")
+    _check_keys(sound, ("data", "format"), where)
+    return lambda: to_part(of_base64(sound.get("data"), f"{where}.data"), "audio", f"{where}.data")
+
+
+_READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str], Part]]] = {
+    "text": ((), _text),
+    "image": ((), _medium),
+    "audio": ((), _medium),
+    "video": (("use_audio",), _film),
+    **{f"{kind}_url": ((), _url) for kind in KINDS},
+    "input_audio": ((), _input_audio),
+}
+"""By the type of a part: further keys that it may have, and who reads it."""
+
+
+def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    unknown = sorted(map(str, set(given) - set(known)))
+    if unknown:
+        raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; known: {', '.join(known)}")

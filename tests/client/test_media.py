@@ -1,0 +1,369 @@
+"""What people have in hand of pictures, sounds and films becomes a part of a message, byte by byte; what cannot is told by its name."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import wave
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from helpers.peer import Peer, listening
+from omnistage.client import AsyncOmni, Audio, BadRequestError, DeadlineError, Video
+from omnistage.client import request as requests
+from omnistage.client.media import to_part
+from omnistage.client.media_types import media_types
+from omnistage.client.request import Options
+from omnistage.v1 import stage_pb2
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
+WAV = b"RIFF" + bytes(4) + b"WAVEfmt "
+MP4 = bytes(4) + b"ftypisom" + bytes(8)
+PIXELS = np.random.default_rng(5).integers(0, 256, (20, 30, 3), np.uint8)
+
+
+def parts(*turns: Any) -> list[stage_pb2.Part]:
+    """Of the last turn."""
+    return list(requests.for_conversation(turns, Options()).complete().thinker.messages[-1].parts)
+
+
+def shown(part: stage_pb2.Part) -> str:
+    return part.media.media_type or part.text
+
+
+def user(content: Any, **media: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **media}
+
+
+# Turns ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_media_beside_a_text_come_before_it_pictures_sounds_and_films(tmp_path: Path) -> None:
+    sound = tmp_path / "question.wav"
+    sound.write_bytes(WAV)
+    system = {"role": "system", "content": "Be brief."}
+    turn = user("What is this?", videos=[MP4], audios=[sound], images=[PNG, str(sound.with_name("b.png"))])
+    sound.with_name("b.png").write_bytes(PNG + b"b")
+    request = requests.for_conversation([system, turn], Options()).complete()
+    assert [message.role for message in request.thinker.messages] == ["system", "user"]
+    said = request.thinker.messages[1].parts
+    assert [*map(shown, said)] == ["image/png", "image/png", "audio/wav", "video/mp4", "What is this?"]
+    assert [part.media.data for part in said] == [PNG, PNG + b"b", WAV, MP4, b""]
+    alone = requests.for_prompt("What is this?", turn["images"], turn["audios"], turn["videos"], Options()).complete()
+    assert alone.thinker.messages[0] == request.thinker.messages[1]
+    assert [*map(shown, parts(user("", audios=[sound])))] == ["audio/wav"]
+
+
+def test_parts_stay_in_the_order_in_which_they_are_given() -> None:
+    url = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    said = parts(
+        user(
+            [
+                {"type": "text", "text": "Before:"},
+                {"type": "video", "video": MP4, "use_audio": True},
+                {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
+                {"type": "text", "text": "After:"},
+                {"type": "image", "image": PNG},
+                {"type": "input_audio", "input_audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}},
+                {"type": "audio_url", "audio_url": "data:audio/wav;base64," + base64.b64encode(WAV).decode()},
+                {"type": "audio", "audio": WAV},
+            ]
+        )
+    )
+    assert [*map(shown, said)] == [
+        *("Before:", "video/mp4", "image/png", "After:", "image/png"),
+        *("audio/wav", "audio/wav", "audio/wav"),
+    ]
+    assert [part.media.data for part in said if part.HasField("media")] == [MP4, PNG, PNG, WAV, WAV, WAV]
+    assert [part.media.use_audio for part in said] == [False, True, *[False] * 6]
+
+
+def test_the_sound_of_a_film_is_heard_where_that_is_said() -> None:
+    said = parts(user("x", videos=[MP4, Video(MP4), Video(MP4, use_audio=True)]))
+    assert [part.media.use_audio for part in said] == [False, False, True, False]
+    (part,) = parts(user([{"type": "video", "video": Video(MP4, use_audio=True)}]))
+    assert part.media.use_audio
+
+
+@pytest.mark.parametrize(
+    ("turn", "told"),
+    [
+        (user([]), r"conversation[0].content: is empty"),
+        (user(None, images=[PNG]), "conversation[0].content: must be text, or a list of parts"),
+        (user(PNG), "conversation[0].content: must be text, or a list of parts"),
+        (user([{"type": "text", "text": "x"}], images=[PNG]), "conversation[0].content: is a list of parts: the media belong into it"),
+        (user(["x"]), "conversation[0].content[0]: must be a dict with a type"),
+        (
+            user([{"type": "text", "text": "x"}, {"type": "file", "file": "x"}]),
+            "conversation[0].content[1].type: is 'file'; known: text, image,",
+        ),
+        (user([{"text": "x"}]), "conversation[0].content[0].type: is None"),
+        (user([{"type": "text"}]), "conversation[0].content[0]: has no text"),
+        (user([{"type": "text", "text": 3}]), "conversation[0].content[0].text: must be text"),
+        (user([{"type": "image", "image": PNG, "size": 3}]), "conversation[0].content[0]: has unknown keys size; known: type, image"),
+        (user([{"type": "video", "video": MP4, "use_audio": 1}]), "conversation[0].content[0].use_audio: must be True or False"),
+        (user([{"type": "image_url", "image_url": {"url": 3}}]), "conversation[0].content[0].image_url.url: must be text"),
+        (user([{"type": "image_url", "image_url": "cat.jpg"}]), "conversation[0].content[0].image_url: is no URL"),
+        (user([{"type": "input_audio", "input_audio": "UklG"}]), "conversation[0].content[0].input_audio: must be a dict"),
+        (user("x", images="cat.jpg"), "conversation[0].images: must be a list"),
+        (user("x", audios=WAV), "conversation[0].audios: must be a list"),
+        (user("x", videos=Video(MP4)), "conversation[0].videos: must be a list"),
+    ],
+)
+def test_the_form_of_a_turn_is_checked_before_anything_is_read(turn: Any, told: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        requests.for_conversation([turn], Options())
+    assert caught.value.message.startswith(told)
+
+
+# Sources -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_what_it_was_however_it_is_handed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a cat.png"
+    path.write_bytes(PNG)
+    text = base64.b64encode(PNG).decode()
+    urls = f"data:image/png;base64,{text}", f"data:;base64,{text.rstrip('=')}", "DATA:,%89PNG%0D%0A%1a%0A" + "%00" * 8
+    with path.open("rb") as file:
+        for source in (PNG, bytearray(PNG), memoryview(PNG), path, str(path), file, io.BytesIO(PNG), *urls):
+            assert to_part(source, "image", "images[0]") == stage_pb2.Part(media=stage_pb2.Media(data=PNG, media_type="image/png"))
+        assert not file.closed
+
+
+def test_a_picture_of_pillow_arrives_with_every_pixel_and_the_way_it_is_turned() -> None:
+    image = Image.fromarray(PIXELS)
+    for mode in ("RGB", "RGBA", "L", "P", "1", "I;16"):
+        given = Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257) if mode == "I;16" else image.convert(mode)
+        media = to_part(given, "image", "images[0]").media
+        assert media.media_type == "image/png"
+        back = Image.open(io.BytesIO(media.data))
+        assert np.array_equal(np.asarray(back), np.asarray(given))
+    camera = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(camera, "JPEG", exif=exif)
+    opened = Image.open(camera)
+    back = Image.open(io.BytesIO(to_part(opened, "image", "images[0]").media.data))
+    assert (np.array_equal(np.asarray(back), np.asarray(opened)), back.getexif()[0x0112]) == (True, 6)
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 2)])
+def test_samples_arrive_as_they_are(shape: tuple[int, ...]) -> None:
+    numbers = np.random.default_rng(1).uniform(-1.2, 1.2, shape)
+    for samples in (numbers.astype(np.float32), numbers, (numbers * 20_000).astype(np.int16), (numbers * 9).astype(">i2")):
+        media = to_part((samples, 16_000), "audio", "audios[0]").media
+        assert media.media_type == "audio/wav"
+        kind = "int16" if samples.dtype.kind == "i" else "float32"
+        heard, rate_hz = soundfile.read(io.BytesIO(media.data), dtype=kind, always_2d=True)
+        assert rate_hz == 16_000
+        assert np.array_equal(heard, samples.astype(kind).reshape(7, -1))
+
+
+def test_the_sound_of_an_answer_can_be_asked_about() -> None:
+    samples = np.linspace(-1, 1, 50, dtype=np.float32)
+    media = to_part(Audio(samples, 24_000), "audio", "audios[0]").media
+    heard, rate_hz = soundfile.read(io.BytesIO(media.data), dtype="float32")
+    assert (np.array_equal(heard, samples), rate_hz) == (True, 24_000)
+
+
+def test_whole_numbers_are_a_file_that_every_program_reads() -> None:
+    samples = np.array([[1, -2], [300, -32768]], np.int16)
+    with wave.open(io.BytesIO(to_part((samples, 8000), "audio", "x").media.data)) as file:
+        assert file.getparams()[:4] == (2, 2, 8000, 2)
+        assert file.readframes(9) == samples.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "told"),
+    [
+        (b"", "image", "x: is empty"),
+        (WAV, "image", "x: is audio/wav, not a picture"),
+        (PNG, "audio", "x: is image/png, not a sound"),
+        (PNG, "video", "x: is image/png, not a film"),
+        (Video(PNG), "video", "x: is image/png, not a film"),
+        (b"hello", "audio", "x: is of no known type; give an encoded file, such as WAV, FLAC or MP3"),
+        ("absent.png", "image", "x: cannot read absent.png: No such file or directory"),
+        (Path("/"), "image", "x: cannot read /: Is a directory"),
+        ("a\0b", "image", "x: cannot read a\0b: embedded null byte"),
+        ("https://a.b/cat.jpg", "image", "x: https://a.b/cat.jpg is a URL, and neither client nor servers fetch anything: fetch"),
+        ("file:///cat.jpg", "image", "x: file:///cat.jpg is a URL, and neither client nor servers fetch anything: give"),
+        ("data:image/png;base64", "image", "x: is a data: URL without a comma"),
+        ("data:image/png;base64,%%%", "image", "x: is not base64"),
+        ("data:image/png;base64,", "image", "x: is empty"),
+        (io.StringIO("hello"), "image", "x: reads str, not bytes; open it with 'rb'"),
+        (None, "image", "x: is NoneType; give a path, bytes or an open file, or an image of Pillow"),
+        (7, "audio", "x: is int; give a path, bytes or an open file, or (samples, rate_hz)"),
+        (7, "video", "x: is int; give a path, bytes or an open file, or a Video of one of these"),
+        (Video(MP4), "image", "x: is a film, not a picture"),
+        (Audio(np.zeros(3, np.float32), 9), "image", "x: is a sound, not a picture"),
+        (Image.new("CMYK", (2, 2)), "image", "x: cannot be written as PNG: "),
+        (np.zeros(3), "audio", "x: is samples without a rate"),
+        ((np.zeros(3), 0), "audio", "x: has the rate 0"),
+        ((np.zeros(3), 16e3), "audio", "x: has the rate 16000.0"),
+        ((np.zeros(3, np.uint8), 9), "audio", "x: is samples of uint8"),
+        ((np.zeros((2, 900)), 9), "audio", "x: is samples of shape (2, 900); give [n], or [n, channels]"),
+        ((np.zeros((0, 2)), 9), "audio", "x: is empty"),
+    ],
+)
+def test_what_is_no_medium_of_its_kind_is_told(source: Any, kind: str, told: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        to_part(source, kind, "x")
+    assert caught.value.message.startswith(told)
+    assert [violation.field for violation in caught.value.fields] == ["x"]
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    class Broken(io.BytesIO):
+        name = "tape.wav"
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(BadRequestError, match=r"audios\[0\]: cannot read tape.wav: Input/output error"):
+        to_part(Broken(), "audio", "audios[0]")
+    (tmp_path / "cat.png").write_bytes(WAV)
+    with pytest.raises(BadRequestError, match=r"images\[1\]: .*/cat.png is audio/wav, not a picture"):
+        requests.for_prompt("x", [PNG, tmp_path / "cat.png"], (), (), Options()).complete()
+
+
+# Types ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _picture(form: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(PIXELS).save(file, form)
+    return file.getvalue()
+
+
+def _recording(form: str) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(4000, np.float32), 16_000, format=form)
+    return file.getvalue()
+
+
+def _contained(form: str, codec: str) -> bytes:
+    """A film, or a sound where the codec is one."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=form) as container:
+        stream: Any
+        frames: list[Any]
+        if codec in ("aac", "mp2", "libopus"):
+            stream = container.add_stream(codec, rate=48_000)
+            block = av.AudioFrame.from_ndarray(np.zeros((1, 9600), np.float32), format="fltp", layout="mono")
+            block.sample_rate = 48_000
+            form = stream.codec_context.codec.audio_formats[0].name
+            frames = list(av.AudioResampler(format=form, layout="mono", rate=48_000).resample(block))
+        else:
+            stream = container.add_stream(codec, rate=10)
+            stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+            frames = [av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")] * 3
+        for number, frame in enumerate(frames):
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+PICTURES = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF")
+SOUNDS = {"WAV": "wav", "RF64": "wav", "FLAC": "flac", "OGG": "ogg", "AIFF": "aiff", "MP3": "mpeg", "AU": "basic", "CAF": "x-caf"}
+SOUNDS_IN = {
+    ("mp4", "aac"): "mp4",
+    ("ipod", "aac"): "mp4",
+    ("mov", "aac"): "mp4",
+    ("adts", "aac"): "aac",
+    ("mpegts", "aac"): "mp2t",
+    ("webm", "libopus"): "webm",
+    ("ogg", "libopus"): "ogg",
+    ("mp2", "mp2"): "mpeg",
+}
+FILMS_IN = {
+    ("mp4", "libx264"): "mp4",
+    ("mov", "libx264"): "quicktime",
+    ("matroska", "libx264"): "x-matroska",
+    ("webm", "libvpx"): "webm",
+    ("avi", "mpeg4"): "x-msvideo",
+    ("flv", "flv"): "x-flv",
+    ("mpegts", "libx264"): "mp2t",
+    ("mpeg", "mpeg2video"): "mpeg",
+    ("asf", "mpeg4"): "x-ms-asf",
+    ("ogg", "libvpx"): "ogg",
+}
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "name"),
+    [
+        *[(partial(_picture, form), "image", form.lower()) for form in PICTURES],
+        (partial(_picture, "GIF"), "video", "gif"),
+        *[(partial(_recording, form), "audio", name) for form, name in SOUNDS.items()],
+        *[(partial(_contained, *form), "audio", name) for form, name in SOUNDS_IN.items()],
+        *[(partial(_contained, *form), "video", name) for form, name in FILMS_IN.items()],
+    ],
+)
+def test_the_type_of_a_file_is_told_by_its_content(made: Callable[[], bytes], kind: str, name: str) -> None:
+    assert to_part(made(), kind, "x").media.media_type == f"{kind}/{name}"
+
+
+def test_where_the_content_says_nothing_the_name_does(tmp_path: Path) -> None:
+    (tmp_path / "old.mp3").write_bytes(b"no frame")
+    (tmp_path / "new.jpg").write_bytes(PNG)
+    assert to_part(tmp_path / "old.mp3", "audio", "x").media.media_type == "audio/mpeg"
+    assert to_part(tmp_path / "new.jpg", "image", "x").media.media_type == "image/png"
+    with pytest.raises(BadRequestError, match=r"old.mp3 is audio/mpeg, not a film"):
+        to_part(tmp_path / "old.mp3", "video", "x")
+    assert media_types(b"") == media_types(b"hello") == media_types("\ufeffhello".encode("utf-16-le")) == ()
+
+
+# Sizes and time ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_larger_than_a_request_is_told_with_its_size(tmp_path: Path) -> None:
+    film = tmp_path / "long.mp4"
+    film.write_bytes(MP4)
+    os.truncate(film, 70 << 20)
+    with pytest.raises(BadRequestError, match=r"videos\[0\]: .*/long.mp4 is 70.0 MiB; a request holds at most 64 MiB"):
+        requests.for_prompt("x", (), (), [film], Options()).complete()
+    with film.open("rb") as file, pytest.raises(BadRequestError, match=r"videos\[0\]: .*/long.mp4 is more; a request holds at most 64 MiB"):
+        requests.for_prompt("x", (), (), [file], Options()).complete()
+    with pytest.raises(BadRequestError, match=r"x: /dev/zero is more; a request holds at most 64 MiB"):
+        to_part("/dev/zero", "image", "x")
+    with pytest.raises(BadRequestError, match=r"x: is 70.0 MiB; a request holds at most 64 MiB"):
+        to_part(film.read_bytes(), "video", "x")
+    os.truncate(film, 40 << 20)
+    with pytest.raises(BadRequestError, match=r"request: is 80.0 MiB with its media; at most 64 MiB are allowed"):
+        requests.for_prompt("x", (), (), [film, film], Options()).complete()
+    os.truncate(film, 64 << 20)
+    with pytest.raises(BadRequestError, match=r"request: is 64.0 MiB with its media; at most 64 MiB are allowed"):
+        requests.for_prompt("x", (), (), [film], Options()).complete()
+
+
+async def test_the_event_loop_goes_on_while_media_are_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    peer = Peer()
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        asked = asyncio.create_task(omni.generate("What is this?", images=[pipe]))
+        await asyncio.to_thread(pipe.write_bytes, PNG)  # ends only when somebody reads
+        answer = await asked
+    assert answer.text
+    (request,) = peer.requests
+    assert [*map(shown, request.thinker.messages[0].parts)] == ["image/png", "What is this?"]
+
+
+async def test_reading_media_is_part_of_the_time_limit(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    omni = AsyncOmni(address="127.0.0.1:1")
+    with pytest.raises(DeadlineError, match=r"not complete within 0.1 s; its media were not read by then"):
+        await omni.generate("x", images=[pipe], timeout_s=0.1)
+    await asyncio.to_thread(pipe.write_bytes, b"")  # whoever reads comes to an end
