@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import soundfile
 from PIL import Image
 
+from helpers.media_files import film, picture, sound
 from helpers.peer import Peer, listening
 from omnistage.client import AsyncOmni, Audio, BadRequestError, DeadlineError, Video
 from omnistage.client import request as requests
@@ -239,41 +239,6 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
 # Types ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _picture(form: str) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(PIXELS).save(file, form)
-    return file.getvalue()
-
-
-def _recording(form: str) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, np.zeros(4000, np.float32), 16_000, format=form)
-    return file.getvalue()
-
-
-def _contained(form: str, codec: str) -> bytes:
-    """A film, or a sound where the codec is one."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=form) as container:
-        stream: Any
-        frames: list[Any]
-        if codec in ("aac", "mp2", "libopus"):
-            stream = container.add_stream(codec, rate=48_000)
-            block = av.AudioFrame.from_ndarray(np.zeros((1, 9600), np.float32), format="fltp", layout="mono")
-            block.sample_rate = 48_000
-            form = stream.codec_context.codec.audio_formats[0].name
-            frames = list(av.AudioResampler(format=form, layout="mono", rate=48_000).resample(block))
-        else:
-            stream = container.add_stream(codec, rate=10)
-            stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
-            frames = [av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")] * 3
-        for number, frame in enumerate(frames):
-            frame.pts = number
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return file.getvalue()
-
-
 PICTURES = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF")
 SOUNDS = {"WAV": "wav", "RF64": "wav", "FLAC": "flac", "OGG": "ogg", "AIFF": "aiff", "MP3": "mpeg", "AU": "basic", "CAF": "x-caf"}
 SOUNDS_IN = {
@@ -303,11 +268,14 @@ FILMS_IN = {
 @pytest.mark.parametrize(
     ("made", "kind", "name"),
     [
-        *[(partial(_picture, form), "image", form.lower()) for form in PICTURES],
-        (partial(_picture, "GIF"), "video", "gif"),
-        *[(partial(_recording, form), "audio", name) for form, name in SOUNDS.items()],
-        *[(partial(_contained, *form), "audio", name) for form, name in SOUNDS_IN.items()],
-        *[(partial(_contained, *form), "video", name) for form, name in FILMS_IN.items()],
+        *[(partial(picture, 1, form=form), "image", form.lower()) for form in PICTURES],
+        (partial(picture, 1, form="GIF"), "video", "gif"),
+        *[(partial(sound, 1, form=form), "audio", name) for form, name in SOUNDS.items()],
+        *[
+            (partial(film, 1, form=form, codec="", sound_codec=codec, sound_s=0.2), "audio", name)
+            for (form, codec), name in SOUNDS_IN.items()
+        ],
+        *[(partial(film, 1, 3, form=form, codec=codec), "video", name) for (form, codec), name in FILMS_IN.items()],
     ],
 )
 def test_the_type_of_a_file_is_told_by_its_content(made: Callable[[], bytes], kind: str, name: str) -> None:

@@ -54,6 +54,15 @@ async def test_a_whole_answer() -> None:
     assert (answer.seed, answer.pipeline, answer.finish_reason) == (7, "toy", "stop")
 
 
+async def test_every_token_comes_with_its_logprob_where_that_was_asked_for() -> None:
+    first, last = text(0, 0, "ab"), text(1, 2, "c", last=True)
+    assert (await read(STARTED, first, last, USAGE)).logprobs == ()
+    first.chunk.text.logprobs[:] = [-0.5, -2.25]
+    last.chunk.text.logprobs[:] = [-0.125]
+    answer = await read(STARTED, first, last, USAGE)
+    assert (answer.token_ids, answer.logprobs) == ((0, 1, 0), (-0.5, -2.25, -0.125))
+
+
 async def test_a_connection_that_breaks_after_the_account_breaks_nothing() -> None:
     async def broken() -> AsyncIterator[omni_pb2.GenerateResponse]:
         for message in (STARTED, text(0, 0, "ab", last=True), USAGE):

@@ -27,13 +27,22 @@ def test_what_is_not_given_stays_absent() -> None:
 
 def test_options_reach_their_fields() -> None:
     options = Options(
-        pipeline="toy", outputs=["text"], seed=0, max_tokens=5, stop="END", temperature=0.5, top_p=0.9, voice="anna", profile="latency"
+        pipeline="toy",
+        outputs=["text"],
+        seed=0,
+        max_tokens=5,
+        stop="END",
+        temperature=0.5,
+        top_p=0.9,
+        voice="anna",
+        profile="latency",
+        logprobs=True,
     )
     request = requests.for_prompt("hello", (), (), (), options).complete()
     assert request.HasField("seed")
     assert list(request.outputs) == ["text"]
     assert list(request.thinker.stop) == ["END"]
-    assert (request.thinker.max_tokens, request.thinker.sampling.temperature) == (5, 0.5)
+    assert (request.thinker.max_tokens, request.thinker.sampling.temperature, request.thinker.logprobs) == (5, 0.5, True)
     assert request.thinker.sampling.top_p == pytest.approx(0.9)
     assert (request.talker.voice, request.code2wav.profile) == ("anna", "latency")
 
