@@ -80,6 +80,6 @@ def test_two_servers_on_one_port(family: Family, free_port: int) -> None:
 def test_an_unknown_family_in_a_pipeline_file(family: Family, tmp_path: Path) -> None:
     pipeline = tmp_path / "own.yaml"
     pipeline.write_text("name: own\ndescription: x\ninputs: [text]\noutputs: [text]\nstages:\n  - {kind: thinker, family: smoll}\n")
-    assert refused(family, pipeline, "--address", "127.0.0.1:0").startswith("no thinker named 'smoll'; there are smol, toy")
+    assert refused(family, pipeline, "--address", "127.0.0.1:0").startswith("no thinker named 'smoll'; there are qwen2_5_omni, smol, toy")
     pipeline.write_text(pipeline.read_text().replace("smoll", "toy, options: {speed: 3}"))
     assert "unknown options ['speed'] of the toy models" in refused(family, pipeline, "--address", "127.0.0.1:0")

@@ -30,7 +30,7 @@ from omnistage.models.media.asks import FilmAsk, SoundAsk
 from omnistage.models.media.decoded import Film, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import MEDIUM_ROWS
+from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 from omnistage.models.qwen2_5_omni.media import Asks, Medium
 from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
 from omnistage.models.qwen2_5_omni.processor import read_pictures
@@ -65,7 +65,7 @@ class OmniReference:
 
     async def read(self, turns: Sequence[Turn]) -> Seen:
         """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
-        asks = Asks(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS, self._config.text.context))
+        asks = Asks(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], self._config.text.context))
         decoder = MediaDecoder()
         films, sounds = list[Film](), list[Sound]()
         for part in _media(turns):

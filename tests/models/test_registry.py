@@ -73,7 +73,7 @@ def test_a_checkpoint_says_of_which_family_it_is(tmp_path: Path, files: Mapping[
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({}, "of no family that there is (smol, speaker, painter, twin): it has neither config.json nor model_index.json"),
+        ({}, "of no family that there is (smol, qwen2_5_omni, speaker, painter, twin): it has neither config.json nor model_index.json"),
         (
             {"config.json": {"model_type": "llama", "architectures": ["L"]}},
             "config.json has model_type 'llama', config.json has architectures ['L']",
@@ -145,7 +145,7 @@ def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: 
     assert recognise(checkpoint(tmp_path, {"config.json": {"model_type": "brought"}})) == "brought"
     with pytest.raises(UnknownFamily, match="no talker named 'brought'; there are smol, "):
         load("brought", "talker", LoadOptions())
-    with pytest.raises(UnknownFamily, match="no thinker named 'nobody'; there are brought, smol, "):
+    with pytest.raises(UnknownFamily, match="no thinker named 'nobody'; there are brought, qwen2_5_omni, smol, "):
         load("nobody", "thinker", LoadOptions())
     assert has_default("smol")
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from omnistage.models.errors import LoadError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class SettingsLike(Protocol):
@@ -63,6 +68,20 @@ class LoadOptions:
     def told(self, name: str, value: object) -> str:
         """A value that was chosen for a setting, and whether somebody asked for it."""
         return shown(value) if self.given(name) else f"{shown(value)} (default)"
+
+
+def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
+    """The options of a family, each of the type of its default. of: whose they are, for humans. Raises LoadError."""
+    known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
+    unknown = sorted(options.keys() - known.keys())
+    if unknown:
+        raise LoadError(f"unknown options {unknown} of {of}; known are {sorted(known)}")
+    for name, value in options.items():
+        default = known[name]
+        wanted = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
+            raise LoadError(f"option {name} of {of} is {value!r} and must be like {default!r}")
+    return options
 
 
 def shown(value: object) -> str:

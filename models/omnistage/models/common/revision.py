@@ -25,19 +25,26 @@ DIGITS = 12
 
 
 def revision(
-    directory: Path, code: str, *, dtype: str, device: str, threads: int, results: Iterable[NDArray[np.generic] | torch.Tensor]
+    directory: Path,
+    code: str,
+    *,
+    dtype: str,
+    device: str,
+    threads: int,
+    results: Iterable[NDArray[np.generic] | torch.Tensor],
+    settings: str = "",
 ) -> str:
     """Hex digits of everything that an output can depend on.
 
     directory: the files of the model. code: a name of the code, which whoever changes what it computes raises. device: see
     `devices.hardware`; its number does not count. results: of fixed inputs, computed as an answer is (see `computed`), with every kernel
-    that an answer is computed with.
+    that an answer is computed with. settings: whatever else it depends on.
     """
     digest = hashlib.sha256()
     for path in sorted({path for pattern in PATTERNS for path in directory.glob(pattern)}):
         with path.open("rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}".encode())
+    digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
     for result in results:
         array = result.cpu().contiguous().view(torch.uint8).numpy() if isinstance(result, torch.Tensor) else result
         digest.update(f" {result.dtype} {tuple(result.shape)} ".encode() + array.tobytes())

@@ -89,7 +89,14 @@ class ThinkerConfig:
 
 def read_thinker_config(directory: Path) -> ThinkerConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
-    config = read_config(directory, MODEL_TYPE).section("thinker_config")
+    whole = read_config(directory, MODEL_TYPE)
+    config = whole.section("thinker_config")
+    for part in (whole, config):
+        if part.has("quantization_config"):
+            method = part.section("quantization_config").value("quant_method", str, "an unknown method")
+            raise BadCheckpoint(
+                f"{part.place}: weights quantized by {method} are not supported yet; give the checkpoint that they were made from"
+            )
     return ThinkerConfig(
         text=_text(config.section("text_config")),
         vision=_vision(config.section("vision_config")),

@@ -15,10 +15,11 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
-from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.common.memory import private_bytes, written
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
@@ -29,11 +30,11 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.encoding import EncoderQueue, Pass, Piece
+from omnistage.models.qwen2_5_omni.encoding import Pass, Piece
 from omnistage.models.qwen2_5_omni.features import FeatureCache
-from omnistage.models.qwen2_5_omni.media import Asks, MediaReader, picture_pass, sound_pass
-from omnistage.models.qwen2_5_omni.patches import grid_of
+from omnistage.models.qwen2_5_omni.media import Asks, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
+from omnistage.models.qwen2_5_omni.sizes import Sizes
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
 from omnistage.models.qwen2_5_omni.thinker import HIDDEN, PROMPT, TEXT, QwenThinker
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
@@ -42,14 +43,6 @@ CODE_REVISION = "1"
 """Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
 
 MAX_SESSIONS = 64
-KV_CACHE_BYTES = 512 << 20
-FEATURE_CACHE_BYTES = 256 << 20
-MEDIUM_ROWS = 2048
-"""Rows that a picture or film becomes at most, on a CPU: attention over the patches of one picture costs their number squared."""
-
-MEDIUM_ROWS_CUDA = 16384
-PASS_ROWS = 8192
-"""Patches or frames of sound in one pass of an encoder."""
 
 _PREFIX = "thinker."
 _OTHERS = ("talker.", "token2wav.")
@@ -62,64 +55,64 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     device, sessions = torch.device(options.device), options.max_sessions or MAX_SESSIONS
     torch.set_num_threads(options.threads)
     config = read_thinker_config(folder)
-    parts = read_parts(folder, config, _DTYPES[dtype], device)
     tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
-    kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
-    pages = kv_bytes // page_bytes(parts.decoder.spec)
-    if (least := pages_for(parts.decoder.spec.context)) > pages:
-        raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least * page_bytes(parts.decoder.spec)}")
-    limits = limits_of(sessions, options.max_batch_size, options.max_batch_tokens)
+    parts = read_parts(folder, config, _DTYPES[dtype], device)
+    sizes = Sizes.chosen(config, options, sessions, page_bytes(parts.decoder.spec) // PAGE_ROWS)
+    limits = limits_of(sessions, options.max_batch_size, sizes.batch_rows)
     is_kept = options.enable_cache is not False
-    engine = Engine(parts.decoder, TokenHead(parts.decoder.logits), pages=pages, limits=limits, kept_pages=None if is_kept else 0)
+    engine = Engine(
+        parts.decoder,
+        TokenHead(parts.decoder.logits),
+        pages=sizes.kv_bytes // page_bytes(parts.decoder.spec),
+        limits=limits,
+        kept_pages=None if is_kept else 0,
+    )
     together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
     results = computed(partial(fixed_results, parts.decoder, parts.decoder.logits, engine.attention.backend), options.threads)
-    name = revision(
-        folder, CODE_REVISION, dtype=dtype, device=hardware(options.device), threads=options.threads, results=[*results, *encoded]
-    )
-    chosen = {
-        "dtype": dtype,
-        "max_batch_size": limits.max_sequences,
-        "max_batch_tokens": limits.max_rows,
-        "kv_cache_bytes": kv_bytes,
-        "enable_cache": is_kept,
-    }
-    settings = {setting: options.told(setting, value) for setting, value in chosen.items()}
-    rows = PortSpec("", Content.TENSOR, width=config.text.hidden_size, element_type=ElementType(dtype))
     info = ModelInfo(
         name=_name(folder),
-        revision=name,
+        revision=revision(
+            folder,
+            CODE_REVISION,
+            dtype=dtype,
+            device=hardware(options.device),
+            threads=options.threads,
+            results=[*results, *encoded],
+            settings=str(sizes.medium_rows),
+        ),
         accepts=(),
-        produces=(PortSpec(TEXT, Content.TEXT, compact=True), replace(rows, name=PROMPT), replace(rows, name=HIDDEN)),
+        produces=_ports(config, dtype),
         max_sessions=sessions,
         inputs=("text", "image", "audio", "video"),
         settings={
-            **settings,
+            "dtype": options.told("dtype", dtype),
+            "max_batch_size": options.told("max_batch_size", limits.max_sequences),
+            "max_batch_tokens": options.told("max_batch_tokens", limits.max_rows),
+            "enable_cache": options.told("enable_cache", is_kept),
+            **sizes.why,
+            "private_memory": f"{written(private_bytes())} of this process alone, the cache as far as it was touched",
             "products": parts.products,
             "attention": engine.attention.reason,
             "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
         },
     )
     workers = [Worker("tokenizer", 1), Worker("encoders", options.threads)]
-    most_rows = min(MEDIUM_ROWS if device.type == "cpu" else MEDIUM_ROWS_CUDA, config.text.context)
-    seen = EncoderQueue(
-        workers[1],
-        picture_pass(parts.vision, pictures.colours),
-        lambda pixels: grid_of(pixels, config.vision).patches,
-        most_rows=PASS_ROWS,
-        together=together,
-    )
-    heard = EncoderQueue(workers[1], sound_pass(parts.audio), len, most_rows=PASS_ROWS, together=together)
     reader = MediaReader(
         config,
-        MediaDecoder(),
-        Asks(config, pictures, spectrograms.sample_rate_hz, most_rows),
+        MediaDecoder(processes=sizes.decoders),
+        Asks(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows),
         spectrograms,
-        seen,
-        heard,
-        FeatureCache(FEATURE_CACHE_BYTES if is_kept else 0),
-        name.encode(),
+        picture_queue(workers[1], parts.vision, pictures.colours, most_rows=sizes.pass_patches, together=together),
+        sound_queue(workers[1], parts.audio, most_rows=sizes.pass_patches, together=together),
+        FeatureCache(sizes.feature_bytes),
+        info.revision.encode(),
     )
-    return QwenThinker(config, engine, tokenizer, reader, workers, info)
+    return QwenThinker(config, engine, tokenizer, reader, workers, info, sizes.context)
+
+
+def _ports(config: ThinkerConfig, dtype: str) -> tuple[PortSpec, ...]:
+    rows = PortSpec("", Content.TENSOR, width=config.text.hidden_size, element_type=ElementType(dtype))
+    return PortSpec(TEXT, Content.TEXT, compact=True), replace(rows, name=PROMPT), replace(rows, name=HIDDEN)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------

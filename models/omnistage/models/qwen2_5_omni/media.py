@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from omnistage.models.common.worker import Worker
 from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
 from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder
@@ -156,6 +157,19 @@ def _check_room(extent: Extent, config: ThinkerConfig, most_rows: int) -> None:
         raise BadMedia(
             f"it takes {rows} tokens, and the conversation has room for {max(most_rows, 0)}: send less, or a smaller or shorter one"
         )
+
+
+def picture_queue(
+    worker: Worker, encoder: VisionEncoder, colours: Normalization, *, most_rows: int, together: bool
+) -> EncoderQueue[Pixels]:
+    """A piece is the frames of one patch."""
+    encode, config = picture_pass(encoder, colours), encoder.config
+    return EncoderQueue(worker, encode, lambda pixels: grid_of(pixels, config).patches, most_rows=most_rows, together=together)
+
+
+def sound_queue(worker: Worker, encoder: AudioEncoder, *, most_rows: int, together: bool) -> EncoderQueue[torch.Tensor]:
+    """A piece is some chunks of a spectrogram."""
+    return EncoderQueue(worker, sound_pass(encoder), len, most_rows=most_rows, together=together)
 
 
 def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Sequence[Pixels], Callable[[], None]], list[torch.Tensor]]:

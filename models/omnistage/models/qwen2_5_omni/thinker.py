@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
@@ -77,8 +79,10 @@ class QwenThinker:
         reader: MediaReader,
         workers: Sequence[Worker],
         info: ModelInfo,
+        context: int,
     ) -> None:
-        """workers: of the tokenizer, and those of the encoders."""
+        """workers: of the tokenizer, and those of the encoders. context: tokens of a conversation with its answer."""
+        self._context = context
         self.config, self.engine, self.tokenizer, self._reader = config, engine, tokenizer, reader
         self._worker, self._workers, self._info = workers[0], workers, info
         self._reading = asyncio.Semaphore(READING)
@@ -103,8 +107,11 @@ class QwenThinker:
         return Load(queued=stats.waiting + self._worker.queued, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
 
     async def warm_up(self) -> None:
-        """Answer one short question: touches every weight of the language model and keeps the pages of the default system prompt."""
-        prepared = await self.prepare(TextRequest((Turn("user", ("Hello!",)),), seed=0, max_tokens=4))
+        """Answer one short question about a picture: touches the weights, starts the process that decodes, and keeps the pages of the
+        default system prompt."""
+        file = io.BytesIO()
+        Image.new("RGB", (64, 64)).save(file, "PNG")
+        prepared = await self.prepare(TextRequest((Turn("user", (Media("image/png", file.getvalue()), "Hello!")),), seed=0, max_tokens=4))
         async with aclosing(self._think(prepared, {TEXT: 0})) as pieces:
             async for _ in pieces:
                 pass
@@ -132,7 +139,7 @@ class QwenThinker:
         return await self._worker.run(partial(self._tokenized, request, media))
 
     def _check_characters(self, field: str, count: int) -> None:
-        most = self.config.text.context * _MAX_TOKEN_CHARACTERS
+        most = self._context * _MAX_TOKEN_CHARACTERS
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
@@ -145,14 +152,12 @@ class QwenThinker:
             return Prepared(request, ids, ())
         asked = [Medium(part.media_type.partition("/")[0], part.data, part.use_audio, request.client) for part in media]
         ids = tuple(self.tokenizer.template.written(request.turns, [medium.kind for medium in asked]))
-        if len(ids) >= self.config.text.context:
-            raise BadRequest(
-                "thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self.config.text.context - 1}"
-            )
+        if len(ids) >= self._context:
+            raise BadRequest("thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self._context - 1}")
         if request.finished is None:
             with fitting("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
-                most = min(request.max_tokens, self.config.text.context - len(ids)) + 1
+                most = min(request.max_tokens, self._context - len(ids)) + 1
                 self.engine.check(self._asked(request, Prompt.of_tokens(ids), max(most, len(request.history) + 1)))
         scope = request.client.encode()
         return Prepared(request, ids, tuple((medium, self._reader.digest(medium, scope)) for medium in asked))
@@ -186,7 +191,7 @@ class QwenThinker:
             wanted,
             history=request.history,
             finished=request.finished,
-            most=min(request.max_tokens, self.config.text.context - len(layout)),
+            most=min(request.max_tokens, self._context - len(layout)),
             row_port=HIDDEN,
             prompt_port=PROMPT,
             prompt_rows=len(layout),
@@ -207,7 +212,7 @@ class QwenThinker:
             return await self._features(prepared)
 
     async def _features(self, prepared: Prepared) -> list[Features]:
-        room = self.config.text.context - len(prepared.token_ids)
+        room = self._context - len(prepared.token_ids)
         features = list[Features]()
         for number, (medium, digest) in enumerate(prepared.media, 1):
             try:

@@ -32,10 +32,10 @@ from omnistage.models.interface import (
     Sound,
     Wanted,
 )
-from omnistage.models.options import LoadOptions
+from omnistage.models.options import LoadOptions, checked_options
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of, png
-from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyOptions, checked_options
+from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyOptions
 
 REVISION = "1"
 STILL, FILM, SOUND = "image/png", "video/x-grey8", "audio/x-pcm16"
@@ -60,7 +60,7 @@ class FilmOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> FilmOptions:
-        return cls(**checked_options(options, cls()))
+        return cls(**checked_options(options, cls(), "the toy models"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ from omnistage.models.interface import (
     TextRequest,
     Wanted,
 )
-from omnistage.models.options import LoadOptions
+from omnistage.models.options import LoadOptions, checked_options
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of, samples_of
-from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyCode2Wav, ToyOptions, checked_options
+from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyCode2Wav, ToyOptions
 
 REVISION = "1"
 VOICES = ("toy", "other")
@@ -68,7 +68,7 @@ class OmniOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> OmniOptions:
-        return cls(**checked_options(options, cls()))
+        return cls(**checked_options(options, cls(), "the toy models"))
 
     @property
     def common(self) -> ToyOptions:

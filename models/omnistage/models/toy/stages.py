@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.requests import check_bias, check_constraint, check_parts
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Activity,
     Array,
@@ -39,12 +38,9 @@ from omnistage.models.interface import (
     Wanted,
     WaveRequest,
 )
-from omnistage.models.options import LoadOptions
+from omnistage.models.options import LoadOptions, checked_options
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 MAX_SESSIONS = 1024
 REVISION = "1"
@@ -73,7 +69,7 @@ class ToyOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
-        return cls(**checked_options(options, cls()))
+        return cls(**checked_options(options, cls(), "the toy models"))
 
     @property
     def row_width(self) -> int:
@@ -82,20 +78,6 @@ class ToyOptions:
     @property
     def codebooks(self) -> int:
         return formulas.CODEBOOKS + (formulas.LIMBS if self.stamp else 0)
-
-
-def checked_options(options: dict[str, Any], defaults: DataclassInstance) -> dict[str, Any]:
-    """Options that a toy has, each of the type of its default. Raises LoadError."""
-    known = {field.name: getattr(defaults, field.name) for field in fields(defaults)}
-    unknown = sorted(options.keys() - known.keys())
-    if unknown:
-        raise LoadError(f"unknown options {unknown} of the toy models; known are {sorted(known)}")
-    for name, value in options.items():
-        default = known[name]
-        wanted = (int, float) if isinstance(default, float) else type(default)
-        if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
-            raise LoadError(f"option {name} of the toy models is {value!r} and must be like {default!r}")
-    return options
 
 
 class Toy:

@@ -1,0 +1,33 @@
+"""The options that only this family has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omnistage.models.errors import LoadError
+from omnistage.models.options import checked_options
+
+
+@dataclass(frozen=True, slots=True)
+class OmniOptions:
+    """0 leaves a choice to the model.
+
+    context: tokens of a conversation and its answer. medium_rows: tokens that a picture or film becomes at most; a larger one is made
+    smaller. feature_cache_bytes: of what was computed of media. decoders: processes that decode media.
+    """
+
+    context: int = 0
+    medium_rows: int = 0
+    feature_cache_bytes: int = 0
+    decoders: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> OmniOptions:
+        """Raises LoadError."""
+        made = cls(**checked_options(options, cls(), "qwen2_5_omni"))
+        for name in cls.__slots__:
+            if getattr(made, name) < 0:
+                raise LoadError(f"option {name} of qwen2_5_omni is {getattr(made, name)}; 0 leaves it to the model")
+        return made

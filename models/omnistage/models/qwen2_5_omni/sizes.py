@@ -1,0 +1,87 @@
+"""What a Thinker takes of the memory that is free, and why: measured after its weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.memory import free_bytes, written
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig
+from omnistage.models.qwen2_5_omni.options import OmniOptions
+
+KV_SHARE = {"cpu": 0.4, "cuda": 0.8}
+"""Part of the free memory that keys and values may take. On a CPU others compute too."""
+
+FEATURE_SHARE = 0.05
+PASS_SHARE = 0.1
+"""Part of the free memory that one pass of an encoder may take."""
+
+USUAL_ROWS = 4096
+"""Of a conversation with its answer. A cache for so many of each session is enough."""
+
+MEDIUM_ROWS = {"cpu": 2048, "cuda": 16384}
+"""Tokens of one picture or film: attention over the patches of one picture costs their number squared, which a CPU has no time for."""
+
+PASS_PATCHES = {"cpu": 8192, "cuda": 65536}
+MAX_FEATURE_BYTES = 2 << 30
+BATCH_ROWS = {"cpu": 512, "cuda": 2048}
+LEAST_CONTEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """context: tokens of a conversation with its answer. kv_bytes: of keys and values. batch_rows: of a step. medium_rows: tokens of one
+    picture or film at most. pass_patches: of a pass of an encoder. feature_bytes: of features that are kept. decoders: processes. why: in
+    words, by name of the setting."""
+
+    context: int
+    kv_bytes: int
+    batch_rows: int
+    medium_rows: int
+    pass_patches: int
+    feature_bytes: int
+    decoders: int
+    why: dict[str, str]
+
+    @classmethod
+    def chosen(cls, config: ThinkerConfig, options: LoadOptions, sessions: int, row_bytes: int) -> Self:
+        """row_bytes: keys and values of one row. Raises LoadError where what somebody asked for cannot be."""
+        wanted, kind = OmniOptions.from_settings(options.family), options.device.partition(":")[0]
+        free = free_bytes(options.device, options.gpu_memory_utilization)
+        why = {"free_memory": f"{written(free)} after the weights"}
+        context, kv_bytes = _cache(config, wanted, options, sessions, row_bytes, int(free * KV_SHARE[kind]))
+        why["kv_cache_bytes"] = f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions"
+        why["context"] = f"{context} of the {config.text.context} that the model was made for"
+        patch_bytes = 4 * (3 * config.vision.patch_values + 12 * config.vision.hidden_size + 4 * config.vision.ffn_size)
+        medium_rows = min(wanted.medium_rows or MEDIUM_ROWS[kind], context)
+        pass_patches = max(min(PASS_PATCHES[kind], int(free * PASS_SHARE) // patch_bytes), medium_rows)
+        why["encoder_memory"] = f"{written(pass_patches * patch_bytes)}, for {pass_patches} patches in one pass"
+        why["medium_rows"] = f"{medium_rows} tokens of one picture or film"
+        is_kept = options.enable_cache is not False
+        feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if is_kept else 0
+        why["feature_cache_bytes"] = str(feature_bytes)
+        batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]
+        return cls(context, kv_bytes, batch_rows, medium_rows, pass_patches, feature_bytes, wanted.decoders or 1, why)
+
+
+def _cache(config: ThinkerConfig, wanted: OmniOptions, options: LoadOptions, sessions: int, row_bytes: int, most: int) -> tuple[int, int]:
+    """The context and the bytes of its cache, which holds one whole context at least. most: bytes that there is room for."""
+    whole = min(wanted.context or config.text.context, config.text.context)
+    if given := options.kv_cache_bytes:
+        if given < whole * row_bytes and wanted.context:
+            raise LoadError(
+                f"kv_cache_bytes {given}: one context of {whole} tokens takes {whole * row_bytes}; give more, or a smaller context"
+            )
+        room = given
+    else:
+        room = min(max(whole, sessions * min(USUAL_ROWS, whole)) * row_bytes, most)
+    context = min(whole, room // row_bytes // PAGE_ROWS * PAGE_ROWS)
+    if context < min(whole, LEAST_CONTEXT):
+        raise LoadError(
+            f"kv_cache_bytes {room}: room for {context} tokens of one conversation, {LEAST_CONTEXT} are the least; "
+            f"{'give more' if given else 'free some memory'}"
+        )
+    return context, room
