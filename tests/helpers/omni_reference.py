@@ -30,10 +30,10 @@ from omnistage.models.media.asks import FilmAsk, SoundAsk
 from omnistage.models.media.decoded import Film, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 from omnistage.models.qwen2_5_omni.media import Asks, Medium
 from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
 from omnistage.models.qwen2_5_omni.processor import read_pictures
+from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 
 MARKS = {"image": "<|IMAGE|>", "audio": "<|AUDIO|>", "video": "<|VIDEO|>"}
 RATE_HZ = 16_000
