@@ -252,18 +252,20 @@ def fetch_default(family: str, progress: Progress | None = None) -> Path:
     return cast(Callable[[Path | None, Progress | None], Path], _named(_known(family).default))(None, progress)
 
 
-def recognise(path: Path, among: Mapping[str, Family] | None = None) -> str:
-    """The family whose checkpoint a folder is. among: those that it can be; None: all that there are. Raises UnknownCheckpoint where that
-    is none, or more than one. A family of a package that does not have what it says cannot be told: the error names it."""
+def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str = "") -> str:
+    """The family whose checkpoint a folder is. among: those that it can be; None: all that there are. called: how errors name it. Raises
+    UnknownCheckpoint where that is none, or more than one. A family of a package that does not have what it says cannot be told: the error
+    names it."""
+    called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
     found = [name for name, family in among.items() if any(all(_bears(path, mark) for mark in marks) for marks in family.marks)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UnknownCheckpoint(f"{path} could be a checkpoint of {' or '.join(found)}: name the family")
+        raise UnknownCheckpoint(f"{called} could be a checkpoint of {' or '.join(found)}: name the family")
     known = ", ".join(name for name, family in among.items() if family.marks) or "none"
     told = "; ".join([_look(path), *map(str, broken)])
-    raise UnknownCheckpoint(f"{path} is a checkpoint of no family that there is ({known}): {told}")
+    raise UnknownCheckpoint(f"{called} is a checkpoint of no family that there is ({known}): {told}")
 
 
 def _bears(path: Path, mark: Mark) -> bool:

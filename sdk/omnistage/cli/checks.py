@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnistage.cli.layout import Layout, StageLayout
+from omnistage.cli.layout import Layout
 from omnistage.client.errors import StackError
 from omnistage.host.addresses import check_address, check_can_listen
 from omnistage.host.commandline import read
@@ -18,14 +18,16 @@ UNKNOWN = "127.0.0.1:1"
 """Stands for the address of a stage, which nobody has chosen yet."""
 
 
-def check(layout: Layout) -> None:
-    """The servers' own checks of what they will be given. Raises StackError, in one line."""
+def check(layout: Layout, *, of_models: bool = True) -> None:
+    """The servers' own checks of what they will be given. of_models: the models' too. Raises StackError, in one line."""
     servers = layout.servers
     try:
         for option, address in (("--address", servers.address), ("--metrics-address", servers.metrics_address)):
             _check_typed(option, address)
         for stage in layout.stages:
-            _check_stage(layout, stage)
+            settings = read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
+            if of_models:
+                check_model(stage.family, stage.kind, LoadOptions.of(settings))
         words = layout.router_arguments([(stage.kind, UNKNOWN) for stage in layout.stages])
         read(RouterSettings, [*words, "--address", servers.address, "--metrics-address", servers.metrics_address], PROGRAM)
         if servers.address == servers.metrics_address and not servers.address.endswith(":0"):
@@ -41,8 +43,3 @@ def _check_typed(option: str, address: str) -> None:
         check_address(address)
     except ValueError as error:
         raise StartError(f"{option}: {error}") from None
-
-
-def _check_stage(layout: Layout, stage: StageLayout) -> None:
-    settings = read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
-    check_model(stage.family, stage.kind, LoadOptions.of(settings))

@@ -1,15 +1,27 @@
-"""The own checkpoint of a family on this machine: downloaded and converted once, with a bar."""
+"""Checkpoints on this machine: the own one of a family, downloaded and converted once, or one by its name at a hub. With a bar."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
 
 from omnistage.cli.bars import bars
-from omnistage.client.errors import StackError
+from omnistage.cli.notices import Notices
+from omnistage.client.errors import BadRequestError, StackError
 from omnistage.models.common.fetch import FetchError
-from omnistage.models.registry import fetch_default, missing_packages
+from omnistage.models.errors import LoadError
+from omnistage.models.registry import fetch_default, missing_packages, recognise
+
+if TYPE_CHECKING:
+    from omnistage.models.hub import Found, HubName, Plan
 
 DEFAULT_FAMILY = "smol"
+
+Check = Callable[[Path], object]
+"""Called with the folder of a checkpoint that is being fetched, when all but its weights is there. What it raises ends the fetch."""
 
 
 def fetch(family: str = DEFAULT_FAMILY) -> Path:
@@ -24,3 +36,69 @@ def fetch(family: str = DEFAULT_FAMILY) -> Path:
             return fetch_default(family, show)
         except FetchError as error:
             raise StackError(str(error), hint="`omnistage fetch-default` tries again; what is already there is kept.") from error
+
+
+def pull(text: str) -> Path:
+    """The folder of the checkpoint that a hub has under a name, fetched first as far as it is not there. Raises BadRequestError for what is
+    no name, StackError for what cannot be had, or is of no family."""
+    name = named(text)
+    if name is None:
+        raise BadRequestError.of("NAME", f"{text} is no name of a model: give owner/name, or owner/name@revision")
+    notices = Notices()
+    if Path(text).is_dir():
+        notices.say(
+            f"[dim]{escape(text)} is a folder here too, which `omnistage serve {escape(text)}` takes; {escape(str(name))} is not[/]"
+        )
+    found = _fetched(name, lambda folder: recognise(folder, called=text), notices)
+    notices.say(f"[dim]serve it: omnistage serve {escape(name.repository)}@{found.commit}[/]")
+    return found.folder
+
+
+def checkpoint(text: str, option: str, check: Check) -> Path:
+    """The folder that was typed, or that of the checkpoint with this name, which is fetched first. A folder wins. Raises BadRequestError
+    for what is neither, and what `pull` raises."""
+    folder, notices = Path(text), Notices()
+    name = named(text)
+    if folder.is_dir():
+        if name is not None:
+            notices.say(f"[dim]{escape(text)} is the folder of this name; the model at the hub is {escape(str(name))}[/]")
+        return folder.absolute()
+    if name is None:
+        raise BadRequestError.of(option, f"{text} is not a folder")
+    return _fetched(name, check, notices).folder
+
+
+def named(text: str) -> HubName | None:
+    """What a text names at a hub, if it looks like a name. Raises StackError without the packages for it."""
+    if "/" not in text or text.startswith(("/", ".", "~")) or text.endswith((".yaml", ".yml")):
+        return None
+    try:
+        from omnistage.models.hub import hub_name
+    except ModuleNotFoundError as error:
+        raise StackError(
+            f"models by name need a package that is not installed: {error.name}", hint="pip install 'omnistage[cli,models]'"
+        ) from error
+    return hub_name(text)
+
+
+def _fetched(name: HubName, check: Check, notices: Notices) -> Found:
+    from omnistage.models.hub import fetch as fetch_named
+
+    try:
+        with bars(notices) as show:
+            return fetch_named(name, check, lambda plan: _tell(plan, notices), show)
+    except FetchError as error:
+        raise StackError(str(error), hint=f"`omnistage pull {name}` tries again.") from error
+    except LoadError as error:
+        raise StackError(str(error), hint="`omnistage pipelines` lists what can be served.") from error
+
+
+def _tell(plan: Plan, notices: Notices) -> None:
+    """What a name stands for, and what is to be fetched of it."""
+    from omnistage.models.hub import size
+
+    meant = "" if plan.commit == plan.name.revision else f" is {plan.commit}"
+    unasked = ", as far as the cache knows: the hub is not reached" if plan.is_unasked else ""
+    notices.say(f"{escape(str(plan.name))}{meant}{unasked}")
+    if plan.missing:
+        notices.say(f"[dim]{size(plan.missing)} to fetch of {size(plan.size)}; {escape(str(plan.cache))} has {size(plan.free)} free[/]")

@@ -128,8 +128,16 @@ def _target(address: str | None, pipeline: str) -> str | Layout:
 
 @app.command()
 def serve(
-    pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="Name or YAML file of the pipeline; default: smol.")] = "",
-    checkpoint: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the model; default: the pipeline's own.")] = None,
+    pipeline: Annotated[
+        str,
+        typer.Argument(
+            metavar="[PIPELINE]", help="Name or YAML file of the pipeline, or a checkpoint of which there is one; default: smol."
+        ),
+    ] = "",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."),
+    ] = None,
     device: Annotated[list[str] | None, typer.Option(metavar="STAGE=DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
@@ -219,6 +227,18 @@ def status(address: Running = None, json: Json = False, timeout: Timeout = 120.0
 
     with errors_reported(verbose):
         asyncio.run(show_status(address, json, timeout, verbose))
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME[@REVISION]", help="Of a model at the hub; default revision: main.")],
+    verbose: Verbose = False,
+) -> None:
+    """Fetch a model by its name into the cache, as `serve` does; an interrupted fetch goes on."""
+    from omnistage.cli.fetch import pull as fetch_named
+
+    with errors_reported(verbose):
+        print(fetch_named(name))
 
 
 @app.command("fetch-default")

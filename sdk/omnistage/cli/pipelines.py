@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
 
 from omnistage.cli.checks import check
-from omnistage.cli.fetch import fetch
+from omnistage.cli.fetch import checkpoint, fetch, named
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout, flag
 from omnistage.client.errors import BadRequestError, StackError, UnknownModelError
+from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS
-from omnistage.models.registry import UnknownFamily, dtypes, has_default, uses
-from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline
+from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, recognise, uses
+from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
 
 DEFAULT_PIPELINE = "smol"
 
@@ -23,11 +24,15 @@ ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answer
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was asked for. pipeline: name or file, empty for the default. devices, replicas: by stage; device "" is for all. dtype: for the
-    stages that have a choice. settings: of servers, by name and by stage; stage "" is for those that have a use for it."""
+    """What was asked for.
+
+    pipeline: name or file, or a checkpoint; empty for that of the checkpoint, and without one for the default. checkpoint: a folder, or a
+    name at a hub. devices, replicas: by stage; device "" is for all. dtype: for the stages that have a choice. settings: of servers, by name
+    and by stage; stage "" is for those that have a use for it.
+    """
 
     pipeline: str = ""
-    checkpoint: Path | None = None
+    checkpoint: str | None = None
     devices: Mapping[str, str] = field(default_factory=dict)
     replicas: Mapping[str, int] = field(default_factory=dict)
     dtype: str = "auto"
@@ -36,20 +41,80 @@ class Choice:
 
 
 def layout_of(choice: Choice) -> Layout:
-    """Read the pipeline and fetch the checkpoints that the families have of their own. Raises an OmniError that says what to change."""
-    name = choice.pipeline or DEFAULT_PIPELINE
+    """Read the pipeline and fetch the checkpoint: that which was named, else those that the families have of their own. Raises an OmniError
+    that says what to change."""
+    choice, option = _sorted_out(choice)
+    if (typed := choice.checkpoint) is None:
+        pipeline = choice.pipeline or DEFAULT_PIPELINE
+        layout = _layout(pipeline, _read(pipeline), None, choice)
+        check(layout)
+        # Once, here, with a bar; the stages then find it in the cache.
+        for family in dict.fromkeys(stage.family for stage in layout.stages):
+            if has_default(family):
+                fetch(family)
+        return layout
+
+    def judge(folder: Path) -> None:
+        """Whatever can be told before the weights are fetched."""
+        layout = _of_checkpoint(folder, typed, choice)
+        recognise(folder, among={name: family for name, family in families().items() if name in _families(layout)}, called=typed)
+        check(layout, of_models=False)
+
+    layout = _of_checkpoint(checkpoint(typed, option, judge), typed, choice)
+    check(layout)
+    return layout
+
+
+def _sorted_out(choice: Choice) -> tuple[Choice, str]:
+    """A choice whose pipeline is one, and where its checkpoint was typed."""
+    typed = choice.pipeline
+    if not typed or typed in shipped_pipelines() or not (Path(typed).is_dir() or named(typed) is not None):
+        return choice, "--checkpoint"
+    if choice.checkpoint is not None:
+        raise BadRequestError.of("--checkpoint", f"{typed} is a checkpoint already: name a pipeline with it, or leave one of them out")
+    return replace(choice, pipeline="", checkpoint=typed), "PIPELINE"
+
+
+def _of_checkpoint(folder: Path, typed: str, choice: Choice) -> Layout:
+    name = choice.pipeline or _pipeline_of(folder, typed)
+    return _layout(name, _read(name), folder, choice)
+
+
+def _pipeline_of(folder: Path, typed: str) -> str:
+    """The pipeline of the family that a checkpoint is of. Raises StackError for a family that has none or several of them."""
     try:
-        pipeline = load_pipeline(name)
+        family = recognise(folder, called=typed)
+    except LoadError as error:
+        if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
+            return DEFAULT_PIPELINE  # Whose families say what is missing.
+        raise StackError(str(error)) from None
+    having = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
+    if len(having) != 1:
+        what = f"there are the pipelines {', '.join(having)}" if having else "no pipeline comes with it"
+        raise StackError(
+            f"{typed} is a checkpoint of {family}, for which {what}", hint=f"Name one: omnistage serve PIPELINE --checkpoint {typed}"
+        )
+    return having[0]
+
+
+def _read(name: str) -> Pipeline:
+    try:
+        return load_pipeline(name)
     except PipelineError as error:
         raise UnknownModelError(str(error), hint="Give the name or the file of a pipeline.", code=grpc.StatusCode.NOT_FOUND) from None
+
+
+def _families(layout: Layout) -> set[str]:
+    return {stage.family for stage in layout.stages}
+
+
+def _layout(name: str, pipeline: Pipeline, folder: Path | None, choice: Choice) -> Layout:
     _check_stages(pipeline, choice)
-    if choice.checkpoint is not None and not choice.checkpoint.is_dir():
-        raise BadRequestError.of("--checkpoint", f"{choice.checkpoint} is not a folder")
     stages = [
         StageLayout(
             kind=stage.kind,
             family=stage.family,
-            checkpoint="" if choice.checkpoint is None else str(choice.checkpoint.absolute()),
+            checkpoint="" if folder is None else str(folder),
             device=_device(stage, choice),
             dtype=choice.dtype if choice.dtype in _dtypes(stage) else "auto",
             replicas=choice.replicas.get(stage.kind, 1),
@@ -63,14 +128,7 @@ def layout_of(choice: Choice) -> Layout:
     for setting, values in choice.settings.items():
         if "" in values and values[""] != str(DEFAULTS[setting]) and not any(setting in stage.settings for stage in stages):
             raise StackError(f"{flag(setting)} {values['']}: no stage of {pipeline.name} has a use for it{ADVICE.get(setting, '')}")
-    layout = Layout(name, stages, choice.servers)
-    check(layout)
-    if choice.checkpoint is None:
-        # Once, here, with a bar; the stages then find it in the cache.
-        for family in dict.fromkeys(stage.family for stage in pipeline.stages):
-            if has_default(family):
-                fetch(family)
-    return layout
+    return Layout(name, stages, choice.servers)
 
 
 def layout_for(pipeline: str) -> Layout:

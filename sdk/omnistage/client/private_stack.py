@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import select
 import sys
 import threading
@@ -76,7 +77,7 @@ class StackPlan:
         if unknown:
             known = ("model_path", "tensor_parallel_size", *StackSettings.__annotations__)
             raise TypeError(f"unknown settings {', '.join(unknown)}; known: {', '.join(known)}")
-        if self.model_path is not None and not Path(self.model_path).is_dir():
+        if self.model_path is not None and not Path(self.model_path).is_dir() and not _may_be_name(self.model_path):
             raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
         checked_seconds("start_timeout_s", self.start_timeout_s)
 
@@ -99,6 +100,11 @@ class StackPlan:
         if "pipeline" in settings:
             words += ["--", settings["pipeline"]]
         return words
+
+
+def _may_be_name(model_path: str | PathLike[str]) -> bool:
+    """Whether this is written as the name of a model is, owner/name; the launcher knows the rest."""
+    return isinstance(model_path, str) and re.fullmatch(r"[^/.~][^/]*/[^/@]+(@.+)?", model_path) is not None
 
 
 def _option(name: str, value: object) -> list[str]:

@@ -74,7 +74,7 @@ def fetched(recipe: Recipe, cache: Path, progress: Progress | None = None) -> Pa
         if _complete(root):
             return root
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(cache / ".lock", report):
+        with locked(cache / ".lock", report):
             if not _complete(root):
                 _remove_partials(cache)
                 _build(recipe, root, report)
@@ -113,7 +113,7 @@ def _complete(root: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, report: Progress) -> Iterator[None]:
+def locked(path: Path, report: Progress) -> Iterator[None]:
     """Hold the lock file. The system releases it when the process ends, however it ends."""
     with path.open("a") as file:
         try:

@@ -1,0 +1,393 @@
+"""Checkpoints by their name at a hub, such as owner/name or owner/name@revision: into the cache that all programs of this user share.
+
+What a name means is pinned to a commit first. Files that are not weights are fetched before anything large; a family can be recognised by
+them. A file of weights that was begun goes on where it stopped, also after this process was killed, and is compared with the hub's SHA-256
+when it is whole. Where the hub cannot be reached, what is in the cache is used.
+
+HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to every program that uses huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from omnistage.models.common.checkpoint import json_object
+from omnistage.models.common.fetch import FetchError, Progress, file_sha256, locked
+
+# What the library reads when it is imported, here and in the processes that are started. Xet has no way to go on with a file.
+os.environ.update(
+    HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_SYMLINKS_WARNING="1", HF_HUB_DISABLE_XET="1"
+)
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, hf_hub_url, snapshot_download
+from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import build_hf_headers, validate_repo_id
+
+WANTED = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.tiktoken",
+    "*vocab.txt",
+    "*merges.txt",
+    "*spiece.model",
+    "*tokenizer.model",
+    "*spk_dict.pt",
+)
+"""Weights, configs, processors, tokenizers and speakers. Of pickles only the speakers' one, whose reader runs nothing."""
+
+NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ANSWER_LIMIT_S = 10.0
+
+
+class HubError(FetchError):
+    """A checkpoint cannot be had by its name. The text says why and what to do."""
+
+
+class UnknownName(HubError):
+    """The hub has no such repository, or does not show it to this user, or the repository has no such revision."""
+
+
+class AccessRefused(HubError):
+    """The repository is gated, and this user was not let in."""
+
+
+class HubUnreachable(HubError):
+    """Nobody answers at the hub, and the cache does not have it."""
+
+
+class NoRoom(HubError):
+    """The disk is too small."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """repository: owner/name. revision: a branch, a tag or a commit."""
+
+    repository: str
+    revision: str = constants.DEFAULT_REVISION
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """folder: of the checkpoint. commit: what its name stands for."""
+
+    commit: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a commit. sha256: of its content; empty where the hub does not say it."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a name stands for, and what will be fetched. cache: the folder. size, missing, free: bytes of all wanted files, of those that it
+    lacks, and of its disk that nobody uses. is_unasked: the hub did not answer, and the cache has it."""
+
+    name: HubName
+    commit: str
+    cache: Path
+    size: int = 0
+    missing: int = 0
+    free: int = 0
+    is_unasked: bool = False
+
+
+def hub_name(text: str) -> HubName | None:
+    """What a text names, if it looks like owner/name or owner/name@revision. Nothing is asked."""
+    match = NAME.fullmatch(text)
+    if match is None or ".." in text or text.endswith((".yaml", ".yml")):
+        return None
+    try:
+        validate_repo_id(match["repository"])
+    except HFValidationError:
+        return None
+    return HubName(match["repository"], match["revision"] or constants.DEFAULT_REVISION)
+
+
+def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[Plan], object], progress: Progress) -> Found:
+    """The checkpoint of a name, fetched first as far as it is not in the cache.
+
+    tell: called before anything is fetched. check: called with the folder when all but the weights is there; what it raises ends the fetch.
+    Raises HubError."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # What goes wrong is told once, by us.
+    cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
+    if COMMIT.fullmatch(name.revision) and (folder := _cached(name)) is not None:
+        return _unfetched(folder, Plan(name, name.revision, cache), check, tell)
+    try:
+        commit, files = _listed(name)
+    except HubUnreachable:
+        if (folder := _cached(name)) is None:
+            raise
+        return _unfetched(folder, Plan(name, folder.name, cache, is_unasked=not constants.HF_HUB_OFFLINE), check, tell)
+    with _told(name):
+        return Fetch(name, commit, files, cache, progress).run(check, tell)
+
+
+def _unfetched(folder: Path, plan: Plan, check: Callable[[Path], object], tell: Callable[[Plan], object]) -> Found:
+    """What was in the cache."""
+    tell(plan)
+    check(folder)
+    return Found(plan.commit, folder)
+
+
+def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
+    """The commit that a name stands for, and those of its files that are wanted. Raises HubError."""
+    try:
+        with _told(name):
+            listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
+        files = [
+            RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "")
+            for file in listing.siblings or ()
+            if any(fnmatchcase(file.rfilename, pattern) for pattern in WANTED)
+        ]
+        hashes = [file.sha256 for file in files if file.sha256]
+        if listing.sha is None or not COMMIT.fullmatch(listing.sha) or not all(map(SHA256.fullmatch, hashes)):
+            raise ValueError("no commit, or no hashes")
+    except (HubError, OSError):
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HubUnreachable(f"{constants.ENDPOINT} does not answer as a hub does: check HF_ENDPOINT") from error
+    return listing.sha, files
+
+
+class Fetch:
+    """One commit on its way into the cache. It is laid out as huggingface_hub documents it: blobs by hash, snapshots of links to them by
+    commit, and refs from branches and tags to commits."""
+
+    def __init__(self, name: HubName, commit: str, files: Sequence[RemoteFile], cache: Path, progress: Progress) -> None:
+        self._name = name
+        self._commit = commit
+        self._files = files
+        self._cache = cache
+        self._progress = progress
+        self._store = cache / repo_folder_name(repo_id=name.repository, repo_type="model")
+        self._folder = self._store / "snapshots" / commit
+
+    def run(self, check: Callable[[Path], object], tell: Callable[[Plan], object]) -> Found:
+        """Fetch what is missing; `check` and `tell` as `fetch` has them. Raises HubError and what the library raises."""
+        if not any(map(_is_weights, self._files)):
+            raise HubError(f"{self._name} has no weights as safetensors, and no others are read: look for a repository that has them")
+        total, missing, free = sum(file.size for file in self._files), self._missing(), _free(self._cache)
+        tell(Plan(self._name, self._commit, self._cache, total, missing, free))
+        if missing > free:
+            raise NoRoom(
+                f"{self._name}: {size(missing)} are to be fetched, and {self._cache} has {size(free)} free:"
+                " make room, or set HF_HOME to a folder on a larger disk"
+            )
+        self._store.mkdir(parents=True, exist_ok=True)
+        with locked(self._store / ".omnistage.lock", self._progress) if missing else nullcontext():
+            self._snapshot([file for file in self._files if not _is_weights(file)])
+            check(self._folder)
+            self._weights()
+            self._snapshot(self._files)
+            self._refer()
+        return Found(self._commit, self._folder)
+
+    def _is_there(self, file: RemoteFile) -> bool:
+        path = self._folder / file.path
+        return path.is_file() and path.stat().st_size == file.size
+
+    def _missing(self) -> int:
+        """Bytes that are still to come."""
+        return sum(file.size - self._begun(file) for file in self._files if not self._is_there(file))
+
+    def _begun(self, file: RemoteFile) -> int:
+        """How much of a file is in the cache, though not under its name."""
+        for path in (self._blob(file), self._partial(file)) if file.sha256 else ():
+            if path.is_file():
+                return min(path.stat().st_size, file.size)
+        return 0
+
+    def _blob(self, file: RemoteFile) -> Path:
+        return self._store / "blobs" / file.sha256
+
+    def _partial(self, file: RemoteFile) -> Path:
+        return self._store / "blobs" / f"{file.sha256}.incomplete"
+
+    def _snapshot(self, files: Sequence[RemoteFile]) -> None:
+        """Have the library fetch what is missing, and link it."""
+        if not all(map(self._is_there, files)):
+            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=[_literally(file.path) for file in files])
+
+    def _weights(self) -> None:
+        """The large files, one after the other, each to its end."""
+        weights = list(filter(_is_weights, self._files))
+        total = max(1, sum(file.size for file in weights))
+        label, done = f"fetching {self._name.repository.rpartition('/')[2][-22:]}", 0
+        for file in weights:
+            before = done
+
+            def came(position: int, before: int = before) -> None:
+                self._progress(label, (before + position) / total)
+
+            if file.sha256 and not self._is_there(file) and not self._blob(file).is_file():
+                self._weight(file, came)
+            done += file.size
+            self._progress(label, done / total)
+
+    def _weight(self, file: RemoteFile, came: Callable[[int], None]) -> None:
+        partial = self._partial(file)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        if partial.is_file() and partial.stat().st_size > file.size:
+            partial.unlink()
+        url = hf_hub_url(self._name.repository, file.path, revision=self._commit)
+        with partial.open("ab") as out:
+            http_get(
+                url,
+                out,
+                resume_size=out.tell(),
+                headers={**build_hf_headers(library_name="omnistage"), "Accept-Encoding": "identity"},
+                expected_size=file.size,
+                tqdm_class=_counter(came),
+            )
+            out.flush()
+            os.fsync(out.fileno())
+        if file_sha256(partial) != file.sha256:
+            partial.unlink()
+            raise HubError(f"{file.path} of {self._name} came with other bytes than the hub says that it has: it was removed; try again")
+        partial.rename(self._blob(file))
+
+    def _refer(self) -> None:
+        """Note down what a branch or tag stands for, now that all of it is there: for when nobody can be asked."""
+        reference = self._store / "refs" / self._name.revision
+        if COMMIT.fullmatch(self._name.revision) or (reference.is_file() and reference.read_text() == self._commit):
+            return
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        new = reference.with_name(f"{reference.name}.{os.getpid()}.tmp")
+        new.write_text(self._commit)
+        new.replace(reference)
+
+
+def size(count: int) -> str:
+    """Bytes for humans."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(count / 1e6, 0.1 if count else 0):.1f} MB"
+
+
+def _cached(name: HubName) -> Path | None:
+    """The folder of a name in the cache; None where it is not whole, as far as can be known. Asks nobody."""
+    try:
+        folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
+        get_cached_repo_tree(name.repository, revision=folder.name)  # Where it is known, the library has looked for every file.
+    except LocalEntryNotFoundError:
+        return None
+    except CachedRepoTreeNotFoundError:
+        return folder if _has_all_shards(folder) else None
+    return folder
+
+
+def _has_all_shards(folder: Path) -> bool:
+    """Whether a folder has weights, and all that its indices name."""
+    shards = {
+        index.parent / str(shard)
+        for index in folder.rglob("*.safetensors.index.json")
+        for shard in json_object(index).get("weight_map", {}).values()
+    }
+    return any(folder.rglob("*.safetensors")) and all(shard.is_file() for shard in shards)
+
+
+def _counter(came: Callable[[int], None]) -> Any:
+    """What the library takes for a class of progress bars."""
+
+    class Counter:
+        def __init__(self, *, initial: int = 0, **_: object) -> None:
+            self._position = initial
+            came(initial)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+            """Nothing is drawn here."""
+
+        def update(self, count: int) -> None:
+            self._position += count
+            came(self._position)
+
+    return Counter
+
+
+def _is_weights(file: RemoteFile) -> bool:
+    return file.path.endswith(".safetensors")
+
+
+def _literally(path: str) -> str:
+    """A pattern that only this path fits."""
+    return re.sub(r"([*?[])", r"[\1]", path)
+
+
+def _free(folder: Path) -> int:
+    """Bytes that the disk of a folder has, which need not exist."""
+    return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free
+
+
+@contextmanager
+def _told(name: HubName) -> Iterator[None]:
+    """Turn what the library raises into a HubError."""
+    try:
+        yield
+    except GatedRepoError as error:
+        raise AccessRefused(
+            f"{name.repository} is gated: ask for access on its page, and give a token of the account that got it in HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UnknownName(f"the hub has no {name.repository}, or shows it to nobody without the right token in HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise UnknownName(f"{name.repository} has no revision {name.revision!r}: give a branch, a tag or a whole commit of it") from error
+    except OfflineModeIsEnabled as error:
+        raise HubUnreachable(f"{name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to fetch it") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise AccessRefused(f"the hub refuses {name} with status {status}: check the token in HF_TOKEN") from error
+        raise HubUnreachable(f"the hub answers with status {status} for {name}: try again later") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, LocalEntryNotFoundError) as error:
+        raise HubUnreachable(
+            f"the hub at {constants.ENDPOINT} is not reached, and the cache has not all of {name}:"
+            " check the network and try again; what was fetched is kept"
+        ) from error
+    except OSError as error:
+        raise _of_disk(error, name) from error
+
+
+def _of_disk(error: OSError, name: HubName) -> HubError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoRoom(f"the disk of {constants.HF_HUB_CACHE} is full: make room, or set HF_HOME; what was fetched is kept")
+    if error.errno is None:  # The library's own, of a file that ended too early.
+        return HubUnreachable(f"{name} came in part only: try again; what was fetched is kept")
+    return HubError(
+        f"{error.filename or constants.HF_HUB_CACHE} cannot be read or written ({error.strerror}): set HF_HOME to a folder of yours"
+    )
