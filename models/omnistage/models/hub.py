@@ -129,7 +129,7 @@ class Plan:
 def hub_name(text: str) -> HubName | None:
     """What a text names, if it looks like owner/name or owner/name@revision. Nothing is asked."""
     match = NAME.fullmatch(text)
-    if match is None or ".." in text or text.endswith((".yaml", ".yml")):
+    if match is None or ".." in text:
         return None
     try:
         validate_repo_id(match["repository"])
@@ -270,7 +270,7 @@ class Fetch:
                 url,
                 out,
                 resume_size=out.tell(),
-                headers={**build_hf_headers(library_name="omnistage"), "Accept-Encoding": "identity"},
+                headers={**build_hf_headers(), "Accept-Encoding": "identity"},
                 expected_size=file.size,
                 tqdm_class=_counter(came),
             )

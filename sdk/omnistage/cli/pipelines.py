@@ -27,8 +27,8 @@ class Choice:
     """What was asked for.
 
     pipeline: name or file, or a checkpoint; empty for that of the checkpoint, and without one for the default. checkpoint: a folder, or a
-    name at a hub. devices, replicas: by stage; device "" is for all. dtype: for the stages that have a choice. settings: of servers, by name
-    and by stage; stage "" is for those that have a use for it.
+    name at a hub. devices, replicas: by stage; device "" is for all. dtype: for the stages that have a choice. settings: of servers, by
+    name and by stage; stage "" is for those that have a use for it.
     """
 
     pipeline: str = ""
@@ -57,8 +57,11 @@ def layout_of(choice: Choice) -> Layout:
     def judge(folder: Path) -> None:
         """Whatever can be told before the weights are fetched."""
         layout = _of_checkpoint(folder, typed, choice)
-        recognise(folder, among={name: family for name, family in families().items() if name in _families(layout)}, called=typed)
-        check(layout, of_models=False)
+        among = {name: family for name, family in families().items() if name in {stage.family for stage in layout.stages}}
+        has_weights = any(family.marks for family in among.values())
+        if has_weights:
+            recognise(folder, among, typed)
+        check(layout, of_models=not has_weights)
 
     layout = _of_checkpoint(checkpoint(typed, option, judge), typed, choice)
     check(layout)
@@ -102,10 +105,6 @@ def _read(name: str) -> Pipeline:
         return load_pipeline(name)
     except PipelineError as error:
         raise UnknownModelError(str(error), hint="Give the name or the file of a pipeline.", code=grpc.StatusCode.NOT_FOUND) from None
-
-
-def _families(layout: Layout) -> set[str]:
-    return {stage.family for stage in layout.stages}
 
 
 def _layout(name: str, pipeline: Pipeline, folder: Path | None, choice: Choice) -> Layout:

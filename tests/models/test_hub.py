@@ -1,0 +1,246 @@
+"""Checkpoints by their name at a hub: what is fetched, what is found again, and what is told where it cannot be had."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from helpers.hub_server import BLOCK, File, HubServer, fetched, fetching, hub_server
+from helpers.waiting import until
+from omnistage.models.hub import HubName, hub_name, size
+
+CONFIG = File(b'{"model_type": "words"}')
+SMALL = {
+    "config.json": CONFIG,
+    "tokenizer.json": File(b'{"version": "1.0"}'),
+    "merges.txt": File(b"a b"),
+    "chat_template.jinja": File(b"{{ messages }}"),
+    "preprocessor_config.json": File(b"{}"),
+    "talker/config.json": File(b'{"model_type": "spoken"}'),
+    "spk_dict.pt": File(b"speakers"),
+}
+UNWANTED = {
+    "README.md": File(b"# Words"),
+    ".gitattributes": File(b"*.bin"),
+    "pytorch_model.bin": File(b"a pickle"),
+    "training_args.pt": File(b"a pickle"),
+    "model.onnx": File(b"graph"),
+    "modeling_words.py": File(b"raise SystemExit"),
+}
+PART = 10 * BLOCK
+"""What huggingface_hub writes at once: of a file that was cut nothing else is left."""
+
+LARGE = random.Random(1).randbytes(PART + 2 * BLOCK)
+CUT = PART + BLOCK
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with hub_server() as running:
+        yield running
+
+
+def words(weights: bytes = b"weights") -> dict[str, File]:
+    return {**SMALL, **UNWANTED, "model.safetensors": File(weights)}
+
+
+def files_of(folder: str | Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def wanted(files: dict[str, File]) -> dict[str, bytes]:
+    return {path: file.data for path, file in files.items() if path not in UNWANTED}
+
+
+def partials(home: Path) -> list[int]:
+    """Sizes of the files that were begun."""
+    return [path.stat().st_size for path in home.rglob("*.incomplete")]
+
+
+# Names ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen2.5-Omni-3B", HubName("Qwen/Qwen2.5-Omni-3B", "main")),
+        ("a/b@v1.0", HubName("a/b", "v1.0")),
+        ("a/b@refs/pr/4", HubName("a/b", "refs/pr/4")),
+        *[
+            (text, None)
+            for text in ("smol", "a/b/c", "/a/b", "./a", "../a", "a/", "a/b@", "a/b@../x", "a/b..c", "a/b--c", "a b/c", "a/b.git")
+        ],
+    ],
+)
+def test_what_looks_like_a_name(text: str, name: HubName | None) -> None:
+    assert hub_name(text) == name
+
+
+def test_sizes_are_told_in_words() -> None:
+    assert [size(count) for count in (0, 1, 12_340_000, 5_500_000_000)] == ["0.0 MB", "0.1 MB", "12.3 MB", "5.5 GB"]
+
+
+# Fetching -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wanted_comes_once_and_weights_come_last(hub: HubServer, tmp_path: Path) -> None:
+    files = words()
+    commit = hub.add("org/words", files)
+    (first,) = fetched(hub.environment(tmp_path), "org/words")
+    assert first["commit"] == commit and first["folder"].endswith(f"/models--org--words/snapshots/{commit}")
+    assert files_of(first["folder"]) == wanted(files)
+    assert first["had_weights"] == [False], "the family was to be recognised before the weights were fetched"
+    (plan,) = first["plans"]
+    total = sum(map(len, wanted(files).values()))
+    assert (plan["name"], plan["commit"], plan["size"], plan["missing"]) == ("org/words@main", commit, total, total)
+    assert plan["cache"] == str(tmp_path / "hub") and plan["free"] > total
+    assert sorted(set(hub.fetched())) == sorted(wanted(files)) and set(hub.fetched()[-2:]) == {"model.safetensors"}
+    assert {asked.what for asked in hub.asked if asked.what.startswith("api ")} == {"api info", "api tree"}, (
+        "nothing else was told or asked"
+    )
+    assert not any("torch" in asked.agent for asked in hub.asked)
+    hub.asked.clear()
+    by_branch, by_commit = fetched(hub.environment(tmp_path), "org/words", f"org/words@{commit}")
+    assert by_branch["folder"] == by_commit["folder"] == first["folder"]
+    assert [plan["missing"] for said in (by_branch, by_commit) for plan in said["plans"]] == [0, 0]
+    assert [asked.what for asked in hub.asked] == ["api info"], "for the branch; a commit means the same for ever"
+
+
+def test_a_revision_is_pinned(hub: HubServer, tmp_path: Path) -> None:
+    old = hub.add("org/words", words(b"old"))
+    (first,) = fetched(hub.environment(tmp_path), "org/words")
+    new = hub.add("org/words", words(b"new"))
+    hub.repositories["org/words"].refs["v1"] = old
+    hub.asked.clear()
+    second, tag, pinned = fetched(hub.environment(tmp_path), "org/words", "org/words@v1", f"org/words@{new}")
+    assert (first["commit"], second["commit"], tag["commit"], pinned["commit"]) == (old, new, old, new)
+    contents = [files_of(said["folder"])["model.safetensors"] for said in (first, second, tag, pinned)]
+    assert contents == [b"old", b"new", b"old", b"new"]
+    assert set(hub.fetched()) == {"model.safetensors"}, "what the commits have in common was there"
+
+
+def test_tokens_are_shown_to_the_hub_and_to_nobody_else(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/gated", words(), gate="of-a-friend")
+    hub.add("org/private", words(), token="of-a-friend")
+    refused = fetched(hub.environment(tmp_path), "org/gated", "org/private")
+    assert [said["error"] for said in refused] == ["AccessRefused", "UnknownName"]
+    assert refused[0]["text"].startswith("org/gated is gated: ask for access on its page, and give a token")
+    assert refused[1]["text"] == "the hub has no org/private, or shows it to nobody without the right token in HF_TOKEN"
+    hub.asked.clear()
+    assert [said["had_weights"] for said in fetched({**hub.environment(tmp_path), "HF_TOKEN": "of-a-friend"}, "org/gated", "org/private")]
+    assert {(asked.host, asked.token) for asked in hub.asked} == {("hub", "of-a-friend"), ("storage", "")}
+
+
+def test_a_file_that_is_cut_goes_on_where_it_stopped(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/words", words(LARGE))
+    hub.cut["model.safetensors"] = CUT
+    (said,) = fetched(hub.environment(tmp_path), "org/words")
+    assert files_of(said["folder"])["model.safetensors"] == LARGE
+    stored = [asked.range for asked in hub.asked if (asked.host, asked.what) == ("storage", "model.safetensors")]
+    assert stored == ["", f"bytes={PART}-"]
+
+
+async def test_who_comes_later_waits_and_goes_on_with_what_a_killed_one_had(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/words", words(LARGE))
+    hub.stall["model.safetensors"] = CUT
+    environment = hub.environment(tmp_path)
+    with fetching(environment, "org/words") as killed:
+        await until(lambda: partials(tmp_path) == [PART])
+        with fetching(environment, "org/words") as later:
+            await until(lambda: [asked.what for asked in hub.asked].count("api info") == 2)
+            killed.kill()
+            out, _ = later.communicate(timeout=60)
+    assert files_of(json.loads(out)["folder"])["model.safetensors"] == LARGE
+    stored = [asked.range for asked in hub.asked if (asked.host, asked.what) == ("storage", "model.safetensors")]
+    assert (stored, partials(tmp_path)) == (["", f"bytes={PART}-"], [])
+
+
+def test_other_bytes_than_the_hub_has_are_not_kept(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/words", words())
+    hub.damaged.add("model.safetensors")
+    (said,) = fetched(hub.environment(tmp_path), "org/words")
+    assert said["error"] == "HubError" and "came with other bytes than the hub says" in said["text"]
+    hub.damaged.clear()
+    (said,) = fetched(hub.environment(tmp_path), "org/words")
+    assert files_of(said["folder"]) == wanted(words())
+
+
+# What cannot be had ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_had_is_told_in_one_line(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/words", words())
+    hub.add("org/pickled", {"config.json": CONFIG, "pytorch_model.bin": File(b"a pickle")})
+    hub.add("org/huge", {"config.json": CONFIG, "model.safetensors": File(b"few", told_size=1 << 60)})
+    told = {
+        "org/none": ("UnknownName", "the hub has no org/none, or shows it to nobody without the right token"),
+        "org/words@v2": ("UnknownName", "org/words has no revision 'v2': give a branch, a tag or a whole commit of it"),
+        f"org/words@{'0' * 40}": ("UnknownName", f"org/words has no revision '{'0' * 40}'"),
+        "org/pickled": ("HubError", "org/pickled@main has no weights as safetensors, and no others are read"),
+        "org/huge": ("NoRoom", f"org/huge@main: 1152921504.6 GB are to be fetched, and {tmp_path}/hub has "),
+    }
+    for name, said in zip(told, fetched(hub.environment(tmp_path), *told), strict=True):
+        error, text = told[name]
+        assert said["error"] == error and said["text"].startswith(text), said
+        assert "\n" not in said["text"]
+    assert hub.fetched() == [] and not (tmp_path / "hub").exists()
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A hub, a cache that has all of org/words, and its folder there."""
+
+    hub: HubServer
+    home: Path
+    commit: str
+    folder: str
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
+    home = tmp_path_factory.mktemp("home")
+    with hub_server() as hub:
+        commit = hub.add("org/words", words())
+        (said,) = fetched(hub.environment(home), "org/words")
+        yield Cached(hub, home, commit, said["folder"])
+
+
+@pytest.mark.parametrize("why", ["closed", "offline", "nonsense", "down"])
+def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int, why: str) -> None:
+    environment = cached.hub.environment(cached.home)
+    if why == "closed":
+        environment["HF_ENDPOINT"] = f"http://127.0.0.1:{free_port}"
+    elif why == "offline":
+        environment["HF_HUB_OFFLINE"] = "1"
+    cached.hub.is_nonsense, cached.hub.status = why == "nonsense", 503 if why == "down" else 0
+    branch, pinned, other = fetched(environment, "org/words", f"org/words@{cached.commit}", "org/other")
+    assert branch["folder"] == pinned["folder"] == cached.folder
+    assert [plan["is_unasked"] for said in (branch, pinned) for plan in said["plans"]] == [why != "offline", False]
+    assert other["error"] == "HubUnreachable" and "\n" not in other["text"]
+    assert {
+        "closed": f"the hub at {environment['HF_ENDPOINT']} is not reached, and the cache has not all of org/other@main: check the network",
+        "offline": f"org/other@main is not in the cache {cached.home}/hub, and HF_HUB_OFFLINE forbids to fetch it",
+        "nonsense": f"{cached.hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
+        "down": "the hub answers with status 503 for org/other@main: try again later",
+    }[why] in other["text"]
+
+
+def test_a_part_of_a_checkpoint_is_none(cached: Cached, tmp_path: Path) -> None:
+    """A file that is missing, as the library's list has it, and without that list as the index of the shards has it."""
+    shutil.copytree(cached.home, tmp_path / "home", symlinks=True)
+    (store,) = (tmp_path / "home" / "hub").glob("models--*")
+    folder = store / "snapshots" / cached.commit
+    offline = {**cached.hub.environment(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    (folder / "tokenizer.json").unlink()
+    assert [said.get("error") for said in fetched(offline, "org/words", f"org/words@{cached.commit}")] == ["HubUnreachable"] * 2
+    shutil.rmtree(store / "trees")
+    assert fetched(offline, "org/words")[0]["folder"] == str(folder)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert fetched(offline, "org/words")[0]["error"] == "HubUnreachable"
