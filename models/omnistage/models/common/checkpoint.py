@@ -76,6 +76,13 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
             )
 
 
+def called(checkpoint: Path) -> str:
+    """How people call it: by the name of its folder, or by that in the cache of a hub, models--OWNER--NAME/snapshots/COMMIT."""
+    folder = checkpoint.resolve()
+    store = folder.parent.parent.name
+    return store.rpartition("--")[2] if folder.parent.name == "snapshots" and store.startswith("models--") else folder.name
+
+
 def read_config(directory: Path, model_type: str) -> Config:
     """config.json of the folder. Raises BadCheckpoint if it is missing, damaged or of another model."""
     path = directory / "config.json"

@@ -18,7 +18,7 @@ from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
-from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.common.checkpoint import BadCheckpoint, called, json_object
 from omnistage.models.common.memory import private_bytes, written
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import Weights
@@ -198,7 +198,7 @@ def _nothing() -> None:
 def _name(folder: Path) -> str:
     """How people call the model of a folder: as its own config does, if that names it."""
     named = json_object(folder / "config.json").get("_name_or_path")
-    return (named if isinstance(named, str) and named else folder.resolve().name).rpartition("/")[2].lower()
+    return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()
 
 
 def limits_of(sessions: int, batch: int = 0, rows: int = 0) -> Limits:
