@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 @contextmanager
 def bars(console: Console | None = None) -> Iterator[Callable[[str, float], None]]:
-    """What shows how much of a thing is done, 0 to 1, a bar for each thing; it shows nothing where stderr is no terminal. console: of stderr,
-    for who prints there meanwhile."""
+    """What shows how much of a thing is done, 0 to 1, a bar for each thing; nothing is shown where stderr is no terminal.
+    console: of stderr, for who prints there meanwhile."""
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description:>32}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
