@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 
+BARS = 8
+
+
 def pixels(seed: int, height: int = 60, width: int = 80) -> NDArray[np.uint8]:
     """[height, width, 3]."""
     rng = np.random.default_rng(seed)
@@ -26,7 +29,7 @@ def samples(seed: int, seconds: float = 1.0, rate_hz: int = 16_000, channels: in
     """[n, channels]: two tones and some noise, within -0.8..0.8."""
     rng = np.random.default_rng(seed)
     at = np.arange(round(seconds * rate_hz))[:, None] / rate_hz
-    tones = sum(0.3 * np.sin(2 * np.pi * rng.uniform(80, 3000, channels) * at) for _ in range(2))
+    tones = sum(0.3 * np.sin(2 * np.pi * rng.uniform(80, 800, channels) * at) for _ in range(2))
     return (tones + rng.uniform(-0.1, 0.1, (len(at), channels))).astype(np.float32)
 
 
@@ -46,8 +49,13 @@ def sound(
     seed: int, seconds: float = 1.0, rate_hz: int = 16_000, channels: int = 1, form: str = "WAV", subtype: str | None = None
 ) -> bytes:
     """form, subtype: as libsndfile calls them."""
+    return written(samples(seed, seconds, rate_hz, channels), rate_hz, form, subtype)
+
+
+def written(sound: NDArray[np.floating], rate_hz: int, form: str = "WAV", subtype: str | None = None) -> bytes:
+    """A file of any samples, [n] or [n, channels]."""
     file = io.BytesIO()
-    soundfile.write(file, samples(seed, seconds, rate_hz, channels), rate_hz, format=form, subtype=subtype)
+    soundfile.write(file, sound, rate_hz, format=form, subtype=subtype)
     return file.getvalue()
 
 
@@ -65,19 +73,19 @@ def film(
     sound_codec: str = "aac",
     sound_rate_hz: int = 48_000,
     times: list[int] | None = None,
-    brightness: bool = False,
+    numbered: bool = False,
 ) -> bytes:
     """form, codecs, pixel_format: as FFmpeg calls them; no codec: no pictures. sound_s: seconds of a track, 0 for none. times: of the
-    frames, in milliseconds, for a film without a rate. brightness: frame n is grey, of value 20 + 2 * n; else it is noise of its own."""
+    frames, in milliseconds, for a film without a rate. numbered: each frame shows its number, which `numbers` reads; else it is noise."""
     file = io.BytesIO()
     with av.open(file, "w", format=form) as container:
         video: Any = _video(container, codec, rate_hz, height, width, pixel_format) if codec else None
-        audio: Any = container.add_stream(sound_codec, rate=sound_rate_hz) if sound_s else None
+        audio: Any = container.add_stream(sound_codec, rate=sound_rate_hz, layout="mono") if sound_s else None
         if video is not None and times is not None:
             video.codec_context.time_base = Fraction(1, 1000)
         for number in range(frames if video is not None else 0):
-            grey = np.full((height, width, 3), 20 + 2 * number, np.uint8)
-            frame = av.VideoFrame.from_ndarray(grey if brightness else pixels(seed + number, height, width), format="rgb24")
+            shown = _bars(number, height, width) if numbered else pixels(seed + number, height, width)
+            frame = av.VideoFrame.from_ndarray(shown, format="rgb24")
             if times is not None:
                 frame.pts, frame.time_base = times[number], Fraction(1, 1000)
             container.mux(video.encode(frame))
@@ -89,6 +97,20 @@ def film(
             container.mux(audio.encode(block))
             container.mux(audio.encode())
     return file.getvalue()
+
+
+def numbers(frames: NDArray[np.uint8]) -> list[int]:
+    """Which frames these are of a numbered film, whatever codecs and resizing did to them; up to 2^BARS - 1."""
+    bars = np.array_split(frames.mean(axis=(1, 3)), BARS, axis=1)
+    return [sum(int(bar[index].mean() > 127) << place for place, bar in enumerate(bars)) for index in range(len(frames))]
+
+
+def _bars(number: int, height: int, width: int) -> NDArray[np.uint8]:
+    """The number in binary, the lowest digit on the left: white for one, black for zero."""
+    row = np.concatenate(
+        [np.full(len(bar), 255 * (number >> place & 1)) for place, bar in enumerate(np.array_split(np.arange(width), BARS))]
+    )
+    return np.broadcast_to(row[None, :, None], (height, width, 3)).astype(np.uint8)
 
 
 def _video(container: Any, codec: str, rate_hz: int, height: int, width: int, pixel_format: str) -> Any:

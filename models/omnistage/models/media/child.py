@@ -14,14 +14,17 @@ import resource
 import signal
 import socket
 import sys
+import warnings
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from PIL import Image
+from PIL import AvifImagePlugin, Image
 
 from omnistage.models.media import films, pictures, sounds
 from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.confinement import confine
+from omnistage.models.media.errors import BadMedia, UnknownFormat
+from omnistage.models.media.formats import advice
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
 
@@ -31,19 +34,19 @@ READY = b"ready"
 FILES = 32
 """Descriptors that it may have."""
 
-GRACE_S = 5
+GRACE_S = 5.0
 """Of processor time beyond the time on the clock, after which the system ends the process if its parent has not."""
 
 
 def serve(channel: socket.socket, limits: MediaLimits) -> None:
     """Until the parent has gone, or memory was short."""
-    channel.send(READY)
+    channel.sendmsg([READY])
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return
         request = json.loads(message)
-        _limit_time(request["limit_s"])
+        signal.setitimer(signal.ITIMER_PROF, request["limit_s"] + GRACE_S)
         with os.fdopen(descriptors[0], "rb") as file, Output(limits.result_bytes) as output:
             answer = _answer(request, file, output, limits)
             socket.send_fds(channel, [json.dumps(answer).encode()], [output.fd])
@@ -57,16 +60,16 @@ def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Med
         made = _made(request["kind"], request["ask"], file, output, limits)
         output.seal()
         return made
-    except MemoryError:
-        return _out_of_memory(limits)
+    except UnknownFormat as error:
+        return {"bad": advice(file, limits) or str(error)}
     except BadMedia as error:
         return {"bad": str(error)}
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            return _out_of_memory(limits)
-        return {"bad": _damaged(request["kind"], error, file, limits)}
     except Exception as error:  # whatever a decoder makes of damaged bytes; a mistake of ours would be no better for the caller
-        return {"bad": _damaged(request["kind"], error, file, limits)}
+        if _is_memory(error):
+            reason = f"decoding it takes more memory than the {limits.memory_bytes >> 20} MiB there are: send a smaller one"
+            return {"bad": reason, "spent": True}
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return {"bad": f"it is damaged ({said}): send all of it, or encode it anew"}
 
 
 def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
@@ -81,35 +84,29 @@ def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits
     return asdict(films.decode(file, FilmAsk(**ask), limits, output))
 
 
-def _out_of_memory(limits: MediaLimits) -> dict[str, Any]:
-    return {"bad": f"decoding it takes more memory than the {limits.memory_bytes >> 20} MiB there are: send a smaller one", "spent": True}
-
-
-def _damaged(kind: str, error: Exception, file: BinaryIO, limits: MediaLimits) -> str:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"it cannot be decoded as a {kind} ({reason}): it is damaged or of another kind, send it whole, or encode it anew"
+def _is_memory(error: Exception) -> bool:
+    """Pillow says it in words only."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or "out of memory" in str(error)
 
 
 def main() -> None:
-    """Limits first; what comes out of a library on standard error would be a stranger's words in our log."""
+    """All that is needed is loaded, then the limits close behind it. What libraries print would be a stranger's words in our log."""
     descriptor, parent, words = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit(1)
     limits = MediaLimits(**json.loads(words))
+    warnings.simplefilter("ignore")
     Image.init()
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.result_bytes, limits.result_bytes))
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     os.dup2(0, 2)
     with socket.socket(fileno=int(descriptor)) as channel:
+        confine()
         serve(channel, limits)
-
-
-def _limit_time(seconds: float) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + GRACE_S, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, BinaryIO, NoReturn
 
 import av
+import av.subtitles.stream  # PyAV loads it when it is first needed, and then no file can be opened any more
 from av.container import InputContainer
 
 from omnistage.models.media.errors import BadMedia
@@ -48,6 +49,13 @@ def video_stream(container: InputContainer) -> Any:
     """The first film in it, None if there is none. The cover of a record is no film."""
     streams = container.streams.video
     return next((stream for stream in streams if not stream.disposition & av.stream.Disposition.attached_pic), None)
+
+
+def declared_s(container: InputContainer, stream: Any) -> float:
+    """Seconds that it lasts as its header says, 0 if that does not."""
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    return (container.duration or 0) / av.time_base
 
 
 def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:

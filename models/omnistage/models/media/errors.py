@@ -7,6 +7,10 @@ class BadMedia(ValueError):
     """The medium cannot be taken. The text says what is wrong with it and what to do, and names no field: the caller knows that."""
 
 
+class UnknownFormat(BadMedia):
+    """It is in none of the formats that are known for its kind."""
+
+
 class DecoderFull(RuntimeError):
     """As many media wait as may wait: ask again later or elsewhere."""
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from omnistage.models.media import containers, sounds
 from omnistage.models.media.asks import FilmAsk, sampled_frames, smart_resize
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
 from omnistage.models.media.pictures import resized
@@ -73,7 +73,7 @@ def decode(file: BinaryIO, ask: FilmAsk, limits: MediaLimits, output: Output) ->
 def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
     container = containers.opened(file, limits)
     if container is None:
-        raise BadMedia("it is no film in a format that is known here, or it is damaged at its beginning: convert it to MP4 or WebM")
+        raise UnknownFormat("it is no film in a format that is known here, or it is damaged at its beginning: convert it to MP4 or WebM")
     return container
 
 
@@ -84,8 +84,7 @@ def _stream(container: Any, limits: MediaLimits) -> Any:
         raise BadMedia("there are no pictures in it: if it is a sound, send it as audio/*")
     _check_pixels(stream.width, stream.height, limits)
     _check_frames(stream.frames, limits)
-    if stream.duration:
-        _check_seconds(float(stream.duration * stream.time_base), limits)
+    _check_seconds(containers.declared_s(container, stream), limits)
     return stream
 
 
@@ -142,16 +141,17 @@ def _decoded(container: Any, stream: Any, timed: bool) -> Iterator[tuple[int, An
 def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterator[Any]:
     """The frame that is shown at each of the moments; holds one at a time."""
     shown = None
-    taken = 0
+    shown_at = taken = 0
     for moment, frame in decoded:
         while shown is not None and taken < len(moments) and moment > moments[taken]:
             yield shown
             taken += 1
         if taken == len(moments):
             return
-        shown = frame
-    if shown is None or taken < COMPLETE * len(moments) - 1:
-        raise BadMedia(f"{taken} of the {len(moments)} frames wanted of it can be decoded: it is damaged, encode it anew")
+        shown, shown_at = frame, moment
+    there = 0 if shown is None else bisect.bisect_right(moments, shown_at)
+    if there < COMPLETE * len(moments):
+        raise BadMedia(f"{there} of the {len(moments)} frames wanted of it can be decoded: it is damaged, encode it anew")
     for _ in range(taken, len(moments)):
         yield shown
 
@@ -161,7 +161,7 @@ def _frames(shown: Iterable[Any], count: int, ask: FilmAsk, limits: MediaLimits,
     height = width = 0
     for frame in shown:
         _check_pixels(frame.width, frame.height, limits)
-        picture = Image.fromarray(upright(frame.to_ndarray(format="rgb24"), frame.rotation))
+        picture = Image.fromarray(upright(frame.to_ndarray(format="rgb24", threads=1), frame.rotation))
         if not height:
             height, width = smart_resize(picture.height, picture.width, ask.factor, ask.min_pixels, ask.frame_pixels(count))
             output.expect(count * height * width * 3)

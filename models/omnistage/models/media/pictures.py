@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from omnistage.models.media.asks import PictureAsk, smart_resize
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -22,7 +22,7 @@ def decoded(file: BinaryIO, ask: PictureAsk, limits: MediaLimits) -> NDArray[np.
     """[height, width, 3]. Raises BadMedia, or whatever Pillow raises for what is damaged."""
     image = opened(file)
     if image is None:
-        raise BadMedia(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
+        raise UnknownFormat(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
     with image:
         if image.width * image.height > limits.picture_pixels:
             raise BadMedia(

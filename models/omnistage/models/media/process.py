@@ -21,7 +21,7 @@ LIFE = 200
 """Media after which it is replaced: what libraries leak is gone with it."""
 
 MESSAGE_BYTES = 1 << 16
-KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+KEPT_ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """What it needs to find its code. Tokens and keys of the stage are not for it."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -37,17 +37,20 @@ class DecodingProcess:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         words = (str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(limits)))
-        with theirs:
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(self._channel.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "omnistage.models.media.child", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ} | ONE_THREAD,
-                cwd="/",
                 start_new_session=True,
             )
-        self._ended = os.pidfd_open(self._process.pid)
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
+            self._ended = os.pidfd_open(self._process.pid)
+            undo.pop_all()
 
     @property
     def pid(self) -> int:
@@ -64,13 +67,17 @@ class DecodingProcess:
         """What it answers, and the descriptor of what it made, to be closed by the caller. Raises BadMedia when the process dies or time
         is up, DecoderFailed when it never began; then, and when this is cancelled, it is of no use any more."""
         await self._start()
-        socket.send_fds(self._channel, [json.dumps(request | {"limit_s": limit_s}).encode()], [file])
+        try:
+            socket.send_fds(self._channel, [json.dumps(request | {"limit_s": limit_s}).encode()], [file])
+        except OSError as error:
+            raise DecoderFailed(f"the process that decodes media ended while it had nothing to do ({error}): ask again") from error
         try:
             async with asyncio.timeout(limit_s):
                 answer, descriptors = await self._received()
         except TimeoutError:
             raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
         if not descriptors:
+            self._process.kill()  # it may have closed the socket and live
             await self._readable(self._ended)
             raise BadMedia(f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew")
         self._decoded += 1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.media import containers
 from omnistage.models.media.asks import FilmAsk, SoundAsk
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 
 UNKNOWN_LENGTH = 1 << 62
@@ -35,7 +35,7 @@ def decoded(file: BinaryIO, ask: SoundAsk, limits: MediaLimits) -> NDArray[np.fl
             return mixer.result()
     container = containers.opened(file, limits)
     if container is None:
-        raise BadMedia("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
+        raise UnknownFormat("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
     with container:
         if containers.video_stream(container) is not None:
             raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
@@ -57,7 +57,7 @@ def track(container: Any, ask: SoundAsk | FilmAsk, limits: MediaLimits) -> NDArr
     if stream is None:
         raise BadMedia("there is no sound in it: of a film, ask without use_audio")
     containers.checked_decoder(stream, containers.AUDIO_DECODERS, limits)
-    declared_s = float(stream.duration * stream.time_base) if stream.duration else 0.0
+    declared_s = containers.declared_s(container, stream)
     mixer = None
     for block, rate_hz in _blocks(container, stream):
         mixer = mixer or Mixer(rate_hz, block.shape[1], declared_s, ask.rate_hz, limits)

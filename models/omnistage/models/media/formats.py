@@ -1,0 +1,30 @@
+"""What a file is that was sent as something else. Runs in the decoding process."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from omnistage.models.media import containers, pictures, sounds
+from omnistage.models.media.limits import MediaLimits
+
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+
+def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
+    """What it is and how to send it; None if that cannot be told."""
+    file.seek(0)
+    head = file.read(12)
+    if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:
+        return "it is a picture in HEIF, which is not known here: convert it to JPEG"
+    if (picture := pictures.opened(file)) is not None:
+        with picture:
+            return f"it is a picture ({picture.format}): send it as image/*"
+    if (sound := sounds.opened(file)) is not None:
+        with sound:
+            return f"it is a sound ({sound.format}): send it as audio/*"
+    if (container := containers.opened(file, limits)) is not None:
+        with container:
+            if containers.video_stream(container) is not None:
+                return f"it is a film ({container.format.name}): send it as video/*"
+            return f"it is a sound ({container.format.name}): send it as audio/*"
+    return None
