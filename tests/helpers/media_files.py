@@ -12,7 +12,6 @@ import soundfile
 from numpy.typing import NDArray
 from PIL import Image
 
-
 BARS = 8
 
 
