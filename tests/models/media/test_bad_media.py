@@ -1,0 +1,195 @@
+"""The bad-media table: each is a typed error that says what to do, with bounded memory and time, and the next medium is decoded."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers import media_files
+from omnistage.models.media.asks import FilmAsk
+from omnistage.models.media.decoder import Kind, MediaDecoder, kind
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.limits import MediaLimits
+
+PEAK_BYTES = 600 << 20
+"""No bad medium here may take more, libraries included; most are far below. A picture of 50 million pixels would take 150 MiB and more."""
+
+
+def png(width: int, height: int, rows: bytes = b"") -> bytes:
+    """A PNG with a header that says what it likes."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+
+
+def long_flac(seconds: int) -> bytes:
+    """Silence: some kilobytes."""
+    return media_files.written(np.zeros(seconds * 8000, np.int16), 8000, "FLAC")
+
+
+def flac_of_unknown_length(seconds: int) -> bytes:
+    """Its header says nothing of how long it lasts: 36 bits of the first block."""
+    data = bytearray(long_flac(seconds))
+    at = data.index(b"fLaC") + 8 + 13
+    data[at] &= 0xF0
+    data[at + 1 : at + 5] = bytes(4)
+    return bytes(data)
+
+
+def not_a_number() -> bytes:
+    sound = media_files.samples(0)
+    sound[500] = np.nan
+    return media_files.written(sound, 16_000, "WAV", "FLOAT")
+
+
+def shorter_than_its_header(film: bytes, seconds: int) -> bytes:
+    """A Matroska whose header says another duration, in milliseconds as a float of 8 bytes."""
+    at = film.index(b"\x44\x89\x88") + 3
+    return film[:at] + struct.pack(">d", seconds * 1000.0) + film[at + 8 :]
+
+
+def moving(frames: int, seconds: int) -> bytes:
+    """A film of so many frames over that time, whatever its header says."""
+    return media_files.film(0, frames, form="matroska", times=[1000 * seconds * number // frames for number in range(frames)])
+
+
+def bad_media() -> dict[str, tuple[Kind, bytes, str]]:
+    """By name: sent as what, the bytes, and what the error says."""
+    return {
+        "no bytes": ("picture", b"", "no bytes"),
+        "random bytes as a picture": ("picture", random.Random(1).randbytes(5000), "no picture in a format that is known"),
+        "random bytes as a sound": ("sound", random.Random(1).randbytes(5000), "no sound in a format that is known"),
+        "random bytes as a film": ("film", random.Random(1).randbytes(5000), "no film in a format that is known"),
+        "JPEG cut off": ("picture", media_files.picture(1, 200, 300, "JPEG")[:3000], "damaged .*truncated.*: send all of it"),
+        "PNG cut off": ("picture", media_files.picture(1)[:2000], "damaged .*truncated.*: send all of it"),
+        "PNG of 100 million pixels": ("picture", png(10_000, 10_000), "10000x10000 pixels, and at most 50 million may be"),
+        "PNG that says more than it has": ("picture", png(6000, 6000), "damaged"),
+        "PNG bomb": ("picture", png(30_000, 30_000, bytes(1 << 22)), "30000x30000 pixels"),
+        "JPEG of 100 million pixels": (
+            "picture",
+            media_files.encoded(Image.new("L", (20_000, 5_000)), "JPEG"),
+            "20000x5000 pixels, and at most 50 million may be: make it smaller",
+        ),
+        "a strip": ("picture", media_files.picture(1, 2, 600), "more than 200 times longer"),
+        "PostScript": ("picture", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture in a format that is known"),
+        "HEIF": ("picture", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100), "HEIF.*convert it to JPEG"),
+        "a sound as a picture": ("picture", media_files.sound(1), r"it is a sound \(WAV\): send it as audio/\*"),
+        "a film as a picture": ("picture", media_files.film(1, 4), r"it is a film \(.*mp4.*\): send it as video/\*"),
+        "a picture as a sound": ("sound", media_files.picture(1), r"it is a picture \(PNG\): send it as image/\*"),
+        "a film as a sound": ("sound", media_files.film(1, 4, sound_s=0.4), r"it is a film, not a sound: send it as video/\*"),
+        "a picture as a film": ("film", media_files.picture(1, form="JPEG"), r"it is a picture \(JPEG\): send it as image/\*"),
+        "a sound as a film": ("film", media_files.sound(1), r"no pictures in it: if it is a sound, send it as audio/\*"),
+        "sound of 0 s": ("sound", media_files.sound(1, 0.0), "no samples: send a sound that lasts"),
+        "sound of 3 h": ("sound", long_flac(3 * 3600), "lasts 10800 s or more, and at most 300 s may be: send a part of it"),
+        "sound of an hour that does not say so": ("sound", flac_of_unknown_length(3600), "lasts 3.. s or more, and at most 300 s may be"),
+        "sound with a rate of its own": ("sound", media_files.sound(1, 0.01, 400_000), "400000 samples per second, and at most 192000"),
+        "sound with many channels": ("sound", media_files.sound(1, 0.1, channels=64), "64 channels, and at most 32"),
+        "sound that is no number": ("sound", not_a_number(), "no numbers: encode it anew"),
+        "MP4 cut off": ("film", media_files.film(1, 20)[:3000], "damaged at its beginning|is damaged"),
+        "film without frames": ("film", media_files.film(1, 0, form="matroska", codec="", sound_s=1.0), "no pictures in it"),
+        "film of 3 h": ("film", moving(20, 3 * 3600), "lasts 10... s or more, and at most 600 s may be: send a part of it"),
+        "film of 3 h that says 1 s": (
+            "film",
+            shorter_than_its_header(moving(20, 3 * 3600), 1),
+            "lasts .* s or more, and at most 600 s may be",
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def good() -> dict[Kind, bytes]:
+    return {"picture": media_files.picture(2), "sound": media_files.sound(2), "film": media_files.film(2, 4)}
+
+
+def peak_bytes(pid: int) -> int:
+    """The most address space that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmPeak:")[2].split()[0]) << 10
+
+
+async def test_the_table_of_bad_media(decoder: MediaDecoder, good: dict[Kind, bytes]) -> None:
+    for name, (what, data, reason) in bad_media().items():
+        with pytest.raises(BadMedia, match=reason):
+            await getattr(decoder, what)(data)
+            pytest.fail(f"{name} was taken")
+        await getattr(decoder, what)(good[what])
+    (pid,) = decoder.pids
+    assert peak_bytes(pid) < PEAK_BYTES
+
+
+async def test_small_things_are_taken(decoder: MediaDecoder) -> None:
+    assert (await decoder.picture(media_files.picture(1, 1, 1))).pixels.shape == (56, 56, 3)
+    assert (await decoder.sound(media_files.written(np.zeros(1), 16_000))).samples.shape == (1,)
+
+
+async def test_a_film_of_more_frames_or_larger_ones_than_may_be_is_refused(good: dict[Kind, bytes]) -> None:
+    film = media_files.film(1, 20)
+    for limits, reason in [
+        (MediaLimits(film_frames=19), "20 frames or more, and at most 19 may be"),
+        (MediaLimits(film_pixels=64 * 48 - 1), "64x48 pixels, and at most .* million may be"),
+        (MediaLimits(film_bytes=len(film) - 1), f"{len(film)} bytes, and at most {len(film) - 1} may be"),
+        (MediaLimits(result_bytes=1 << 20), "MiB would come out of it, and at most 1 MiB may"),
+    ]:
+        decoder = MediaDecoder(limits)
+        try:
+            with pytest.raises(BadMedia, match=reason):
+                await decoder.film(film)
+            await decoder.picture(good["picture"])
+        finally:
+            await decoder.close()
+
+
+async def test_a_playlist_reads_no_file_of_this_machine(decoder: MediaDecoder, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.mp4"
+    secret.write_bytes(media_files.film(1, 20, sound_s=1.0))
+    segment = tmp_path / "secret.ts"
+    segment.write_bytes(media_files.film(1, 20, form="mpegts"))
+    for text in [
+        f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXTINF:2.0,\n{segment}\n#EXT-X-ENDLIST\n",
+        f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXTINF:2.0,\nfile://{segment}\n#EXT-X-ENDLIST\n",
+        f"ffconcat version 1.0\nfile {secret}\n",
+        f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nm=video 9 RTP/AVP 96\na=control:{secret}\n",
+        f"<MPD><Period><AdaptationSet><Representation><BaseURL>{secret}</BaseURL></Representation></AdaptationSet></Period></MPD>",
+    ]:
+        for call in (decoder.film, decoder.sound):
+            with pytest.raises(BadMedia, match="in a format that is known"):
+                await call(text.encode())
+
+
+async def test_bytes_damaged_anywhere_are_decoded_or_refused(decoder: MediaDecoder, seed: int) -> None:
+    """Nothing else happens, and the decoder goes on."""
+    chance = random.Random(seed)
+    whole: list[tuple[Kind, bytes]] = [
+        *(("picture", media_files.picture(seed, form=form)) for form in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "AVIF")),
+        *(("sound", media_files.sound(seed, 0.3, form=form)) for form in ("WAV", "FLAC", "OGG", "MP3")),
+        *(("film", media_files.film(seed, 6, form=form, sound_s=0.6)) for form in ("mp4", "matroska", "mpegts", "avi")),
+    ]
+    for _ in range(150):
+        what, data = chance.choice(whole)
+        damaged = bytearray(data)
+        for _ in range(chance.choice([1, 3, 30])):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            del damaged[chance.randrange(len(damaged)) :]
+        try:
+            await getattr(decoder, what)(bytes(damaged), *([FilmAsk(use_audio=True)] if what == "film" else []))
+        except BadMedia as error:
+            assert str(error)
+    for what, data in whole:
+        await getattr(decoder, what)(data)
+
+
+def test_the_family_of_a_media_type_is_the_kind() -> None:
+    assert [kind(one) for one in ("image/png", "IMAGE/x", "audio/mpeg", "video/mp4")] == ["picture", "picture", "sound", "film"]
+    for media_type in ("text/plain", "application/octet-stream", "", "imagepng"):
+        with pytest.raises(BadMedia, match="not taken: image"):
+            kind(media_type)

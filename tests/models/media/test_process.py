@@ -1,0 +1,315 @@
+"""The processes that decode: they may die, hang and run out of memory, cost one medium by that, and leave nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers import media_files
+from helpers.lengths import rounds
+from helpers.processes import wait_end
+from helpers.waiting import turning, until
+from omnistage.models.media.asks import FilmAsk, PictureAsk
+from omnistage.models.media.decoded import Film
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
+from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.turns import Turns
+
+SMALL = PictureAsk(max_pixels=16 * 784)
+LONG = FilmAsk(fps=10, min_pixels=700 * 784, max_pixels=700 * 784, total_pixels=1 << 30)
+
+
+@asynccontextmanager
+async def decoding(limits: MediaLimits | None = None, processes: int = 1, max_waiting: int = 256) -> AsyncIterator[MediaDecoder]:
+    one = MediaDecoder(limits, processes=processes, max_waiting=max_waiting)
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+def children() -> set[int]:
+    """Of this process, those included that ended and were not waited for."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= {int(word) for word in (task / "children").read_text().split()}
+    return found
+
+
+def descriptors(pid: int | None = None) -> int:
+    """Of a process, this one if none is named."""
+    return len(list(Path(f"/proc/{pid or 'self'}/fd").iterdir()))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No process and no descriptor more than before."""
+    before = children(), descriptors()
+    yield
+    gc.collect()
+    assert (children(), descriptors()) == before
+
+
+@pytest.fixture(scope="module")
+def picture() -> bytes:
+    return media_files.picture(3)
+
+
+@pytest.fixture(scope="module")
+def film() -> bytes:
+    """Much work as LONG, in few bytes."""
+    return media_files.film(4, 250, rate_hz=10, numbered=True)
+
+
+async def begun(decoder: MediaDecoder, work: asyncio.Task[Film]) -> int:
+    """The process that decodes, once it has taken processor time for it; it has decoded before."""
+    (pid,) = decoder.pids
+    before = _ticks(pid)
+    await until(lambda: work.done() or _ticks(pid) > before + 10)
+    assert not work.done()
+    return pid
+
+
+def _ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+async def test_a_process_that_dies_costs_the_medium_that_it_decoded(picture: bytes, film: bytes, number: signal.Signals) -> None:
+    async with decoding() as decoder:
+        await decoder.picture(picture, SMALL)
+        work = asyncio.create_task(decoder.film(film, LONG))
+        pid = await begun(decoder, work)
+        waiting = asyncio.create_task(decoder.picture(picture, SMALL))
+        os.kill(pid, number)
+        with pytest.raises(BadMedia, match=rf"ended the process that does it \(signal {number.name}\)"):
+            await work
+        await waiting
+        assert decoder.pids != [pid]
+
+
+async def test_one_that_hangs_is_killed_when_its_time_is_up(picture: bytes) -> None:
+    """Stopped, it does not even answer signals that can be caught."""
+    async with decoding(MediaLimits(picture_time_s=2.0)) as decoder:
+        await decoder.picture(picture, SMALL)
+        (pid,) = decoder.pids
+        os.kill(pid, signal.SIGSTOP)
+        async with turning() as turns:
+            with pytest.raises(BadMedia, match="takes longer than 2 s: send a part of it"):
+                await decoder.picture(picture, SMALL)
+            assert turns() > 1
+        await decoder.picture(picture, SMALL)
+        assert decoder.pids != [pid]
+
+
+async def test_one_that_computes_for_too_long_is_killed_too(picture: bytes, film: bytes) -> None:
+    async with decoding(MediaLimits(film_time_s=0.05)) as decoder:
+        for _ in range(2):
+            with pytest.raises(BadMedia, match=r"takes longer than 0.05 s"):
+                await decoder.film(film, LONG)
+        await decoder.picture(picture, SMALL)
+
+
+async def test_one_that_needs_more_memory_than_there_is_costs_that_medium(picture: bytes) -> None:
+    large = media_files.encoded(Image.new("RGB", (6000, 5000)), "PNG", compress_level=1)
+    async with decoding(MediaLimits(memory_bytes=300 << 20)) as decoder:
+        for _ in range(2):
+            with pytest.raises(BadMedia, match=r"more memory than the 300 MiB there are: send a smaller one"):
+                await decoder.picture(large)
+            await decoder.picture(picture, SMALL)
+
+
+async def test_one_that_dies_with_nothing_to_do_costs_nothing(picture: bytes) -> None:
+    async with decoding() as decoder:
+        await decoder.picture(picture, SMALL)
+        (pid,) = decoder.pids
+        os.kill(pid, signal.SIGKILL)
+        assert wait_end(pid, 60)
+        await decoder.picture(picture, SMALL)
+        assert decoder.pids != [pid]
+
+
+async def test_cancelling_ends_the_work_and_leaves_nothing(picture: bytes, film: bytes, seed: int) -> None:
+    chance = random.Random(seed)
+    async with decoding(processes=2) as decoder:
+        for _ in range(8):
+            works = [asyncio.create_task(decoder.film(film, LONG)) for _ in range(5)]
+            for _ in range(chance.choice([0, 1, 2, 5, 30, 300])):
+                await asyncio.sleep(0)
+            for work in works:
+                work.cancel()
+            assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*works, return_exceptions=True))
+        assert (await decoder.picture(picture, SMALL)).pixels.size
+        assert decoder.waiting == 0
+
+
+@rounds(short=300, long=3000)
+async def test_hundreds_of_media_leave_nothing(seed: int, rounds: int) -> None:
+    """Bytes and descriptors, good ones and bad ones; the process is another one in the end, and what it was given is no longer open."""
+    good = [media_files.picture(seed), media_files.sound(seed, 0.1), media_files.film(seed, 4)]
+    async with decoding() as decoder:
+        await decoder.picture(good[0], SMALL)
+        first = decoder.pids
+        with tempfile.TemporaryFile() as file:
+            file.write(good[0])
+            file.flush()
+            for number in range(rounds // 4):
+                await decoder.picture(file.fileno() if number % 2 else good[0], SMALL)
+                await decoder.sound(good[1])
+                await decoder.film(good[2], FilmAsk(min_pixels=784, max_pixels=784))
+                with pytest.raises(BadMedia):
+                    await decoder.picture(good[0][: 40 + number])
+            assert file.tell() == len(good[0])
+        (pid,) = decoder.pids
+        assert [pid] != first
+        assert descriptors(pid) == 4
+
+
+async def test_a_result_lives_as_long_as_somebody_holds_it(picture: bytes) -> None:
+    async with decoding() as decoder:
+        one, other = [(await decoder.picture(picture, SMALL)).pixels for _ in range(2)]
+    kept = one[3:5].copy()
+    assert np.array_equal(one, other)
+    one[3:5] = 7
+    assert np.array_equal(other[3:5], kept)
+
+
+async def test_a_source_is_a_file_with_its_own_offset(picture: bytes) -> None:
+    async with decoding(processes=3) as decoder:
+        with tempfile.TemporaryFile() as file:
+            file.write(picture)
+            file.flush()
+            file.seek(17)
+            results = await asyncio.gather(*(decoder.picture(file.fileno(), SMALL) for _ in range(6)))
+            assert file.tell() == 17
+        assert all(np.array_equal(results[0].pixels, one.pixels) for one in results)
+        read, write = os.pipe()
+        try:
+            with pytest.raises(ValueError, match="regular file"):
+                await decoder.picture(read)
+        finally:
+            os.close(read)
+            os.close(write)
+
+
+async def test_too_many_that_wait_are_told_so(picture: bytes, film: bytes) -> None:
+    async with decoding(max_waiting=2) as decoder:
+        await decoder.picture(picture, SMALL)
+        work = asyncio.create_task(decoder.film(film, LONG))
+        await begun(decoder, work)
+        waiting = [asyncio.create_task(decoder.picture(picture, SMALL)) for _ in range(2)]
+        await until(lambda: decoder.waiting == 2)
+        with pytest.raises(DecoderFull, match="2 media wait to be decoded: ask again later"):
+            await decoder.picture(picture, SMALL)
+        work.cancel()
+        await asyncio.gather(*waiting)
+
+
+async def test_clients_take_turns() -> None:
+    turns = Turns(1, 100)
+    served: list[str] = []
+
+    async def one(client: str) -> None:
+        await turns.enter(client)
+        served.append(client)
+        await asyncio.sleep(0)
+        turns.leave()
+
+    await turns.enter("first")
+    tasks = [asyncio.create_task(one(client)) for client in "aaaaabbc"]
+    await until(lambda: turns.waiting == 8)
+    tasks[1].cancel()
+    turns.leave()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert "".join(served) == "abcabaa"
+    assert turns.waiting == 0
+
+
+async def test_the_process_can_do_nothing_but_compute_and_holds_no_secret(picture: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISTAGE_TOKEN", "a secret of the stage")
+    with tempfile.TemporaryFile() as file:
+        os.set_inheritable(file.fileno(), True)
+        async with decoding() as decoder:
+            await decoder.picture(picture, SMALL)
+            folder = Path(f"/proc/{decoder.pids[0]}")
+            assert b"secret" not in (folder / "environ").read_bytes()
+            status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
+            assert (status["Seccomp"].strip(), status["NoNewPrivs"].strip(), status["Threads"].strip()) == ("2", "1", "1")
+            opened = [str(one.readlink()) for one in (folder / "fd").iterdir()]
+            assert sorted(one.partition(":")[0] for one in opened) == ["/dev/null", "/dev/null", "/dev/null", "socket"]
+
+
+ESCAPES = """
+import os, socket, sys, threading, time
+from omnistage.models.media.confinement import confine
+ways = [
+    lambda: open("/etc/hostname"), lambda: os.open("/tmp/x", os.O_CREAT | os.O_WRONLY), lambda: os.listdir("/"),
+    lambda: socket.socket(), lambda: os.fork(), lambda: os.execv("/bin/true", ["true"]), lambda: os.kill(os.getppid(), 0),
+    lambda: os.unlink("/tmp/x"), lambda: os.setuid(0), lambda: os.pidfd_open(os.getppid()), lambda: os.pipe(),
+]
+assert confine()
+for number, way in enumerate(ways):
+    try:
+        way()
+    except PermissionError:
+        continue
+    print(number)
+print("all tried")
+"""
+
+
+def test_the_kernel_refuses_files_sockets_processes_and_signals() -> None:
+    done = subprocess.run([sys.executable, "-c", ESCAPES], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "all tried\n"
+
+
+OWNER = """
+import asyncio, sys
+from helpers import media_files
+from omnistage.models.media.asks import FilmAsk
+from omnistage.models.media.decoder import MediaDecoder
+
+async def main():
+    decoder = MediaDecoder()
+    await decoder.picture(media_files.picture(1))
+    print(*decoder.pids, flush=True)
+    await decoder.film(media_files.film(4, 250, rate_hz=10), FilmAsk(fps=10, min_pixels=700 * 784, max_pixels=700 * 784))
+
+asyncio.run(main())
+"""
+
+
+def test_it_dies_with_its_parent_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot notice by itself
+        owner.kill()
+        assert wait_end(pid, 60)
+
+
+async def test_a_process_that_cannot_start_says_so(picture: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "soxr.py").write_text("raise SystemExit(3)")
+    with monkeypatch.context() as broken:
+        broken.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+        async with decoding() as decoder:
+            for _ in range(2):
+                with pytest.raises(DecoderFailed, match=r"did not start \(status 3\); its standard error says why"):
+                    await decoder.picture(picture)
+            broken.undo()
+            await decoder.picture(picture)
