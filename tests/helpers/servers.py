@@ -258,13 +258,18 @@ def is_busy(local: Local) -> bool:
 
 @asynccontextmanager
 async def local_router(
-    stages: Mapping[str, str] | Sequence[tuple[str, str]], pipeline: Pipeline | None = None, *, token: Token | None = None, **settings: Any
+    stages: Mapping[str, str] | Sequence[tuple[str, str]],
+    pipeline: Pipeline | None = None,
+    *others: Pipeline,
+    token: Token | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Local]:
-    """A router in this event loop. stages: kind to address; pairs where a kind has more replicas. settings: fields of RouterSettings."""
+    """A router in this event loop. stages: kind, or PIPELINE/KIND, to address; pairs where a kind has more replicas. settings: fields of
+    RouterSettings."""
     chosen = RouterSettings(stages=tuple(stages.items() if isinstance(stages, Mapping) else stages), **settings)
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
-    service = RouterServer(chosen, {answering.name: answering}, metrics, token)
+    service = RouterServer(chosen, {one.name: one for one in (answering, *others)}, metrics, token)
     async with _serving(service, metrics.registry, chosen, service.interceptors) as local:
         yield local
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from omnistage.router.choice import chosen
 from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.decoding import TooLarge, decoded
@@ -49,10 +50,11 @@ async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None
 
 
 def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> ValidRequest:
-    """Check what the router itself needs; a stage checks the values of its own params. The first pipeline is the default.
+    """Check what the router itself needs; a stage checks the values of its own params. A request that names no pipeline gets the one that
+    `choice` says.
 
     Raises StageError."""
-    pipeline = next(iter(pipelines.values())) if not request.model else pipelines.get(request.model)
+    pipeline = pipelines.get(request.model) if request.model else chosen(request, pipelines)
     if pipeline is None:
         raise StageError(
             "UNKNOWN_MODEL", f"no pipeline {request.model[:64]!r}; there are {', '.join(pipelines)}", metadata={"field": "model"}
