@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omnistage.models.media.asks import MOST_ASPECT, FilmAsk
+from omnistage.models.media.limits import MediaLimits
 from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
 from omnistage.router.gate import CALLS_SHARE, MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
@@ -92,10 +94,35 @@ Of one field of bytes.
 """
 
 
+_MEDIA = MediaLimits()
+_FILM = FilmAsk()
+
+MEDIA = f"""
+## Media
+
+What a Thinker that sees and hears takes of one picture, sound or film (`models/omnistage/models/media/limits.py`), besides what the
+table above lets through. Size, pixels, seconds and frames are looked at in the header before anything is decoded, and again while it is
+decoded, because headers lie. A medium above a limit is `BAD_REQUEST` with the field of its part, what it has and what may be. One that
+cannot be decoded, or whose decoding takes too long, too much memory, or ends its process, is told the same way and costs no other request.
+
+| | picture | sound | film |
+|---|---|---|---|
+| size of the file | {_MEDIA.picture_bytes >> 20} MiB | {_MEDIA.sound_bytes >> 20} MiB | {_MEDIA.film_bytes >> 20} MiB |
+| pixels, of a film of each frame | {_MEDIA.picture_pixels:,} | | {_MEDIA.film_pixels:,} |
+| length | | {_MEDIA.sound_s:g} s, also of the sound of a film | {_MEDIA.film_s:g} s and {_MEDIA.film_frames:,} frames |
+| samples per second, channels | | {_MEDIA.sound_rate_hz:,}, {_MEDIA.sound_channels} | as a sound |
+| time to decode it | {_MEDIA.picture_time_s:g} s | {_MEDIA.sound_time_s:g} s | {_MEDIA.film_time_s:g} s |
+
+What comes out of one is at most {_MEDIA.result_bytes >> 20} MiB, and the process that decodes has {_MEDIA.memory_bytes >> 20} MiB of
+address space. A picture may be at most {MOST_ASPECT} times longer one way than the other. Of a film {_FILM.fps:g} frames a second are
+looked at, {_FILM.max_frames} at most: a longer one is looked at less often, not cut.
+"""
+
+
 def page() -> str:
     counts = "".join(f"| `{field}` | {most:,} |\n" for field, most in limits.COUNTS.items())
     sizes = "".join(f"| `{field}` | {_size(most)} |\n" for field, most in limits.BYTES.items())
-    return HEAD + counts + BYTES_HEAD + sizes
+    return HEAD + counts + BYTES_HEAD + sizes + MEDIA
 
 
 def _size(size: int | None) -> str:
