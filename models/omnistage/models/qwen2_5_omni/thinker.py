@@ -83,7 +83,7 @@ class QwenThinker:
     ) -> None:
         """workers: of the tokenizer, and those of the encoders. context: tokens of a conversation with its answer."""
         self._context = context
-        self.config, self.engine, self.tokenizer, self._reader = config, engine, tokenizer, reader
+        self.config, self.engine, self.tokenizer, self.reader = config, engine, tokenizer, reader
         self._worker, self._workers, self._info = workers[0], workers, info
         self._reading = asyncio.Semaphore(READING)
 
@@ -120,7 +120,7 @@ class QwenThinker:
         await self.engine.close()
         for worker in self._workers:
             await worker.close()
-        await self._reader.close()
+        await self.reader.close()
 
     async def prepare(self, request: TextRequest) -> Prepared:
         """See ThinkerModel.prepare. Text is counted before anything is done with it. Media are read when the answer runs, since that may
@@ -160,7 +160,7 @@ class QwenThinker:
                 most = min(request.max_tokens, self._context - len(ids)) + 1
                 self.engine.check(self._asked(request, Prompt.of_tokens(ids), max(most, len(request.history) + 1)))
         scope = request.client.encode()
-        return Prepared(request, ids, tuple((medium, self._reader.digest(medium, scope)) for medium in asked))
+        return Prepared(request, ids, tuple((medium, self.reader.digest(medium, scope)) for medium in asked))
 
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """Yield pieces as they are ready. At most `sequence.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
@@ -216,7 +216,7 @@ class QwenThinker:
         features = list[Features]()
         for number, (medium, digest) in enumerate(prepared.media, 1):
             try:
-                features.append(await self._reader.features(medium, digest, room))
+                features.append(await self.reader.features(medium, digest, room))
             except BadMedia as error:
                 raise BadRequest(MEDIA_FIELD, f"medium {number} ({medium.kind}): {error}") from None
             room -= rows_of(features[-1].extent, self.config) - 1

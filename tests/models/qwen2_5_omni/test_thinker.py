@@ -1,0 +1,174 @@
+"""The Thinker with media: the same tokens alone, beside others, on another replica and after a resume; what it keeps of media, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import lengths, media_files
+from helpers.models import said, text_pieces
+from omnistage.models.interface import BadRequest, FinishReason, Media, Part, Sampling, TextPiece, TextRequest, Turn
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.media import Medium
+from omnistage.models.qwen2_5_omni.thinker import MAX_MEDIA, MEDIA_FIELD, QwenThinker
+
+DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05, presence_penalty=0.2)
+TOKENS = 24
+
+
+@pytest.fixture
+async def model(omni_checkpoint: Path) -> AsyncIterator[QwenThinker]:
+    model = loaded(omni_checkpoint)
+    yield model
+    await model.close()
+
+
+def loaded(folder: Path, **settings: object) -> QwenThinker:
+    return load_thinker(folder, LoadOptions(path=folder, dtype="float32", **settings))  # type: ignore[arg-type]
+
+
+def picture(seed: int, height: int = 60, width: int = 80) -> Media:
+    return Media("image/png", media_files.picture(seed, height, width))
+
+
+def sound(seed: int) -> Media:
+    return Media("audio/flac", media_files.sound(seed, form="FLAC"))
+
+
+def film(seed: int) -> Media:
+    return Media("video/mp4", media_files.film(seed, sound_s=2), use_audio=True)
+
+
+def asked(seed: int, *parts: Part, tokens: int = TOKENS) -> TextRequest:
+    return TextRequest((Turn("user", (*parts, "What is this?")),), seed=seed, sampling=DRAWN, max_tokens=tokens, ignore_eos=True)
+
+
+def questions(seed: int) -> list[TextRequest]:
+    """One of each kind, twice over."""
+    kinds: list[tuple[Part, ...]] = [(), (picture(seed),), (sound(seed),), (film(seed),)]
+    return [asked(seed + n, *kinds[n % 4]) for n in range(8)]
+
+
+async def tokens(model: QwenThinker, request: TextRequest) -> tuple[int, ...]:
+    return tuple(token_id for piece in await text_pieces(model, request) for token_id in piece.token_ids)
+
+
+async def test_alone_together_and_elsewhere_it_says_the_same(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+    requests = questions(seed)
+    together = await asyncio.gather(*(tokens(model, request) for request in requests))
+    assert len(set(together)) == len(requests)
+    other = loaded(omni_checkpoint, enable_cache=False)
+    assert other.info.revision == model.info.revision
+    assert [await tokens(other, request) for request in requests] == together
+    assert [await tokens(model, request) for request in requests] == together
+    await other.close()
+
+
+@lengths.rounds(6, 50)
+async def test_it_goes_on_after_any_token(model: QwenThinker, rounds: int, seed: int) -> None:
+    source = random.Random(seed)
+    for _ in range(rounds):
+        request = source.choice(questions(seed))
+        whole = await tokens(model, request)
+        cut = source.randrange(1, TOKENS)
+        assert await tokens(model, replace(request, history=whole[:cut])) == whole[cut:]
+
+
+async def rows(model: QwenThinker, request: TextRequest) -> tuple[int, dict[str, np.ndarray]]:
+    """Tokens of the prompt that were found computed, and the rows of each port."""
+    found, made = 0, dict[str, list[np.ndarray]]()
+    async with aclosing(said(model, request, {"text": 0, "prompt": 0, "hidden": 0})) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, TextPiece):
+                found += piece.cached_tokens
+            elif len(piece.rows):
+                made.setdefault(piece.port, []).append(piece.rows.copy())
+    return found, {port: np.concatenate(parts) for port, parts in made.items()}
+
+
+async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+    """And its rows have the bits that they have where nothing is kept."""
+    request = asked(seed, picture(seed, 200, 300), film(seed))
+    first, made = await rows(model, request)
+    found, again = await rows(model, replace(request, seed=seed + 1))
+    bare = loaded(omni_checkpoint, enable_cache=False)
+    none, computed = await rows(bare, request)
+    await bare.close()
+    assert first < 64 <= found and none == 0
+    for port in ("prompt", "hidden"):
+        assert np.array_equal(made[port], computed[port])
+    assert np.array_equal(made["prompt"], again["prompt"])
+    assert made["prompt"].shape[0] > found
+
+
+async def test_what_was_asked_otherwise_is_not_found(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+    """Another picture, other sizes of pictures, the film without its sound, the same bytes as another medium, another client."""
+    reader, data = model.reader, film(seed).data
+    medium = Medium("video", data, use_audio=True)
+    small = loaded(omni_checkpoint, family={"medium_rows": 600})
+    assert small.info.revision != model.info.revision
+    digests = [
+        reader.digest(medium, b""),
+        reader.digest(medium, b"other"),
+        reader.digest(Medium("video", data), b""),
+        reader.digest(Medium("image", data), b""),
+        reader.digest(Medium("video", film(seed + 1).data, use_audio=True), b""),
+        small.reader.digest(medium, b""),
+    ]
+    assert len(set(digests)) == len(digests)
+    assert reader.digest(Medium("video", data, use_audio=True), b"") == digests[0]
+    await small.close()
+    await rows(model, asked(seed, picture(seed, 200, 300)))
+    found, _ = await rows(model, asked(seed, picture(seed + 1, 200, 300)))
+    assert found < 64
+
+
+async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(model: QwenThinker, seed: int) -> None:
+    source = random.Random(seed)
+    whole = await tokens(model, asked(seed, film(seed)))
+    for n in range(12):
+        task = asyncio.create_task(tokens(model, asked(seed, film(seed + n), picture(seed + n))))
+        await asyncio.sleep(source.uniform(0, 0.3))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        load = model.load()
+        assert (load.queued, load.kv_pages_used) == (0, 0)
+    assert await tokens(model, asked(seed, film(seed))) == whole
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (Media("image/png", b"no picture"), "medium 1"),
+        (Media("image/jpeg", media_files.picture(1, form="JPEG")[:-400]), "medium 1"),
+        (Media("audio/wav", media_files.sound(1, 0.0005)), "too short"),
+        (Media("audio/wav", media_files.picture(1)), "medium 1"),
+        (Media("video/mp4", media_files.film(1), use_audio=True), "sound"),
+    ],
+    ids=["nothing", "truncated", "short", "picture as sound", "silent film"],
+)
+async def test_media_that_cannot_be_read_are_told_and_the_next_is_answered(model: QwenThinker, part: Media, told: str, seed: int) -> None:
+    with pytest.raises(BadRequest, match=told) as refused:
+        await tokens(model, asked(seed, part))
+    assert refused.value.field == MEDIA_FIELD
+    assert len(await tokens(model, asked(seed, picture(seed)))) == TOKENS
+
+
+async def test_a_prompt_that_is_too_long_is_told_before_it_is_encoded(omni_checkpoint: Path, seed: int) -> None:
+    model = loaded(omni_checkpoint, family={"context": 1024})
+    with pytest.raises(BadRequest, match="has room for"):
+        await tokens(model, asked(seed, *(film(seed + n) for n in range(3))))
+    with pytest.raises(BadRequest, match=f"at most {MAX_MEDIA} media"):
+        await tokens(model, asked(seed, *[picture(seed)] * (MAX_MEDIA + 1)))
+    answer = await text_pieces(model, asked(seed, picture(seed), tokens=2000))
+    assert answer[-1].finish_reason is FinishReason.LENGTH
+    await model.close()

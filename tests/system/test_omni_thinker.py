@@ -1,0 +1,94 @@
+"""Qwen2.5-Omni's Thinker as real processes: what it sees and hears is said the same by the other replica when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import lengths, media_files
+from helpers.ask import ask, refused
+from helpers.disturbed import Step, ask_through, begun, disturbed, killed_holder, text_chunks
+from helpers.fleet import Fleet, fleet
+from helpers.servers import all_free, omni_stub
+from omnistage.v1 import omni_pb2, stage_pb2
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 60
+SAMPLING = stage_pb2.Sampling(temperature=1, top_p=0.9, repetition_penalty=1.05)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[Fleet]:
+    """Two Thinkers."""
+    with fleet(
+        tmp_path_factory.mktemp("house"),
+        kinds=("thinker",),
+        pipeline="qwen2_5_omni",
+        family="qwen2_5_omni",
+        stage_args=["--checkpoint", str(omni_checkpoint)],
+    ) as running:
+        yield running
+
+
+def question(seed: int, *media: stage_pb2.Media, tokens: int = TOKENS) -> omni_pb2.GenerateRequest:
+    parts = [*(stage_pb2.Part(media=medium) for medium in media), stage_pb2.Part(text="What is this?")]
+    thinker = stage_pb2.ThinkerParams(
+        messages=[stage_pb2.Message(role="user", parts=parts)], sampling=SAMPLING, max_tokens=tokens, ignore_eos=True
+    )
+    return omni_pb2.GenerateRequest(seed=seed, thinker=thinker)
+
+
+def long_film(seed: int) -> stage_pb2.Media:
+    """Thousands of tokens, which take a while to read."""
+    return stage_pb2.Media(data=media_files.film(seed, 60, rate_hz=1, sound_s=60), media_type="video/mp4", use_audio=True)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(begun, id="while it reads"), pytest.param(text_chunks(5), id="while it writes", marks=lengths.LONG)],
+)
+async def test_a_thinker_is_killed(house: Fleet, moment: object, seed: int) -> None:
+    asked = question(seed, long_film(seed), stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
+
+    async def kill() -> None:
+        await killed_holder(house, "thinker")
+
+    async with disturbed(house, alike=False) as stub:
+        answer = await ask_through(stub, asked, Step(moment, kill))
+        answer.check_whole()
+        assert len(answer.failovers) == 1
+        whole = await ask(stub, asked)
+        assert answer.text() == whole.text()
+    await all_free([house.address(name) for name in house.stages])
+
+
+async def test_many_at_once_say_what_they_say_alone(house: Fleet, seed: int) -> None:
+    kinds = {
+        "image/png": lambda n: media_files.picture(seed + n),
+        "audio/wav": lambda n: media_files.sound(seed + n),
+        "video/mp4": lambda n: media_files.film(seed + n),
+    }
+    asked = [
+        question(seed + n, *(stage_pb2.Media(data=make(n), media_type=kind) for kind, make in list(kinds.items())[: n % 4]), tokens=20)
+        for n in range(8)
+    ]
+    async with omni_stub(house.address("router")) as stub:
+        together = await asyncio.gather(*(ask(stub, one) for one in asked))
+        alone = [await ask(stub, one) for one in asked]
+    assert [answer.text() for answer in together] == [answer.text() for answer in alone]
+    await all_free([house.address(name) for name in house.stages])
+
+
+async def test_media_that_cannot_be_read_are_told_and_the_next_one_is_served(house: Fleet, seed: int) -> None:
+    good = media_files.picture(seed)
+    async with omni_stub(house.address("router")) as stub:
+        for data, kind in ((good[: len(good) // 2], "image/png"), (b"", "image/png"), (good, "audio/wav"), (good, "video/mp4")):
+            refusal = await refused(stub, question(seed, stage_pb2.Media(data=data, media_type=kind)))
+            assert refusal.reason == "BAD_REQUEST"
+            assert refusal.metadata["field"].startswith("thinker.messages.parts.media"), refusal
+        assert (await ask(stub, question(seed, stage_pb2.Media(data=good, media_type="image/png"), tokens=5))).text()
+    await all_free([house.address(name) for name in house.stages])
