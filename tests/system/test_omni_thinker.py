@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from helpers import lengths, media_files
-from helpers.ask import ask, refused
+from helpers.ask import Answer, ask, refused
 from helpers.disturbed import Step, ask_through, begun, disturbed, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import all_free, omni_stub
@@ -51,7 +51,7 @@ def long_film(seed: int) -> stage_pb2.Media:
     "moment",
     [pytest.param(begun, id="while it reads"), pytest.param(text_chunks(5), id="while it writes", marks=lengths.LONG)],
 )
-async def test_a_thinker_is_killed(house: Fleet, moment: object, seed: int) -> None:
+async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[Answer], bool], seed: int) -> None:
     asked = question(seed, long_film(seed), stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
 
     async def kill() -> None:
