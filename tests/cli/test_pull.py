@@ -15,6 +15,7 @@ import pytest
 from helpers.hub_server import BLOCK, File, HubServer, hub_server
 from helpers.processes import Family, Started
 from helpers.terminal import CTRL_C, Terminal
+from helpers.waiting import until
 from omnistage.client import BadRequestError, Omni, StackError, UnknownModelError
 
 BRINGING = """
@@ -148,6 +149,20 @@ def test_a_folder_of_that_name_wins_and_is_told(hub: HubServer) -> None:
     assert error.startswith("error: org/words is a checkpoint of no family that there is (words, smol")
     hub.add("org/words", WORDS)
     assert omnistage("pull", "org/words@main").returncode == 0
+
+
+async def test_a_fetch_ends_with_the_program_that_wanted_it(hub: HubServer, family: Family) -> None:
+    hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
+    hub.stall["model.safetensors"] = PART + BLOCK
+
+    def ranges() -> list[str]:
+        return [asked.range for asked in hub.asked if asked.host == "storage"]
+
+    with Started([sys.executable, "-c", "from omnistage.client import Omni; Omni(model_path='org/smol')"], stderr=subprocess.PIPE) as owner:
+        await until(ranges)
+        owner.kill()
+    assert family.wait_ended() == []
+    assert ranges() == [""], "it did not wait for the rest, and ask for it again"
 
 
 def test_what_is_no_name_is_told_by_the_client(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -29,7 +32,9 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
     if log_folder is not None:
         log_folder.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_serve(layout_of(choice), log_folder, verbose, ready, lifeline_fd))
+        with _ending_with_owner(lifeline_fd):
+            layout = layout_of(choice)
+        asyncio.run(_serve(layout, log_folder, verbose, ready, lifeline_fd))
     except OmniError as error:
         line = {"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""}
         if ready.tell(line):
@@ -77,6 +82,29 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: 
     except asyncio.CancelledError:
         if not ended():
             raise
+
+
+@contextmanager
+def _ending_with_owner(lifeline_fd: int) -> Iterator[None]:
+    """Meanwhile the end of the lifeline is the end of this process, at once: it may fetch gigabytes that nobody waits for any more, and
+    whoever asks for them again goes on there. There is nothing else to put away."""
+    if lifeline_fd < 0:
+        yield
+        return
+    over, end = os.pipe()
+
+    def watch() -> None:
+        if lifeline_fd in select.select([lifeline_fd, over], [], [])[0]:
+            os._exit(1)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        os.close(end)
+        watching.join()
+        os.close(over)
 
 
 def _tell_meaningless(layout: Layout, notices: Notices) -> None:

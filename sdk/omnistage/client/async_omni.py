@@ -34,8 +34,8 @@ class AsyncOmni:
     """Asks a router from asyncio. Use it as `async with`, on one event loop.
 
     address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it a private stack is
-    started: the default one, or that of the checkpoint in `model_path`, with the engine settings of `StackSettings`; it ends with this
-    client. Any number of calls may run at once.
+    started: the default one, or that of the checkpoint in `model_path`, a folder or the name of one at a hub (owner/name,
+    owner/name@revision), with the engine settings of `StackSettings`; it ends with this client. Any number of calls may run at once.
 
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.

@@ -33,8 +33,9 @@ class Omni:
     """Asks a router. Safe to use from many threads at once; use it as `with`, or call `close`.
 
     address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it a private stack is
-    started: the default one, or that of the checkpoint in `model_path`, with the engine settings of `StackSettings`. Its processes end with
-    this client, with this Python process, and also if that is killed.
+    started: the default one, or that of the checkpoint in `model_path`, a folder or the name of one at a hub (owner/name,
+    owner/name@revision), with the engine settings of `StackSettings`. Its processes end with this client, with this Python process, and
+    also if that is killed.
 
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
