@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -56,7 +56,7 @@ WANTED = (
     "*tokenizer.model",
     "*spk_dict.pt",
 )
-"""Weights, configs, processors, tokenizers and speakers. Of pickles only the speakers' one, whose reader runs nothing."""
+"""Weights, configs, processors, tokenizers and speakers. Of pickles only that of the speakers, which have no other form."""
 
 NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -208,14 +208,19 @@ class Fetch:
                 f"{self._name}: {size(missing)} are to be fetched, and {self._cache} has {size(free)} free:"
                 " make room, or set HF_HOME to a folder on a larger disk"
             )
-        self._store.mkdir(parents=True, exist_ok=True)
-        with locked(self._store / ".omnistage.lock", self._progress) if missing else nullcontext():
+        with self._alone() if missing else nullcontext():
             self._snapshot([file for file in self._files if not _is_weights(file)])
             check(self._folder)
             self._weights()
             self._snapshot(self._files)
             self._refer()
         return Found(self._commit, self._folder)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Nobody else of ours fetches of this repository meanwhile. Beside the library's own locks, which are for one file each."""
+        folder = self._cache / ".locks" / self._store.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return locked(folder / "omnistage.lock", self._progress)
 
     def _is_there(self, file: RemoteFile) -> bool:
         path = self._folder / file.path
