@@ -26,8 +26,9 @@ from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
 
 Array = NDArray[np.generic]
-Whole = str | Array
-"""All that goes into a port: the text; rows [n, width] in the element type of the port, uint32 for codes; float32 samples [n, channels]."""
+Whole = str | bytes | Array
+"""All that goes into a port: the text; rows [n, width] in the element type of the port, uint32 for codes; float32 samples [n, channels]; a
+file."""
 
 CUTS = 5
 """Places at which a run is cut to go on elsewhere."""
@@ -150,7 +151,9 @@ def pieces_of(port: stage_pb2.Port, whole: Whole, rng: random.Random, first: int
     return pieces if pieces and pieces[-1].last else [*pieces, Input(port.name, first, 0, True, None)]
 
 
-def payload_of(part: Sequence[str] | Array, port: stage_pb2.Port) -> InputPayload:
+def payload_of(part: Sequence[str] | bytes | Array, port: stage_pb2.Port) -> InputPayload:
+    if isinstance(part, bytes):
+        return chunk_pb2.MediaChunk(data=part)
     if not isinstance(part, np.ndarray):
         return chunk_pb2.TextChunk(text="".join(part), token_ids=range(len(part)))
     if part.dtype == np.float32 and port.payload == stage_pb2.PAYLOAD_AUDIO:
@@ -252,7 +255,9 @@ async def check_it_is_described(loaded: Loaded, rng: random.Random) -> None:
             assert port.rate_millihertz
         if port.compact:
             assert port.payload in (stage_pb2.PAYLOAD_TEXT, stage_pb2.PAYLOAD_CODES), "a checkpoint is kept by callers in messages"
-    assert {port.name for port in said.accepts} == set(loaded.sample.inputs), "the sample has something for every input port"
+    known = {port.name for port in said.accepts}
+    needed = {port.name for port in said.accepts if port.payload != stage_pb2.PAYLOAD_MEDIA}
+    assert needed <= set(loaded.sample.inputs) <= known, "the sample has something for every input port, but those of media"
 
 
 async def check_every_port_ends_once_and_carries_what_it_says(loaded: Loaded, rng: random.Random) -> None:

@@ -64,6 +64,14 @@ def heard_live() -> Sample:
     return Sample(params("thinker", messages=[stage_pb2.Message(role="user", parts=parts)]), {"microphone": sound})
 
 
+def streamed() -> Sample:
+    """A question whose media, of every kind, are streamed."""
+    media = [("image/png", png(PICTURE)), ("audio/wav", wav(SOUND, formulas.SAMPLE_RATE_HZ)), ("video/mp4", bytes(range(250)) * 3)]
+    parts = [stage_pb2.Part(port=f"media{n}", media_type=kind, total_bytes=len(data)) for n, (kind, data) in enumerate(media)]
+    inputs = {f"media{n}": data for n, (_, data) in enumerate(media)}
+    return Sample(params("thinker", messages=[stage_pb2.Message(role="user", parts=parts)]), inputs)
+
+
 def spoken_rows() -> Sample:
     rows = formulas.omni_rows(TOKENS)
     return Sample(params("talker"), {"prompt": formulas.prompt_rows(ITEMS), "places": ITEMS, "hidden": rows})
@@ -174,6 +182,7 @@ CASES = (
     Case("toy-omni", "thinker", lambda: Sample(params("thinker", messages=looked_at())), refused=BAD_MEDIA),
     Case("toy-omni", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w"])), name="toy-omni-thinker-stop"),
     Case("toy-omni", "thinker", heard_live, options={"microphone": True}, name="toy-omni-thinker-live"),
+    Case("toy-omni", "thinker", streamed, options={"films": True}, name="toy-omni-thinker-streamed"),
     Case("toy-omni", "talker", spoken_rows),
     Case("toy-omni", "code2wav", lambda: Sample(params("code2wav"), {"codes": formulas.omni_frames(ITEMS, TOKENS)})),
     Case("toy-film", "diffusion", lambda: Sample(params("diffusion", "a hill", layers=3, results=2, previews=3)), refused=BAD_FILMS),

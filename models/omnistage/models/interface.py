@@ -42,6 +42,10 @@ class BadRequest(ValueError):
         self.description = description
 
 
+class Full(RuntimeError):
+    """The model can do what is asked, but not now, beside all that it does: another replica may. The text says what is full."""
+
+
 # What a model is -------------------------------------------------------------------------------------------------------------------
 
 
@@ -55,6 +59,7 @@ class Content(enum.Enum):
     VIDEO = "video"
     TENSOR = "tensor"
     PROGRESS = "progress"
+    MEDIA = "media"
 
 
 class ElementType(enum.Enum):
@@ -183,7 +188,7 @@ class Piece:
     """What came in on a port. first: index of its first item. last: the port has nothing more.
 
     content, by the content of the port: text: TextPiece; tensor: [n, width] in its element type; codes: uint32 [n, codebooks]; audio:
-    float32 [n, channels]; image, video: encoded bytes. n may be 0. An array is valid until the next piece is asked for.
+    float32 [n, channels]; image, video, media: encoded bytes. n may be 0. An array is valid until the next piece is asked for.
     """
 
     port: str
@@ -227,9 +232,16 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Media that come piece by piece on an input port of the model."""
+    """Media that come piece by piece on an input port of the model, which no other part names.
+
+    Of a port of content media: media_type, use_audio: as in Media; an empty type where none was said. total_bytes: of the whole file; 0:
+    not known yet.
+    """
 
     port: str
+    media_type: str = ""
+    use_audio: bool = False
+    total_bytes: int = 0
 
 
 Part = str | Media | Streamed

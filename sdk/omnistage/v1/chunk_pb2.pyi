@@ -29,7 +29,7 @@ AUDIO_ENCODING_PCM16: AudioEncoding
 AUDIO_ENCODING_FLOAT32: AudioEncoding
 
 class Chunk(_message.Message):
-    __slots__ = ("port", "seq", "first", "count", "last", "text", "codes", "audio", "image", "video", "tensor", "progress")
+    __slots__ = ("port", "seq", "first", "count", "last", "text", "codes", "audio", "image", "video", "tensor", "progress", "media")
     PORT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Chunk(_message.Message):
     VIDEO_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     port: str
     seq: int
     first: int
@@ -54,7 +55,8 @@ class Chunk(_message.Message):
     video: VideoChunk
     tensor: _tensor_pb2.Tensor
     progress: ProgressChunk
-    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., last: _Optional[bool] = ..., text: _Optional[_Union[TextChunk, _Mapping]] = ..., codes: _Optional[_Union[CodeChunk, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., image: _Optional[_Union[ImageChunk, _Mapping]] = ..., video: _Optional[_Union[VideoChunk, _Mapping]] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., progress: _Optional[_Union[ProgressChunk, _Mapping]] = ...) -> None: ...
+    media: MediaChunk
+    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., last: _Optional[bool] = ..., text: _Optional[_Union[TextChunk, _Mapping]] = ..., codes: _Optional[_Union[CodeChunk, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., image: _Optional[_Union[ImageChunk, _Mapping]] = ..., video: _Optional[_Union[VideoChunk, _Mapping]] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., progress: _Optional[_Union[ProgressChunk, _Mapping]] = ..., media: _Optional[_Union[MediaChunk, _Mapping]] = ...) -> None: ...
 
 class Chunks(_message.Message):
     __slots__ = ("chunks",)
@@ -113,6 +115,12 @@ class VideoChunk(_message.Message):
     data: bytes
     media_type: str
     def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ...) -> None: ...
+
+class MediaChunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class ProgressChunk(_message.Message):
     __slots__ = ("done", "total")

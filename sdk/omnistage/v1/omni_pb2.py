@@ -27,17 +27,19 @@ from omnistage.v1 import chunk_pb2 as omnistage_dot_v1_dot_chunk__pb2
 from omnistage.v1 import stage_pb2 as omnistage_dot_v1_dot_stage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17omnistage/v1/omni.proto\x12\x0comnistage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18omnistage/v1/chunk.proto\x1a\x18omnistage/v1/stage.proto\"\x80\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07outputs\x18\x02 \x03(\t\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12,\n\x07thinker\x18\x04 \x01(\x0b\x32\x1b.omnistage.v1.ThinkerParams\x12*\n\x06talker\x18\x05 \x01(\x0b\x32\x1a.omnistage.v1.TalkerParams\x12.\n\x08\x63ode2wav\x18\x06 \x01(\x0b\x32\x1c.omnistage.v1.Code2WavParams\x12\x30\n\tdiffusion\x18\x07 \x01(\x0b\x32\x1d.omnistage.v1.DiffusionParams\x12\x17\n\x0f\x63onversation_id\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12$\n\x06resume\x18\n \x01(\x0b\x32\x14.omnistage.v1.Resume\x12\x11\n\trevisions\x18\x0b \x03(\t\x12\x0f\n\x07\x62\x61tches\x18\x0c \x01(\x08\x42\x07\n\x05_seed\"\xe5\x01\n\x10GenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12*\n\x08\x66\x61ilover\x18\x04 \x01(\x0b\x32\x16.omnistage.v1.FailoverH\x00\x12&\n\x06\x63hunks\x18\x05 \x01(\x0b\x32\x14.omnistage.v1.ChunksH\x00\x42\x07\n\x05\x65vent\"M\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\trevisions\x18\x04 \x03(\t\"\x94\x02\n\x05Usage\x12$\n\x06stages\x18\x01 \x03(\x0b\x32\x14.omnistage.v1.Report\x12)\n\x06queued\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nfirst_text\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_audio\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\"\xc5\x01\n\x0f\x43onverseRequest\x12-\n\x04turn\x18\x01 \x01(\x0b\x32\x1d.omnistage.v1.GenerateRequestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12&\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12,\n\tinterrupt\x18\x04 \x01(\x0b\x32\x17.omnistage.v1.InterruptH\x00\x42\x07\n\x05\x65vent\"\xea\x01\n\x10\x43onverseResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12&\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12/\n\x0bturn_failed\x18\x05 \x01(\x0b\x32\x18.omnistage.v1.TurnFailedH\x00\x42\x07\n\x05\x65vent\";\n\nTurnFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.Model\"\x84\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06stages\x18\x02 \x03(\x0e\x32\x17.omnistage.v1.StageKind\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12\x0f\n\x07outputs\x18\x04 \x03(\t\x12\x0e\n\x06voices\x18\x05 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\"\x15\n\x13ListReplicasRequest\"?\n\x14ListReplicasResponse\x12\'\n\x08replicas\x18\x01 \x03(\x0b\x32\x15.omnistage.v1.Replica\"\xad\x02\n\x07Replica\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.omnistage.v1.StageKind\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.ReplicaState\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.omnistage.v1.WatchResponse\x12\x35\n\x08settings\x18\x08 \x03(\x0b\x32#.omnistage.v1.Replica.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*|\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_LOST\x10\x03\x32\xd1\x02\n\x0bOmniService\x12K\n\x08Generate\x12\x1d.omnistage.v1.GenerateRequest\x1a\x1e.omnistage.v1.GenerateResponse0\x01\x12M\n\x08\x43onverse\x12\x1d.omnistage.v1.ConverseRequest\x1a\x1e.omnistage.v1.ConverseResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.omnistage.v1.ListModelsRequest\x1a .omnistage.v1.ListModelsResponse\x12U\n\x0cListReplicas\x12!.omnistage.v1.ListReplicasRequest\x1a\".omnistage.v1.ListReplicasResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17omnistage/v1/omni.proto\x12\x0comnistage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18omnistage/v1/chunk.proto\x1a\x18omnistage/v1/stage.proto\"\x80\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07outputs\x18\x02 \x03(\t\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12,\n\x07thinker\x18\x04 \x01(\x0b\x32\x1b.omnistage.v1.ThinkerParams\x12*\n\x06talker\x18\x05 \x01(\x0b\x32\x1a.omnistage.v1.TalkerParams\x12.\n\x08\x63ode2wav\x18\x06 \x01(\x0b\x32\x1c.omnistage.v1.Code2WavParams\x12\x30\n\tdiffusion\x18\x07 \x01(\x0b\x32\x1d.omnistage.v1.DiffusionParams\x12\x17\n\x0f\x63onversation_id\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12$\n\x06resume\x18\n \x01(\x0b\x32\x14.omnistage.v1.Resume\x12\x11\n\trevisions\x18\x0b \x03(\t\x12\x0f\n\x07\x62\x61tches\x18\x0c \x01(\x08\x42\x07\n\x05_seed\"\xe5\x01\n\x10GenerateResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12*\n\x08\x66\x61ilover\x18\x04 \x01(\x0b\x32\x16.omnistage.v1.FailoverH\x00\x12&\n\x06\x63hunks\x18\x05 \x01(\x0b\x32\x14.omnistage.v1.ChunksH\x00\x42\x07\n\x05\x65vent\"M\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\trevisions\x18\x04 \x03(\t\"\x94\x02\n\x05Usage\x12$\n\x06stages\x18\x01 \x03(\x0b\x32\x14.omnistage.v1.Report\x12)\n\x06queued\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nfirst_text\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_audio\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\"\xc5\x01\n\x0f\x43onverseRequest\x12-\n\x04turn\x18\x01 \x01(\x0b\x32\x1d.omnistage.v1.GenerateRequestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12&\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12,\n\tinterrupt\x18\x04 \x01(\x0b\x32\x17.omnistage.v1.InterruptH\x00\x42\x07\n\x05\x65vent\"\xbe\x02\n\x10\x43onverseResponse\x12(\n\x07started\x18\x01 \x01(\x0b\x32\x15.omnistage.v1.StartedH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.omnistage.v1.ChunkH\x00\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x13.omnistage.v1.UsageH\x00\x12&\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x14.omnistage.v1.CreditH\x00\x12/\n\x0bturn_failed\x18\x05 \x01(\x0b\x32\x18.omnistage.v1.TurnFailedH\x00\x12*\n\x08\x66\x61ilover\x18\x06 \x01(\x0b\x32\x16.omnistage.v1.FailoverH\x00\x12&\n\x06\x63hunks\x18\x07 \x01(\x0b\x32\x14.omnistage.v1.ChunksH\x00\x42\x07\n\x05\x65vent\"\xd6\x01\n\nTurnFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x38\n\x08metadata\x18\x04 \x03(\x0b\x32&.omnistage.v1.TurnFailed.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.Model\"\x84\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x06stages\x18\x02 \x03(\x0e\x32\x17.omnistage.v1.StageKind\x12\x0e\n\x06inputs\x18\x03 \x03(\t\x12\x0f\n\x07outputs\x18\x04 \x03(\t\x12\x0e\n\x06voices\x18\x05 \x03(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\"\x15\n\x13ListReplicasRequest\"?\n\x14ListReplicasResponse\x12\'\n\x08replicas\x18\x01 \x03(\x0b\x32\x15.omnistage.v1.Replica\"\xad\x02\n\x07Replica\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.omnistage.v1.StageKind\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.omnistage.v1.ReplicaState\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.omnistage.v1.WatchResponse\x12\x35\n\x08settings\x18\x08 \x03(\x0b\x32#.omnistage.v1.Replica.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*|\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x01\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x02\x12\x16\n\x12REPLICA_STATE_LOST\x10\x03\x32\xd1\x02\n\x0bOmniService\x12K\n\x08Generate\x12\x1d.omnistage.v1.GenerateRequest\x1a\x1e.omnistage.v1.GenerateResponse0\x01\x12M\n\x08\x43onverse\x12\x1d.omnistage.v1.ConverseRequest\x1a\x1e.omnistage.v1.ConverseResponse(\x01\x30\x01\x12O\n\nListModels\x12\x1f.omnistage.v1.ListModelsRequest\x1a .omnistage.v1.ListModelsResponse\x12U\n\x0cListReplicas\x12!.omnistage.v1.ListReplicasRequest\x1a\".omnistage.v1.ListReplicasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omnistage.v1.omni_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TURNFAILED_METADATAENTRY']._loaded_options = None
+  _globals['_TURNFAILED_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_REPLICA_SETTINGSENTRY']._loaded_options = None
   _globals['_REPLICA_SETTINGSENTRY']._serialized_options = b'8\001'
-  _globals['_REPLICASTATE']._serialized_start=2207
-  _globals['_REPLICASTATE']._serialized_end=2331
+  _globals['_REPLICASTATE']._serialized_start=2447
+  _globals['_REPLICASTATE']._serialized_end=2571
   _globals['_GENERATEREQUEST']._serialized_start=126
   _globals['_GENERATEREQUEST']._serialized_end=510
   _globals['_GENERATERESPONSE']._serialized_start=513
@@ -49,23 +51,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONVERSEREQUEST']._serialized_start=1103
   _globals['_CONVERSEREQUEST']._serialized_end=1300
   _globals['_CONVERSERESPONSE']._serialized_start=1303
-  _globals['_CONVERSERESPONSE']._serialized_end=1537
-  _globals['_TURNFAILED']._serialized_start=1539
-  _globals['_TURNFAILED']._serialized_end=1598
-  _globals['_LISTMODELSREQUEST']._serialized_start=1600
-  _globals['_LISTMODELSREQUEST']._serialized_end=1619
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1621
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1678
-  _globals['_MODEL']._serialized_start=1681
-  _globals['_MODEL']._serialized_end=1813
-  _globals['_LISTREPLICASREQUEST']._serialized_start=1815
-  _globals['_LISTREPLICASREQUEST']._serialized_end=1836
-  _globals['_LISTREPLICASRESPONSE']._serialized_start=1838
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=1901
-  _globals['_REPLICA']._serialized_start=1904
-  _globals['_REPLICA']._serialized_end=2205
-  _globals['_REPLICA_SETTINGSENTRY']._serialized_start=2158
-  _globals['_REPLICA_SETTINGSENTRY']._serialized_end=2205
-  _globals['_OMNISERVICE']._serialized_start=2334
-  _globals['_OMNISERVICE']._serialized_end=2671
+  _globals['_CONVERSERESPONSE']._serialized_end=1621
+  _globals['_TURNFAILED']._serialized_start=1624
+  _globals['_TURNFAILED']._serialized_end=1838
+  _globals['_TURNFAILED_METADATAENTRY']._serialized_start=1791
+  _globals['_TURNFAILED_METADATAENTRY']._serialized_end=1838
+  _globals['_LISTMODELSREQUEST']._serialized_start=1840
+  _globals['_LISTMODELSREQUEST']._serialized_end=1859
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1861
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1918
+  _globals['_MODEL']._serialized_start=1921
+  _globals['_MODEL']._serialized_end=2053
+  _globals['_LISTREPLICASREQUEST']._serialized_start=2055
+  _globals['_LISTREPLICASREQUEST']._serialized_end=2076
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=2078
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=2141
+  _globals['_REPLICA']._serialized_start=2144
+  _globals['_REPLICA']._serialized_end=2445
+  _globals['_REPLICA_SETTINGSENTRY']._serialized_start=2398
+  _globals['_REPLICA_SETTINGSENTRY']._serialized_end=2445
+  _globals['_OMNISERVICE']._serialized_start=2574
+  _globals['_OMNISERVICE']._serialized_end=2911
 # @@protoc_insertion_point(module_scope)

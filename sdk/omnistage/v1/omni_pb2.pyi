@@ -106,28 +106,43 @@ class ConverseRequest(_message.Message):
     def __init__(self, turn: _Optional[_Union[GenerateRequest, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[_stage_pb2.Credit, _Mapping]] = ..., interrupt: _Optional[_Union[_stage_pb2.Interrupt, _Mapping]] = ...) -> None: ...
 
 class ConverseResponse(_message.Message):
-    __slots__ = ("started", "chunk", "usage", "credit", "turn_failed")
+    __slots__ = ("started", "chunk", "usage", "credit", "turn_failed", "failover", "chunks")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     TURN_FAILED_FIELD_NUMBER: _ClassVar[int]
+    FAILOVER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     started: Started
     chunk: _chunk_pb2.Chunk
     usage: Usage
     credit: _stage_pb2.Credit
     turn_failed: TurnFailed
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., credit: _Optional[_Union[_stage_pb2.Credit, _Mapping]] = ..., turn_failed: _Optional[_Union[TurnFailed, _Mapping]] = ...) -> None: ...
+    failover: _stage_pb2.Failover
+    chunks: _chunk_pb2.Chunks
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., credit: _Optional[_Union[_stage_pb2.Credit, _Mapping]] = ..., turn_failed: _Optional[_Union[TurnFailed, _Mapping]] = ..., failover: _Optional[_Union[_stage_pb2.Failover, _Mapping]] = ..., chunks: _Optional[_Union[_chunk_pb2.Chunks, _Mapping]] = ...) -> None: ...
 
 class TurnFailed(_message.Message):
-    __slots__ = ("code", "message", "reason")
+    __slots__ = ("code", "message", "reason", "metadata", "retry_delay")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
     code: int
     message: str
     reason: str
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    metadata: _containers.ScalarMap[str, str]
+    retry_delay: _duration_pb2.Duration
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

@@ -38,7 +38,11 @@ class OmniServiceStub:
     one window of each port for a client that stalls, and cancels after its stall limit.
     """
     Converse: _grpc.StreamStreamMultiCallable[_omni_pb2.ConverseRequest, _omni_pb2.ConverseResponse]
-    """Converse is a conversation: turns, live sound in, barge-in, and credit per port."""
+    """Converse is a conversation: turns one after the other, and media that are streamed in, which may be larger than a request. A turn is
+    answered as by Generate. What is wrong with a turn is a TurnFailed, and the conversation goes on; what is wrong with the stream of the
+    client, such as a gap or more chunks than credit, and the end of the time of the call, end the call. A client may half-close when all
+    ports of its turn have ended.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_omni_pb2.ListModelsRequest, _omni_pb2.ListModelsResponse]
     """ListModels names the pipelines."""
     ListReplicas: _grpc.UnaryUnaryMultiCallable[_omni_pb2.ListReplicasRequest, _omni_pb2.ListReplicasResponse]
@@ -54,7 +58,11 @@ class OmniServiceAsyncStub(OmniServiceStub):
     one window of each port for a client that stalls, and cancels after its stall limit.
     """
     Converse: _aio.StreamStreamMultiCallable[_omni_pb2.ConverseRequest, _omni_pb2.ConverseResponse]  # type: ignore[assignment]
-    """Converse is a conversation: turns, live sound in, barge-in, and credit per port."""
+    """Converse is a conversation: turns one after the other, and media that are streamed in, which may be larger than a request. A turn is
+    answered as by Generate. What is wrong with a turn is a TurnFailed, and the conversation goes on; what is wrong with the stream of the
+    client, such as a gap or more chunks than credit, and the end of the time of the call, end the call. A client may half-close when all
+    ports of its turn have ended.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_omni_pb2.ListModelsRequest, _omni_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels names the pipelines."""
     ListReplicas: _aio.UnaryUnaryMultiCallable[_omni_pb2.ListReplicasRequest, _omni_pb2.ListReplicasResponse]  # type: ignore[assignment]
@@ -79,7 +87,11 @@ class OmniServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_omni_pb2.ConverseRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_omni_pb2.ConverseResponse], _abc.AsyncIterator[_omni_pb2.ConverseResponse]]:
-        """Converse is a conversation: turns, live sound in, barge-in, and credit per port."""
+        """Converse is a conversation: turns one after the other, and media that are streamed in, which may be larger than a request. A turn is
+        answered as by Generate. What is wrong with a turn is a TurnFailed, and the conversation goes on; what is wrong with the stream of the
+        client, such as a gap or more chunks than credit, and the end of the time of the call, end the call. A client may half-close when all
+        ports of its turn have ended.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -30,6 +30,7 @@ class Payload(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAYLOAD_VIDEO: _ClassVar[Payload]
     PAYLOAD_TENSOR: _ClassVar[Payload]
     PAYLOAD_PROGRESS: _ClassVar[Payload]
+    PAYLOAD_MEDIA: _ClassVar[Payload]
 
 class Replay(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,7 @@ PAYLOAD_IMAGE: Payload
 PAYLOAD_VIDEO: Payload
 PAYLOAD_TENSOR: Payload
 PAYLOAD_PROGRESS: Payload
+PAYLOAD_MEDIA: Payload
 REPLAY_UNSPECIFIED: Replay
 REPLAY_ALL: Replay
 REPLAY_WINDOW: Replay
@@ -318,14 +320,20 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("text", "media", "port")
+    __slots__ = ("text", "media", "port", "media_type", "use_audio", "total_bytes")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    USE_AUDIO_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     text: str
     media: Media
     port: str
-    def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., port: _Optional[str] = ...) -> None: ...
+    media_type: str
+    use_audio: bool
+    total_bytes: int
+    def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., port: _Optional[str] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Media(_message.Message):
     __slots__ = ("data", "media_type", "use_audio")

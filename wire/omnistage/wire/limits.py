@@ -76,6 +76,7 @@ BYTES: Mapping[str, int | None] = {
     "InlinePart.data": 1 << 20,
     "AudioChunk.data": 256 << 10,
     "VideoChunk.data": 1 << 20,
+    "MediaChunk.data": 256 << 10,
     "SharedMemorySlot.arena": 64 << 10,
     "CudaIpcSlot.arena": 64 << 10,
     "Offer.arena": 64 << 10,

@@ -12,7 +12,13 @@ from omnistage.v1 import chunk_pb2, tensor_pb2
 from omnistage.wire.errors import StageError, protocol_error
 
 MessagePayload = (
-    chunk_pb2.TextChunk | chunk_pb2.CodeChunk | chunk_pb2.AudioChunk | chunk_pb2.ImageChunk | chunk_pb2.VideoChunk | chunk_pb2.ProgressChunk
+    chunk_pb2.TextChunk
+    | chunk_pb2.CodeChunk
+    | chunk_pb2.AudioChunk
+    | chunk_pb2.ImageChunk
+    | chunk_pb2.VideoChunk
+    | chunk_pb2.ProgressChunk
+    | chunk_pb2.MediaChunk
 )
 
 Payload = MessagePayload | NDArray[np.generic]
@@ -75,6 +81,8 @@ class PortWriter:
                 chunk.video.CopyFrom(payload)
             case chunk_pb2.ProgressChunk():
                 chunk.progress.CopyFrom(payload)
+            case chunk_pb2.MediaChunk():
+                chunk.media.CopyFrom(payload)
         self.seq += 1
         self.first += count
         self.ended = last

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from omnistage.engine.types import Unfit
-from omnistage.models.interface import BadRequest, Media, ModelInfo, Streamed, TextRequest, Wanted
+from omnistage.models.interface import BadRequest, Content, Media, ModelInfo, Streamed, TextRequest, Wanted
 
 _FIELDS: Mapping[tuple[str, str], str] = {
     ("thinker", "prompt"): "thinker.messages",
@@ -25,13 +25,21 @@ def check_parts(request: TextRequest, info: ModelInfo) -> None:
         for part in turn.parts:
             if isinstance(part, Media):
                 check_medium(part, info, "thinker.messages.parts.media")
-            elif isinstance(part, Streamed) and part.port not in {port.name for port in info.accepts}:
-                raise BadRequest(
-                    "thinker.messages.parts.port", f"{info.name} has no input port {part.port[:32]!r}; send the media in the message"
-                )
+            elif isinstance(part, Streamed):
+                _check_streamed(part, info)
 
 
-def check_medium(media: Media, info: ModelInfo, field: str) -> None:
+def _check_streamed(part: Streamed, info: ModelInfo) -> None:
+    port = next((port for port in info.accepts if port.name == part.port), None)
+    if port is None:
+        raise BadRequest("thinker.messages.parts.port", f"{info.name} has no input port {part.port[:32]!r}; send the media in the message")
+    if port.content is Content.MEDIA:
+        check_medium(part, info, "thinker.messages.parts.media_type")
+    elif part.media_type:
+        raise BadRequest("thinker.messages.parts.media_type", f"port {port.name!r} of {info.name} carries {port.content.value} as it is")
+
+
+def check_medium(media: Media | Streamed, info: ModelInfo, field: str) -> None:
     """One picture, sound or film is of a kind that the model takes."""
     medium = media.media_type.partition("/")[0]
     if medium not in info.inputs or medium == "text":

@@ -90,6 +90,11 @@ Seen = str | NDArray[np.uint8] | NDArray[np.int16]
 """Text, a picture [height, width], or the samples [n] of a sound."""
 
 
+def film(digest: bytes) -> NDArray[np.uint8]:
+    """A film is seen as a picture of its digest."""
+    return np.frombuffer(digest, np.uint8).reshape(4, 8)
+
+
 def items(seen: Sequence[Seen]) -> NDArray[np.int64]:
     """What a prompt is made of: value, time, y and x of each item, [n, 4]. A character is an item, its value the code point. A patch of a
     picture is one, its value the sum of its pixels; all of them have the time of the first, and the picture takes as many positions as its

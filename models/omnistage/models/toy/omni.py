@@ -8,7 +8,8 @@ nothing can be left out when it goes on. The formulas are in formulas.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.requests import check_bias, check_constraint, check_parts, check_place
+from omnistage.models.common.spool import MEDIA_PORTS, Files, Spool, Spooled, next_piece
 from omnistage.models.interface import (
     Array,
     BadRequest,
@@ -27,6 +29,7 @@ from omnistage.models.interface import (
     FinishReason,
     Frames,
     Media,
+    Medium,
     ModelInfo,
     Part,
     Piece,
@@ -40,11 +43,12 @@ from omnistage.models.interface import (
 )
 from omnistage.models.options import LoadOptions, checked_options
 from omnistage.models.toy import formulas
-from omnistage.models.toy.files import Unreadable, pixels_of, samples_of
+from omnistage.models.toy.files import MAX_BYTES, Unreadable, pixels_of, samples_of
 from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyCode2Wav, ToyOptions
 
 REVISION = "1"
 VOICES = ("toy", "other")
+MAX_FILM_BYTES = 512 << 20
 ENDLESS = 1 << 16
 """Frames that speech has at most."""
 
@@ -57,13 +61,15 @@ MICROPHONE = PortSpec("microphone", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_
 
 @dataclass(frozen=True, slots=True)
 class OmniOptions:
-    """As ToyOptions. microphone: the Thinker also takes sound that is streamed on a port of that name."""
+    """As ToyOptions. microphone: the Thinker also takes sound that is streamed on a port of that name. films: it also takes films, of which
+    it sees the digest, and all media on ports."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
     length: int = formulas.NATURAL_LENGTH
     samples_per_frame: int = formulas.SAMPLES_PER_FRAME
     microphone: bool = False
+    films: bool = False
     max_sessions: int = MAX_SESSIONS
 
     @classmethod
@@ -98,14 +104,16 @@ class OmniThinker(_Omni):
 
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options)
+        films: tuple[Medium, ...] = ("video",) if options.films else ()
         self.info = ModelInfo(
             "toy-omni-thinker",
             REVISION,
-            accepts=(MICROPHONE,) if options.microphone else (),
+            accepts=(MICROPHONE,) * options.microphone + MEDIA_PORTS * options.films,
             produces=(TEXT, PROMPT, PLACES, HIDDEN),
             max_sessions=options.max_sessions,
-            inputs=("text", "image", "audio"),
+            inputs=("text", "image", "audio", *films),
         )
+        self._spool = Spool()
 
     async def prepare(self, request: TextRequest) -> Prepared:
         check_parts(request, self.info)
@@ -115,6 +123,7 @@ class OmniThinker(_Omni):
             raise BadRequest("thinker.verbatim", f"{self.info.name} says only what it thinks; leave it out")
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
+        self._files(part for turn in request.turns for part in turn.parts)  # Refuses what says that it is too large.
         # Away from the event loop, as a model of any weight would: many small pictures cost as much as a large one.
         return await asyncio.to_thread(_prepared, request)
 
@@ -124,7 +133,8 @@ class OmniThinker(_Omni):
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """Prompt rows first; the row of a token a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
-        seen = [await _heard(one, inputs) if isinstance(one, Streamed) else one for one in prepared.seen]
+        streamed = await self._streamed(prepared, inputs)
+        seen = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.seen]
         first, prompt_rows = await asyncio.to_thread(self._read_through, seen, request.seed, wanted)
         for rows in prompt_rows:
             yield rows
@@ -151,6 +161,23 @@ class OmniThinker(_Omni):
                 if n == total:
                     answer.end(FinishReason.STOP if total == self.omni.length else FinishReason.LENGTH)
 
+    def _files(self, parts: Iterable[object]) -> Files:
+        return self._spool.files((part for part in parts if isinstance(part, Streamed) and part.port != MICROPHONE.name), _most_bytes)
+
+    async def _streamed(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> dict[str, formulas.Seen]:
+        """What comes on ports, by port, once all of it is there."""
+        sound = [np.empty(0, np.int16)]
+        silent = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.seen)
+        async with self._files(prepared.seen) as files:
+            while not (silent and files.are_whole):
+                piece = await next_piece(inputs)
+                if not await files.take(piece) and piece.port == MICROPHONE.name:
+                    assert isinstance(piece.content, np.ndarray)
+                    sound.append(np.rint(piece.content[:, 0] * 32768).astype(np.int16))
+                    silent = piece.last
+            read = {port: await asyncio.to_thread(_seen_in, medium) for port, medium in files.whole.items()}
+        return {MICROPHONE.name: np.concatenate(sound), **read}
+
     def _read_through(self, seen: Sequence[formulas.Seen], seed: int, wanted: Wanted) -> tuple[int, list[Rows]]:
         """The first token, and the rows of the prompt."""
         prompt = formulas.items(seen)
@@ -172,26 +199,29 @@ def _prepared(request: TextRequest) -> Prepared:
 
 
 def _read(part: Part) -> formulas.Seen | Streamed:
-    if not isinstance(part, Media):
-        return part
+    return _seen(part, "thinker.messages.parts.media") if isinstance(part, Media) else part
+
+
+def _seen_in(medium: Spooled) -> formulas.Seen:
+    """A medium that came on a port."""
+    if medium.streamed.media_type.startswith("video/"):
+        return formulas.film(medium.digest)
+    return _seen(Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0)), "thinker.messages.parts.port")
+
+
+def _seen(media: Media, field: str) -> formulas.Seen:
     try:
-        if part.media_type.startswith("image/"):
-            return pixels_of(part.data)
-        return samples_of(part.data, formulas.SAMPLE_RATE_HZ)
+        if media.media_type.startswith("video/"):
+            return formulas.film(media.digest)
+        if media.media_type.startswith("image/"):
+            return pixels_of(media.data)
+        return samples_of(media.data, formulas.SAMPLE_RATE_HZ)
     except Unreadable as error:
-        raise BadRequest("thinker.messages.parts.media", str(error)) from None
+        raise BadRequest(field, str(error)) from None
 
 
-async def _heard(streamed: Streamed, inputs: AsyncIterator[Piece]) -> NDArray[np.int16]:
-    """All of the sound of a port, [n]."""
-    parts = [np.empty(0, np.int16)]
-    async for piece in inputs:
-        if piece.port == streamed.port:
-            assert isinstance(piece.content, np.ndarray)
-            parts.append(np.rint(piece.content[:, 0] * 32768).astype(np.int16))
-            if piece.last:
-                break
-    return np.concatenate(parts)
+def _most_bytes(streamed: Streamed) -> int:
+    return MAX_FILM_BYTES if streamed.media_type.startswith("video/") else MAX_BYTES
 
 
 class OmniTalker(_Omni):

@@ -18,6 +18,9 @@ from omnistage.wire.ports import PortReader
 WINDOW = 32
 """Chunks of one port that may be on their way to a stage or wait in its queue."""
 
+MEDIA_WINDOW = 8
+"""The same of a port of encoded media, of which a model has several: 2 MiB each."""
+
 _PAYLOAD_FIELD = {
     stage_pb2.PAYLOAD_TEXT: "text",
     stage_pb2.PAYLOAD_CODES: "codes",
@@ -26,6 +29,7 @@ _PAYLOAD_FIELD = {
     stage_pb2.PAYLOAD_VIDEO: "video",
     stage_pb2.PAYLOAD_TENSOR: "tensor",
     stage_pb2.PAYLOAD_PROGRESS: "progress",
+    stage_pb2.PAYLOAD_MEDIA: "media",
 }
 
 Reply = Callable[[stage_pb2.RunResponse], Awaitable[None]]
@@ -36,9 +40,9 @@ class Inputs:
 
     def __init__(self, ports: Sequence[stage_pb2.Port], receiver: Receiver, reply: Reply, window: int = WINDOW) -> None:
         self._specs = {port.name: port for port in ports}
-        self._readers = {port.name: PortReader(port.name, granted=window) for port in ports}
+        self._windows = {port.name: min(window, MEDIA_WINDOW) if port.payload == stage_pb2.PAYLOAD_MEDIA else window for port in ports}
+        self._readers = {port: PortReader(port, granted=granted) for port, granted in self._windows.items()}
         self._taken = dict.fromkeys(self._readers, 0)
-        self._window = window
         self._receiver = receiver
         self._reply = reply
         self._queue: deque[tuple[chunk_pb2.Chunk, TensorView | None]] = deque()
@@ -142,9 +146,10 @@ class Inputs:
         port = chunk.port
         reader = self._readers[port]
         self._taken[port] += 1
-        if reader.ended or reader.granted - self._taken[port] > self._window // 2:
+        window = self._windows[port]
+        if reader.ended or reader.granted - self._taken[port] > window // 2:
             return
-        reader.granted = self._taken[port] + self._window
+        reader.granted = self._taken[port] + window
         await self._give_memory_back()
         await self._reply(stage_pb2.RunResponse(credit=stage_pb2.Credit(port=port, total=reader.granted)))
 
@@ -212,4 +217,6 @@ def _payload(chunk: chunk_pb2.Chunk, view: TensorView | None) -> InputPayload | 
             return chunk.image
         case "video":
             return chunk.video
+        case "media":
+            return chunk.media
     return None

@@ -17,7 +17,13 @@ from omnistage.wire.ports import Output
 __all__ = ["Input", "InputPayload", "Kept", "Output", "StageLogic", "Start", "Timing", "Work"]
 
 InputPayload = (
-    chunk_pb2.TextChunk | chunk_pb2.CodeChunk | chunk_pb2.AudioChunk | chunk_pb2.ImageChunk | chunk_pb2.VideoChunk | NDArray[np.generic]
+    chunk_pb2.TextChunk
+    | chunk_pb2.CodeChunk
+    | chunk_pb2.AudioChunk
+    | chunk_pb2.ImageChunk
+    | chunk_pb2.VideoChunk
+    | chunk_pb2.MediaChunk
+    | NDArray[np.generic]
 )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omnistage.models.interface import BadRequest, Media, Sampling
+from omnistage.models.interface import BadRequest, Full, Media, Sampling, Streamed
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 from omnistage.wire.limits import MAX_LOGIT_BIASES
@@ -21,6 +21,7 @@ __all__ = [
     "protocol_error",
     "refusals",
     "sampling_of",
+    "streamed_of",
 ]
 
 POSITIONS = "resume.positions"
@@ -33,11 +34,13 @@ _MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}")
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn a model's own exception for what it cannot do into BAD_REQUEST."""
+    """Turn a model's own exceptions for what it cannot do into BAD_REQUEST, and for what it cannot do now into OVERLOADED."""
     try:
         yield
     except BadRequest as refusal:
         raise bad_request(refusal.field, refusal.description) from None
+    except Full as full:
+        raise StageError("OVERLOADED", f"{full}; try again") from None
 
 
 def media_of(media: stage_pb2.Media, field: str) -> Media:
@@ -49,6 +52,13 @@ def media_of(media: stage_pb2.Media, field: str) -> Media:
     if not data:
         raise bad_request(f"{field}.data", "is empty")
     return Media(media.media_type, data, media.use_audio)
+
+
+def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
+    """The same of media that come on a port, or of live sound, which has no type. Raises BAD_REQUEST."""
+    if part.media_type and _MEDIA_TYPE.fullmatch(part.media_type) is None:
+        raise bad_request(f"{field}.media_type", "must be image/..., audio/... or video/..., such as video/mp4")
+    return Streamed(part.port, part.media_type, part.use_audio, part.total_bytes)
 
 
 def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:

@@ -43,6 +43,8 @@ def _content(given: Input, port: PortSpec) -> TextPiece | Array | bytes:
             return image.data.data
         case chunk_pb2.VideoChunk() as video:
             return video.data
+        case chunk_pb2.MediaChunk() as media:
+            return _bytes(media, given.count, port)
     return _nothing(port)
 
 
@@ -57,6 +59,13 @@ def _nothing(port: PortSpec) -> TextPiece | Array | bytes:
         case Content.TEXT:
             return TextPiece("", ())
     return b""
+
+
+def _bytes(chunk: chunk_pb2.MediaChunk, count: int, port: PortSpec) -> bytes:
+    data = chunk.data
+    if len(data) != count:
+        raise protocol_error(f"port {port.name!r}: {count} bytes were expected, these are {len(data)}", port=port.name)
+    return data
 
 
 def _codes(chunk: chunk_pb2.CodeChunk, count: int, port: PortSpec) -> NDArray[np.uint32]:

@@ -24,7 +24,7 @@ from omnistage.stage.caller import Caller
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.inputs import Inputs
 from omnistage.stage.jobs import cancel, look_at_error
-from omnistage.stage.logic import Kept, Work
+from omnistage.stage.logic import Kept, Start, Work
 from omnistage.stage.meter import Meter
 from omnistage.stage.next_hop import NextHop
 from omnistage.stage.opening import Opening
@@ -179,15 +179,11 @@ class Session:
         """Run the logic to its end, or to an interrupt."""
         start = self.opening.start({} if self._next_hop is None else await self._next_hop.feed())
         outbox = self._caller.outbox
-        async with aclosing(work.run(self._inputs, self.meter.timing, start)) as outputs:
-            async for output in outputs:
-                if self._interrupted:
-                    break
-                if isinstance(output, Kept):
-                    await outbox.put(stage_pb2.RunResponse(keep=stage_pb2.Keep(port=output.port, first=output.first)))
-                    continue
-                self.meter.made(output)
-                await self._outputs.emit(output)
+        try:
+            await self._emit_all(work, start)
+        except StageError:
+            if not self._interrupted:  # Else its input was cut short, and nothing of it is wanted any more.
+                raise
         for output in self._outputs.missing_ends(interrupted=self._interrupted):
             self.meter.made(output)
             await self._outputs.emit(output)
@@ -195,6 +191,17 @@ class Session:
         await self._inputs.flush()
         self._rest = asyncio.create_task(self._take_the_rest())
         await self._outputs.settle()
+
+    async def _emit_all(self, work: Work, start: Start) -> None:
+        async with aclosing(work.run(self._inputs, self.meter.timing, start)) as outputs:
+            async for output in outputs:
+                if self._interrupted:
+                    return
+                if isinstance(output, Kept):
+                    await self._caller.outbox.put(stage_pb2.RunResponse(keep=stage_pb2.Keep(port=output.port, first=output.first)))
+                    continue
+                self.meter.made(output)
+                await self._outputs.emit(output)
 
     async def _take_the_rest(self) -> None:
         """Take input that the logic did not want, so that the caller, whose other ports may wait behind it, can go on."""

@@ -22,7 +22,7 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import HISTORY, bad_request, check_kind, media_of, refusals, sampling_of
+from omnistage.stage.params import HISTORY, bad_request, check_kind, media_of, refusals, sampling_of, streamed_of
 from omnistage.stage.pieces import pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
@@ -116,6 +116,9 @@ def _turns(params: stage_pb2.ThinkerParams) -> tuple[Turn, ...]:
         if message.role not in ROLES:
             raise bad_request("thinker.messages.role", f"must be one of {sorted(ROLES)}")
     turns = tuple(Turn(message.role, tuple(map(_part, message.parts))) for message in params.messages)
+    ports = [part.port for turn in turns for part in turn.parts if isinstance(part, Streamed)]
+    if len(set(ports)) < len(ports):
+        raise bad_request("thinker.messages.parts.port", "a port carries one medium: name another one for each")
     if turns and not params.verbatim and not any(_says_something(turn) for turn in turns if turn.role == "user"):
         raise bad_request("thinker.messages", "a user message with text or media in it is needed")
     return turns
@@ -128,7 +131,7 @@ def _part(part: stage_pb2.Part) -> Part:
         case "media":
             return media_of(part.media, "thinker.messages.parts.media")
         case "port":
-            return Streamed(part.port)
+            return streamed_of(part, "thinker.messages.parts")
     raise bad_request("thinker.messages.parts", "a part is text, media or the name of a port")
 
 
