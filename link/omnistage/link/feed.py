@@ -66,6 +66,16 @@ class Feed:
             self._room.clear()
             await self._room.wait()
 
+    def sent(self, port: str) -> int:
+        """Pieces of the port that went down. Less after a loss, until they have gone down again."""
+        return self._inputs[port].sent if port in self._inputs else 0
+
+    async def sends(self) -> None:
+        """Return when the next piece goes down, or when the session is over."""
+        if not self._over:
+            self._room.clear()
+            await self._room.wait()
+
     def keep(self, keep: stage_pb2.Keep) -> None:
         """No replica needs what was before."""
         if keep.port in self._inputs:

@@ -167,6 +167,14 @@ class Link:
         nothing more: then this does nothing."""
         await self._feed.send(output)
 
+    def sent(self, port: str) -> int:
+        """Pieces of an input port that went down. Less after a loss, until they have gone down again."""
+        return self._feed.sent(port)
+
+    async def sends(self) -> None:
+        """Return when the next piece goes down, or when the session is over."""
+        await self._feed.sends()
+
     async def grant(self, port: str, total: int) -> None:
         """Pass credit for an output port of the stage, or of one behind it, on. total: chunks since this link was opened. Raises PROTOCOL
         for too many ports."""

@@ -65,11 +65,17 @@ class InputLog:
         """Oldest item that can still be sent."""
         self.bytes = 0
         """Of all entries, sent or not."""
+        self._added = 0
 
     @property
     def unsent(self) -> int:
         """Entries that wait for credit or for a stream."""
         return len(self._entries) - self._next
+
+    @property
+    def sent(self) -> int:
+        """Pieces that went down. Less after a loss, until they have gone down again."""
+        return self._added - self.unsent
 
     @property
     def can_cut(self) -> bool:
@@ -90,6 +96,7 @@ class InputLog:
             entry.payload = output.payload
             entry.size = output.payload.ByteSize()
         self._entries.append(entry)
+        self._added += 1
         self._end += output.count
         self._ended = output.last
         self.bytes += entry.size

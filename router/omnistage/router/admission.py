@@ -41,7 +41,7 @@ class Admission:
         self._limit = limit
         self._places = Places(limit(), share)
         self._open: dict[Ticket, Place] = {}
-        self._draining = False
+        self._draining = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -59,7 +59,7 @@ class Admission:
 
     def drain(self) -> None:
         """Refuse who comes and who waits."""
-        self._draining = True
+        self._draining.set()
         for place in self._open.values():
             if not place.ticket.given:
                 place.given.set()
@@ -67,7 +67,7 @@ class Admission:
     @asynccontextmanager
     async def place(self, client: Hashable) -> AsyncIterator[Place]:
         """Hold a place; wait for one at most WAIT_S, if this client may. Raises OVERLOADED with a delay, or DRAINING."""
-        if self._draining:
+        if self._draining.is_set():
             raise _draining()
         self._places.limit = self._limit()
         self._tell(self._places.fill())
@@ -88,6 +88,11 @@ class Admission:
             if not self.running:
                 self._idle.set()
 
+    async def drains(self) -> None:
+        """Raises DRAINING when this router begins to."""
+        await self._draining.wait()
+        raise _draining()
+
     async def idle(self) -> None:
         """Return when no answer runs."""
         await self._idle.wait()
@@ -104,7 +109,7 @@ class Admission:
                     await place.given.wait()
             except TimeoutError:
                 continue
-            if self._draining and not place.ticket.given:
+            if self._draining.is_set() and not place.ticket.given:
                 raise _draining()
         place.queued_s = time.monotonic() - begun
 

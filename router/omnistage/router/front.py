@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,19 +16,24 @@ import structlog
 from omnistage.link.channels import Channels
 from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.clients import client_of, request_of
+from omnistage.router.conversation import OF_THE_CALL, Conversation
+from omnistage.router.gate import REQUEST_LIMIT_S
+from omnistage.router.intake import Intake, ReplayRoom
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, parse, validate
-from omnistage.router.session import AnswerLimits, Generation, trace_metadata
+from omnistage.router.session import AnswerLimits, Generation, Write, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
-from omnistage.wire.errors import StageError, abort
+from omnistage.wire.errors import StageError, abort, bad_request
 from omnistage.wire.kinds import KINDS
 
 log = structlog.get_logger(__name__)
 
 GenerateContext = grpc.aio.ServicerContext[bytes, omni_pb2.GenerateResponse]
+ConverseContext = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
+AnyContext = GenerateContext | ConverseContext
 UnaryContext = grpc.aio.ServicerContext[object, object]
 
 SERVICE = omni_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
@@ -54,6 +60,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         self._stall_limit_s = stall_limit_s
         self._session_limit_s = session_limit_s
         self._turns = Turns()
+        self._replay_room = ReplayRoom()
         self._by_request: dict[Hashable, asyncio.Future[None]] = {}
         self.served: dict[str, Served] = {}
         metrics.inflight.set_function(lambda: admission.running)
@@ -61,29 +68,87 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         metrics.places.set_function(lambda: admission.limit)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Generate gets its request as bytes: wire/decoding.py makes a message of them, in bounded time. Converse reads none."""
+        """Generate and Converse get their requests as bytes: wire/decoding.py makes messages of them, in bounded time."""
         omni_pb2_grpc.add_OmniServiceServicer_to_server(self, server)
         generate: grpc.RpcMethodHandler[bytes, omni_pb2.GenerateResponse] = grpc.unary_stream_rpc_method_handler(
             self.Generate, None, omni_pb2.GenerateResponse.SerializeToString
         )
-        server.add_registered_method_handlers(SERVICE, {"Generate": generate})  # Takes the place of the generated one.
+        converse: grpc.RpcMethodHandler[bytes, omni_pb2.ConverseResponse] = grpc.stream_stream_rpc_method_handler(
+            self.Converse, None, omni_pb2.ConverseResponse.SerializeToString
+        )
+        # They take the places of the generated ones.
+        server.add_registered_method_handlers(SERVICE, {"Generate": generate, "Converse": converse})
 
     async def Generate(  # type: ignore[override]  # A coroutine that writes, which grpc.aio takes as well as a generator.
         self, data: bytes, context: GenerateContext
     ) -> None:
         """data: a GenerateRequest as it came; see `register`."""
         structlog.contextvars.clear_contextvars()
+        failure = await self._turn(partial(parse, data, partial(self._turns.turn, client_of(context))), context, context.write)
+        if failure is not None:
+            await abort(context, failure)
+
+    async def Converse(  # type: ignore[override]
+        self, requests: object, context: ConverseContext
+    ) -> None:
+        """One turn after the other. An error of a turn is told in the stream, unless it is one of the call."""
+        structlog.contextvars.clear_contextvars()
+        conversation = Conversation(context, partial(self._turns.turn, client_of(context)))
+        try:
+            limit_s = REQUEST_LIMIT_S
+            while (request := await self._next_turn(conversation, limit_s)) is not None:
+                failure = await self._turn(partial(_ready, request), context, conversation.write, conversation)
+                if failure is not None:
+                    if failure.reason in OF_THE_CALL:
+                        raise failure
+                    async with asyncio.timeout(self._stall_limit_s):
+                        await conversation.fail(failure)
+                limit_s = self._session_limit_s
+        except TimeoutError:
+            await abort(context, StageError("CLIENT_STALLED", f"the client read nothing for {self._stall_limit_s:g} s"))
+        except StageError as error:
+            log.info("conversation.failed", reason=error.reason, message=error.message)
+            await conversation.discard()
+            await abort(context, error)
+        finally:
+            conversation.close()
+
+    async def _next_turn(self, conversation: Conversation, limit_s: float) -> omni_pb2.GenerateRequest | None:
+        """The next turn of a client; None where it wants no more. Raises StageError, also when this router drains."""
+        draining = asyncio.create_task(self._admission.drains())
+        asking = asyncio.create_task(conversation.next_turn())
+        try:
+            done, _ = await asyncio.wait({draining, asking}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if asking in done:
+                return asking.result()
+            if draining in done:
+                draining.result()
+            raise StageError("DEADLINE", f"no turn came for {limit_s:g} s")
+        finally:
+            for task in (draining, asking):
+                task.cancel()
+                task.add_done_callback(_look_at_error)
+
+    async def _turn(
+        self,
+        read: Callable[[], Awaitable[omni_pb2.GenerateRequest]],
+        context: AnyContext,
+        write: Write,
+        conversation: Conversation | None = None,
+    ) -> StageError | None:
+        """Answer one request, in a call of its own or in a conversation; what it ended with, None for a good end."""
         begun = time.monotonic()
         name, reason = "", "CANCELLED"
         failure = None
         try:
             if not self.served:
                 raise StageError("DRAINING", "this router still waits for its stages; try again")
-            client = client_of(context)
-            valid = validate(await parse(data, partial(self._turns.turn, client)), self._pipelines())
+            valid = validate(await read(), self._pipelines())
             name = valid.pipeline.name
-            async with self._admission.place(client) as place:
-                await self._answer(valid, place, context)
+            if conversation is None and valid.ports:
+                raise bad_request("thinker.messages.parts.port", "media are streamed by Converse only; send them in the message here")
+            async with self._admission.place(client_of(context)) as place:
+                await self._answer(valid, place, context, write, conversation)
             reason = "OK"
         except StageError as error:
             failure = error
@@ -99,44 +164,54 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begun)
         if failure is not None:
             log.info("request.failed", reason=reason, message=failure.message)
-            await abort(context, failure)
+        return failure
 
-    async def Converse(  # type: ignore[override]
-        self, request_iterator: object, context: grpc.aio.ServicerContext[omni_pb2.ConverseRequest, omni_pb2.ConverseResponse]
+    async def _answer(
+        self, valid: ValidRequest, place: Place, context: AnyContext, write: Write, conversation: Conversation | None
     ) -> None:
-        """Not served by this version; Generate is."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this router does not serve Converse; ask with Generate")
-
-    async def _answer(self, valid: ValidRequest, place: Place, context: GenerateContext) -> None:
         served = self.served[valid.pipeline.name]
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
         metadata = [(key, str(value)) for key, value in context.invocation_metadata() or ()]
+        replay_bytes = self._replay_room.take() if valid.ports else 0
+        intake = None
+        if conversation is not None:
+            ports = [port for port in served.descriptions[valid.pipeline.stages[0].kind].accepts if port.name in valid.ports]
+            intake = Intake(ports, conversation.grant, stall_s=self._stall_limit_s, replay_bytes=replay_bytes)
+            conversation.begin(intake)
         answer = Generation(
             valid,
             served.descriptions,
             served.placement,
             self._channels,
-            context.write,
+            write,
             AnswerLimits(time.monotonic() + limit, self._stall_limit_s),
             trace_metadata(metadata),
             place,
+            intake,
         )
         structlog.contextvars.bind_contextvars(session_id=answer.session_id)
         try:
-            await self._run(answer, place, request_of(context, valid.request_id) if valid.request_id else None)
+            await self._run(answer, place, request_of(context, valid.request_id) if valid.request_id else None, conversation)
         finally:
+            self._replay_room.give_back(replay_bytes)
             for content, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
                 if content in answer.first:
                     histogram.labels(pipeline=valid.pipeline.name).observe(answer.first[content])
 
-    async def _run(self, answer: Generation, place: Place, request: Hashable | None) -> None:
+    async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: Conversation | None) -> None:
         """Run an answer to its end, or until its place is taken back, or until its client asks the same again, as it does after a lost
-        connection: then the new one goes on instead."""
+        connection: then the new one goes on instead; or until its client breaks the rules of a conversation."""
         run = asyncio.create_task(answer.run())
         asked_again = self._newest(request)
+        waiting: set[asyncio.Future[None]] = {run, asked_again, place.taken_back}
+        listening = asyncio.create_task(conversation.listen()) if conversation is not None else None
         try:
-            await asyncio.wait({run, asked_again, place.taken_back}, return_when=asyncio.FIRST_COMPLETED)
+            if listening is not None:
+                done, _ = await asyncio.wait({listening, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+                if listening in done and not run.done():
+                    listening.result()  # Half-closed: the client only waits now.
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()
             elif asked_again.done():
@@ -148,6 +223,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 del self._by_request[request]
             asked_again.cancel()
             run.cancel()
+            if listening is not None:
+                listening.cancel()
+                listening.add_done_callback(_look_at_error)
             await asyncio.wait({run})
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
@@ -182,6 +260,16 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
 
     def _pipelines(self) -> Mapping[str, Pipeline]:
         return {name: served.pipeline for name, served in self.served.items()}
+
+
+async def _ready(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
+    return request
+
+
+def _look_at_error(task: asyncio.Task[Any]) -> None:
+    """An error that does not matter any more; asyncio complains of one that nobody looked at."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _model(served: Served) -> omni_pb2.Model:

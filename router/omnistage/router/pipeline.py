@@ -27,6 +27,10 @@ _INSTALLED = Path(__file__).parent / "pipelines"
 _CHECKOUT = Path(__file__).resolve().parents[3] / "deploy" / "pipelines"
 
 
+STREAMED = {stage_pb2.PAYLOAD_MEDIA: "media", stage_pb2.PAYLOAD_AUDIO: "audio"}
+"""What a client may stream to the first stage, and the field of Chunk that carries it."""
+
+
 class PipelineError(ValueError):
     """A pipeline file that cannot be used; the text says what to change."""
 
@@ -116,10 +120,8 @@ def check_pipeline(pipeline: Pipeline, descriptions: Mapping[str, stage_pb2.Desc
         if medium not in takes:
             raise PipelineError(f"{pipeline.name}: the file says that it takes {medium}, its first stage takes {', '.join(takes)}")
     first = pipeline.stages[0].kind
-    if ports := ", ".join(port.name for port in descriptions[first].accepts):
-        raise PipelineError(
-            f"{pipeline.name}: the first stage, {first}, has input ports ({ports}); a client sends media in its request only"
-        )
+    if ports := ", ".join(port.name for port in descriptions[first].accepts if port.payload not in STREAMED):
+        raise PipelineError(f"{pipeline.name}: the first stage, {first}, has input ports ({ports}); a client streams media and sound only")
     for output in pipeline.outputs:
         if output not in seen:
             raise PipelineError(f"{pipeline.name}: no stage produces the output {output!r}")

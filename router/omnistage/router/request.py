@@ -25,7 +25,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 class ValidRequest:
     """A checked request. outputs: the ports the client gets. params: of every stage, defaults filled in. resume: what the client holds of
     an answer that was interrupted; the stages check what is in it. revisions: of the stages that began it; empty: any.
-    batches: the client takes several chunks in one message."""
+    batches: the client takes several chunks in one message. ports: that its parts name; what they carry is still to come."""
 
     pipeline: Pipeline
     outputs: frozenset[str]
@@ -35,6 +35,7 @@ class ValidRequest:
     resume: stage_pb2.Resume | None
     revisions: Sequence[str]
     batches: bool
+    ports: Sequence[str]
 
 
 async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
@@ -85,6 +86,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
         request.resume if request.HasField("resume") else None,
         tuple(request.revisions),
         request.batches,
+        tuple(part.port for turn in request.thinker.messages for part in turn.parts if part.HasField("port")),
     )
 
 

@@ -7,16 +7,18 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 
 import structlog
 
 from omnistage.link.channels import Channels
+from omnistage.link.feed import REPLAY_BYTES
 from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
 from omnistage.router.admission import Place
 from omnistage.router.clients import name_of
+from omnistage.router.intake import Intake
 from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
@@ -60,7 +62,9 @@ class Generation:
         limits: AnswerLimits,
         metadata: Metadata,
         place: Place,
+        intake: Intake | None = None,
     ) -> None:
+        """intake: what the client streams in, if it does."""
         self._request = request
         self._descriptions = descriptions
         self._placement = placement
@@ -69,6 +73,7 @@ class Generation:
         self._limits = limits
         self._metadata = metadata
         self._place = place
+        self._intake = intake
         self._begun = time.monotonic()
         self._granted: dict[str, int] = {}
         self._written: dict[str, int] = {}
@@ -89,19 +94,23 @@ class Generation:
                 session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed, revisions=opened.revisions
             )
             await self._write(omni_pb2.GenerateResponse(started=started))
-            async with aclosing(link.events()) as events:
-                async for event in events:
-                    match event.WhichOneof("event"):
-                        case "chunk" | "chunks":
-                            await self._take(link, chunks_of(event))
-                        case "report":
-                            self._reports[event.report.kind] = event.report
-                        case "failover":
-                            await self._tell(event.failover, link)
+            async with self._intake.passed_on(link) if self._intake is not None else nullcontext():
+                await self._pass_up(link)
             await self._write(omni_pb2.GenerateResponse(usage=self._usage()))
         finally:
             self._suspect(link)
             await link.close()
+
+    async def _pass_up(self, link: Link) -> None:
+        async with aclosing(link.events()) as events:
+            async for event in events:
+                match event.WhichOneof("event"):
+                    case "chunk" | "chunks":
+                        await self._take(link, chunks_of(event))
+                    case "report":
+                        self._reports[event.report.kind] = event.report
+                    case "failover":
+                        await self._tell(event.failover, link)
 
     def _suspect(self, link: Link) -> None:
         """Tell the placement, once, of every replica that a link here or further behind asked and that gave no sign of life."""
@@ -177,6 +186,7 @@ class Generation:
             deadline=self._limits.deadline,
             metadata=self._metadata,
             revisions=self._request.revisions,
+            replay_bytes=REPLAY_BYTES if self._intake is None else self._intake.replay_bytes,
         )
 
     def _needed_stages(self) -> Sequence[StageSpec]:

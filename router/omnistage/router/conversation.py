@@ -1,0 +1,165 @@
+"""The client's side of one call of Converse: its messages, one turn after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from omnistage.router.intake import Intake
+from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.decoding import TooLarge, decoded
+from omnistage.wire.durations import duration
+from omnistage.wire.errors import StageError, bad_request, protocol_error
+from omnistage.wire.limits import BYTES
+from omnistage.wire.writer import StreamWriter
+
+MAX_CHUNK_BYTES = max(BYTES["MediaChunk.data"] or 0, BYTES["AudioChunk.data"] or 0) + 1024
+"""Of a message with a chunk, whatever else is in it."""
+
+OF_THE_CALL = frozenset({"PROTOCOL", "CREDIT_EXCEEDED", "HALF_CLOSED"})
+"""Errors of what the client streams; they end a call. After any other the client may have another turn."""
+
+DISCARD_S = 1.0
+"""How long a call that is to end is read on: a client that writes while its call ends sees INTERNAL instead of the status."""
+
+Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
+"""Of a call whose requests come as bytes: wire/decoding.py makes messages of them."""
+
+
+class Conversation:
+    """Use: `next_turn`, `begin` with its intake, `listen` while it is answered, and again; `close` in any case."""
+
+    def __init__(self, context: Context, turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """turn: held while a large message is decoded."""
+        self._context = context
+        self._turn = turn
+        self._writer = StreamWriter(context.write)
+        self._reading: asyncio.Task[omni_pb2.ConverseRequest | None] | None = None
+        self._intake: Intake | None = None
+        self._is_answered = False
+        self._asked: omni_pb2.GenerateRequest | None = None
+
+    # From the client ---------------------------------------------------------------------------------------------------------------------
+
+    async def next_turn(self) -> omni_pb2.GenerateRequest | None:
+        """The next turn; None at the half-close. What still comes of the one before is checked and passed over. Raises StageError."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            return asked
+        while (message := await self._receive()) is not None:
+            match message.WhichOneof("event"):
+                case "turn":
+                    self._intake = None
+                    return message.turn
+                case "interrupt" if self._intake is not None:
+                    continue  # The answer was faster.
+                case "chunk" if self._intake is not None:
+                    await self._intake.put(message.chunk)
+                case "credit":
+                    raise _no_credit()
+                case _:
+                    raise protocol_error("the first message of Converse must be a turn")
+        return None
+
+    def begin(self, intake: Intake) -> None:
+        """The turn has these input ports."""
+        self._intake = intake
+        self._is_answered = False
+
+    async def listen(self) -> None:
+        """Take what comes while a turn is answered; return at the half-close, or when the client has its Usage and asks again. Raises
+        StageError."""
+        assert self._intake is not None
+        while True:
+            try:
+                async with asyncio.timeout(self._intake.patience_s()):
+                    message = await self._receive()
+            except TimeoutError:
+                continue
+            if message is None:
+                if waiting := self._intake.waits_for:
+                    raise StageError("HALF_CLOSED", f"the client half-closed before input {waiting} ended")
+                return
+            match message.WhichOneof("event"):
+                case "chunk":
+                    await self._intake.put(message.chunk)
+                case "interrupt":
+                    await self._intake.interrupt(message.interrupt)
+                case "turn" if self._is_answered:
+                    self._asked = message.turn
+                    return
+                case "turn":
+                    raise protocol_error("a turn came while another one was answered; wait for its Usage or TurnFailed")
+                case "credit":
+                    raise _no_credit()
+
+    async def _receive(self) -> omni_pb2.ConverseRequest | None:
+        """The next message; None after the half-close. Who is cancelled here takes nothing: the message is for the next who asks."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.wait({self._reading})
+        reading, self._reading = self._reading, None
+        return reading.result()
+
+    async def _receive_any(self) -> object:
+        try:
+            return await self._receive()
+        except StageError as error:
+            return error
+
+    async def _read(self) -> omni_pb2.ConverseRequest | None:
+        data: Any = await self._context.read()
+        if data is grpc.aio.EOF:
+            return None
+        try:
+            message = await decoded(data, omni_pb2.ConverseRequest, self._turn)
+        except TooLarge as error:
+            raise bad_request(error.field, error.description) from None
+        except DecodeError:
+            raise protocol_error("these bytes are no ConverseRequest") from None
+        if message.WhichOneof("event") != "turn" and len(data) > MAX_CHUNK_BYTES:
+            raise protocol_error(f"a message of {len(data)} bytes that is no turn; at most {MAX_CHUNK_BYTES}")
+        return message
+
+    # To the client -----------------------------------------------------------------------------------------------------------------------
+
+    async def write(self, event: omni_pb2.GenerateResponse) -> None:
+        """An event of an answer, which has the same name here."""
+        response = omni_pb2.ConverseResponse()
+        name = event.WhichOneof("event")
+        assert name is not None
+        self._is_answered = name == "usage"
+        getattr(response, name).CopyFrom(getattr(event, name))
+        await self._writer.write(response)
+
+    async def grant(self, credit: stage_pb2.Credit) -> None:
+        await self._writer.write(omni_pb2.ConverseResponse(credit=credit))
+
+    async def fail(self, error: StageError) -> None:
+        """The turn ended with this error."""
+        failed = omni_pb2.TurnFailed(code=error.code.value[0], message=error.message, reason=error.reason, metadata=error.metadata)
+        if error.retry_delay_s is not None:
+            failed.retry_delay.CopyFrom(duration(error.retry_delay_s))
+        await self._writer.write(omni_pb2.ConverseResponse(turn_failed=failed))
+
+    async def discard(self) -> None:
+        """Read until the client writes nothing more: before the call ends."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while await self._receive_any() is not None:
+                    pass
+
+    def close(self) -> None:
+        """Read nothing more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+
+
+def _no_credit() -> StageError:
+    return bad_request("credit", "a client's credit for output is not taken yet; leave it out, the router grants as it writes")

@@ -1,0 +1,144 @@
+"""What the client of a turn streams in: checked, passed on to the first stage, and no more of it at once than fits.
+
+    client --chunk--> Intake --send--> link (bounded log) --its credit--> first stage
+    client <--credit-- Intake <------- as pieces go down
+
+A client may be WINDOW chunks ahead of what went down to the stage. Of what went down the link keeps `replay_bytes`: a stage that is lost
+while all is still there is replaced as always; later the answer ends, and has to be asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from omnistage.link.link import Link
+from omnistage.router.pipeline import STREAMED
+from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError, protocol_error
+from omnistage.wire.ports import Output, PortReader
+
+WINDOW = 16
+"""Chunks of all ports of a turn together; a port has 2 at least."""
+
+REPLAY_BYTES = 8 << 20
+"""Most bytes of what was streamed that one turn keeps for a replay."""
+
+ALL_REPLAY_BYTES = 256 << 20
+"""Of all turns of a process together; what is beyond keeps nothing."""
+
+Tell = Callable[[stage_pb2.Credit], Awaitable[None]]
+
+
+class ReplayRoom:
+    """Memory for the replays of a process."""
+
+    def __init__(self, most_bytes: int = ALL_REPLAY_BYTES) -> None:
+        self._left = most_bytes
+
+    def take(self) -> int:
+        """Bytes for one turn; 0 where none are left. Give them back."""
+        given = min(REPLAY_BYTES, self._left)
+        self._left -= given
+        return given
+
+    def give_back(self, given: int) -> None:
+        self._left += given
+
+
+class Intake:
+    """The input ports of one turn."""
+
+    def __init__(self, ports: Iterable[stage_pb2.Port], tell: Tell, *, stall_s: float, replay_bytes: int) -> None:
+        """ports: that the client is to fill. tell: gives it room. stall_s: time that it may leave room unused."""
+        self._payloads: Mapping[str, str] = {port.name: STREAMED[port.payload] for port in ports}
+        self._readers = {port: PortReader(port) for port in self._payloads}
+        self._window = max(WINDOW // max(len(self._readers), 1), 2)
+        self._tell = tell
+        self._stall_s = stall_s
+        self._since = time.monotonic()
+        self._link: Link | None = None
+        self._interrupt: stage_pb2.Interrupt | None = None
+        self._changed = asyncio.Event()
+        self.replay_bytes = replay_bytes
+
+    @property
+    def waits_for(self) -> list[str]:
+        """Ports that have not ended."""
+        return sorted(port for port, reader in self._readers.items() if not reader.ended)
+
+    @asynccontextmanager
+    async def passed_on(self, link: Link) -> AsyncIterator[None]:
+        """While the answer runs: what comes goes down this link, and the client is given room as it does. What comes later is checked and
+        passed over."""
+        self._link = link
+        if self._interrupt is not None:
+            await link.interrupt(self._interrupt)
+        granting = asyncio.create_task(self._grant(link))
+        try:
+            yield
+        except StageError as error:
+            raise _said_to_clients(error) from None
+        finally:
+            self._link = None
+            granting.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({granting})
+
+    async def put(self, chunk: chunk_pb2.Chunk) -> None:
+        """Take a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for one that may not come now."""
+        self._since = time.monotonic()
+        reader = self._readers.get(chunk.port)
+        if reader is None:
+            raise protocol_error(f"no part of this turn names the port {chunk.port[:32]!r}; there are {sorted(self._readers)}")
+        reader.accept(chunk)
+        carries = self._payloads[chunk.port]
+        given = chunk.WhichOneof("payload")
+        if given not in (None, carries):
+            raise protocol_error(f"port {chunk.port!r} carries {carries}, not {given}", port=chunk.port)
+        if self._link is not None:
+            payload = None if given is None else chunk.media if given == "media" else chunk.audio
+            await self._link.send(Output(chunk.port, chunk.count, payload, chunk.last))
+
+    async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
+        """The client wants no more of this answer."""
+        self._interrupt = interrupt
+        if self._link is not None:
+            await self._link.interrupt(interrupt)
+
+    def patience_s(self) -> float | None:
+        """How long to wait for the client now; None: for ever, it owes nothing. Raises CLIENT_STALLED."""
+        if not self.waits_for:
+            return None
+        if self._link is None or not any(reader.seq < reader.granted for reader in self._readers.values() if not reader.ended):
+            return self._stall_s
+        left = self._since + self._stall_s - time.monotonic()
+        if left <= 0:
+            waiting = ", ".join(self.waits_for)
+            raise StageError("CLIENT_STALLED", f"the client sent nothing on {waiting} for {self._stall_s:g} s, though there was room")
+        return left
+
+    async def _grant(self, link: Link) -> None:
+        """Room for every port at once, and more as pieces of it go down."""
+        while self.waits_for:
+            due = {
+                port: link.sent(port) + self._window
+                for port, reader in self._readers.items()
+                if not reader.ended and reader.granted - link.sent(port) <= self._window // 2
+            }
+            for port, total in due.items():
+                self._readers[port].granted = total
+                self._since = time.monotonic()
+                await self._tell(stage_pb2.Credit(port=port, total=total))
+            if not due:
+                await link.sends()
+
+
+def _said_to_clients(error: StageError) -> StageError:
+    """A client knows no log: for it a stage was lost, and asking again helps."""
+    if error.reason != "REPLAY_EXPIRED":
+        return error
+    message = f"the first stage was lost after more had been streamed to it than this router keeps ({error.message}); ask again"
+    return StageError("STAGE_LOST", message)

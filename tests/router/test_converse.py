@@ -1,0 +1,337 @@
+"""Converse: turns whose media are streamed in pieces, through a real router into the toy that sees and hears."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from helpers.ask import Answer, ask, refusal, refused
+from helpers.converse import PIECE, Conversation, Pieces, TurnFailed, file_chunks, on_port, zeros
+from helpers.families import PICTURE, SOUND
+from helpers.run import messages
+from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_router, local_stage, omni_stub
+from helpers.waiting import until
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import png, wav
+from omnistage.router.pipeline import load_pipeline
+from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+
+LENGTH = 12
+PIPELINE = load_pipeline("toy-omni").model_copy(update={"inputs": ("text", "image", "audio", "video")})
+MICROPHONE = "microphone"
+
+
+lost: set[str] = set()
+"""Addresses of stages that a test ended."""
+
+
+@asynccontextmanager
+async def house(
+    thinkers: int = 1, router: Mapping[str, Any] | None = None, **options: object
+) -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, list[tuple[Local, AsyncExitStack]]]]:
+    """toy-omni with ears and films behind a router: the client's stub, and its Thinkers with what ends them. When the test ends nothing may
+    be held."""
+    async with AsyncExitStack() as everything:
+        running: list[tuple[Local, AsyncExitStack]] = []
+        addresses = []
+        for kind in CHAIN:
+            for _ in range(thinkers if kind == "thinker" else 1):
+                own = await everything.enter_async_context(AsyncExitStack())
+                given = {"length": LENGTH, "microphone": True, "films": True, **options}
+                local = await own.enter_async_context(local_stage(family_logic("toy-omni", kind, given)))
+                addresses.append((kind, local.address))
+                if kind == "thinker":
+                    running.append((local, own))
+        served = await everything.enter_async_context(local_router(addresses, PIPELINE, **(router or {})))
+        stub = await everything.enter_async_context(omni_stub(served.address))
+        yield stub, running
+        check((await Conversation(stub).turn(question(messages("Well?"), 3))), ("u", "Well?"), 3)
+        await all_free([address for _, address in addresses if address not in lost])
+
+
+def question(given: Sequence[stage_pb2.Message], seed: int, max_tokens: int = LENGTH) -> omni_pb2.GenerateRequest:
+    thinker = stage_pb2.ThinkerParams(messages=given, max_tokens=max_tokens)
+    return omni_pb2.GenerateRequest(seed=seed, thinker=thinker, outputs=["text"])
+
+
+def with_parts(*parts: stage_pb2.Part) -> list[stage_pb2.Message]:
+    return [stage_pb2.Message(role="user", parts=parts)]
+
+
+def check(answer: Answer, seen: tuple[formulas.Seen, ...], seed: int) -> None:
+    answer.check_whole()
+    items = formulas.items(seen)
+    assert answer.text() == "".join(formulas.word(formulas.omni_token(seed, items, n)) for n in range(LENGTH))
+
+
+def spoken(sound: np.ndarray, sizes: Sequence[int]) -> Pieces:
+    """Sound for the microphone in pieces of these sizes."""
+    at, seq = 0, 0
+    while at < len(sound):
+        part = sound[at : at + sizes[seq % len(sizes)]]
+        audio = chunk_pb2.AudioChunk(
+            data=part.astype("<i2").tobytes(),
+            encoding=chunk_pb2.AUDIO_ENCODING_PCM16,
+            sample_rate_hz=formulas.SAMPLE_RATE_HZ,
+            channel_count=1,
+        )
+        yield chunk_pb2.Chunk(port=MICROPHONE, seq=seq, first=at, count=len(part), last=at + len(part) == len(sound), audio=audio)
+        at, seq = at + len(part), seq + 1
+
+
+FILM = random.Random(7).randbytes(700_001)
+MEDIA = {"media2": ("image/png", png(PICTURE)), "media5": ("audio/wav", wav(SOUND, formulas.SAMPLE_RATE_HZ)), "media0": ("video/mp4", FILM)}
+ASKED = with_parts(
+    stage_pb2.Part(text="What is "),
+    *(on_port(port, kind, len(data)) for port, (kind, data) in MEDIA.items()),
+    on_port(MICROPHONE),
+    stage_pb2.Part(text="?"),
+)
+SEEN: tuple[formulas.Seen, ...] = ("u", "What is ", PICTURE, SOUND, formulas.film(hashlib.sha256(FILM).digest()), SOUND[:777], "?")
+
+
+def streams(chance: random.Random) -> dict[str, Pieces]:
+    """All media of ASKED in pieces of any size."""
+    cut: dict[str, Pieces] = {port: file_chunks(port, data, cuts(chance, len(data))) for port, (_, data) in MEDIA.items()}
+    return cut | {MICROPHONE: spoken(SOUND[:777], cuts(chance, 777))}
+
+
+def cuts(chance: random.Random, size: int) -> list[int]:
+    """About twenty pieces."""
+    return [min(chance.randint(1, max(size // 10, 1)), PIECE) for _ in range(20)]
+
+
+# What it answers -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
+    """Several ports at once, interleaved, one turn after the other in one conversation; between them one without media."""
+    chance = random.Random(seed)
+    async with house() as (stub, _):
+        conversation = Conversation(stub)
+        for n in range(3):
+            check(await conversation.turn(question(ASKED, n), streams(chance)), SEEN, n)
+            check(await conversation.turn(question(messages("Only words."), n)), ("u", "Only words."), n)
+        assert await conversation.end() is grpc.StatusCode.OK
+
+
+async def test_the_account_says_what_came_in(seed: int):
+    async with house() as (stub, _):
+        answer = await Conversation(stub).turn(question(ASKED, 1), streams(random.Random(seed)))
+        assert answer.usage is not None
+        sizes = {port: len(data) for port, (_, data) in MEDIA.items()} | {MICROPHONE: 777}
+        assert {port: n for port, n in answer.usage.stages[0].input_items.items() if n} == sizes
+
+
+async def test_slow_clients_are_waited_for_and_others_answered_meanwhile():
+    waiting, film = asyncio.Event(), with_parts(on_port("media0", "video/mp4"))
+    async with house() as (stub, _):
+        pieces = {"media0": file_chunks("media0", b"slow", [1])}
+        answering = asyncio.create_task(Conversation(stub).turn(question(film, 1), pieces, waiting.wait))
+        answer = await Conversation(stub).turn(question(film, 2), {"media0": file_chunks("media0", b"fast")})
+        check(answer, seen_film(b"fast"), 2)
+        check(await ask(stub, question(messages("hm"), 3)), ("u", "hm"), 3)
+        waiting.set()
+        check(await answering, seen_film(b"slow"), 1)
+
+
+def seen_film(data: bytes) -> tuple[formulas.Seen, ...]:
+    return ("u", formulas.film(hashlib.sha256(data).digest()))
+
+
+async def test_an_interrupted_turn_ends_and_the_next_one_is_answered():
+    async with house(interval_s=0.05, length=400) as (stub, _):
+        conversation = Conversation(stub)
+        await conversation.send(turn=question(messages("Go on and on."), 1, 400))
+        while not (await conversation.read()).HasField("chunk"):
+            pass
+        await conversation.send(interrupt=stage_pb2.Interrupt())
+        while not (message := await conversation.read()).HasField("usage"):
+            pass
+        assert message.usage.finish_reason == chunk_pb2.FINISH_REASON_INTERRUPTED
+        await conversation.send(interrupt=stage_pb2.Interrupt())  # Too late: nothing is answered now.
+        await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
+        while not (await conversation.read()).HasField("credit"):
+            pass
+        await conversation.send(interrupt=stage_pb2.Interrupt())  # While its film is still to come.
+        while not (message := await conversation.read()).HasField("usage"):
+            assert not message.HasField("turn_failed"), message
+        conversation.call.cancel()
+
+
+# What it refuses -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_generate_names_converse():
+    async with house() as (stub, _):
+        told = await refused(stub, question(with_parts(on_port(MICROPHONE)), 1))
+        assert (told.reason, told.fields) == ("BAD_REQUEST", ["thinker.messages.parts.port"])
+        assert "Converse" in told.message
+
+
+@pytest.mark.parametrize(
+    ("parts", "field"),
+    [
+        ([on_port("media8", "video/mp4")], "thinker.messages.parts.port"),
+        ([on_port("text", "video/mp4")], "thinker.messages.parts.port"),
+        ([on_port("media0", "video/mp4"), on_port("media0", "video/mp4")], "thinker.messages.parts.port"),
+        ([on_port("media0")], "thinker.messages.parts.media_type"),
+        ([on_port("media0", "text/plain")], "thinker.messages.parts.media_type"),
+        ([on_port(MICROPHONE, "audio/wav")], "thinker.messages.parts.media_type"),
+        ([on_port("media0", "video/mp4", 1 << 30)], "thinker.messages.parts.port"),
+    ],
+    ids=["unknown", "of an output", "twice", "no type", "odd type", "type of live sound", "1 GiB as it says"],
+)
+async def test_a_turn_that_asks_badly_fails_before_anything_is_streamed(parts: list[stage_pb2.Part], field: str):
+    async with house() as (stub, _):
+        conversation = Conversation(stub)
+        with pytest.raises(TurnFailed) as told:
+            await conversation.turn(question(with_parts(*parts), 1))
+        assert (told.value.reason, told.value.failed.code) == ("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT.value[0])
+        assert (told.value.failed.metadata["field"], conversation.room) == (field, {})
+        check(await conversation.turn(question(ASKED, 1), streams(random.Random(1))), SEEN, 1)
+
+
+async def test_a_film_that_turns_out_too_large_fails_and_the_rest_of_it_is_passed_over():
+    async with house() as (stub, _):
+        conversation = Conversation(stub)
+        picture = on_port("media0", "image/png")
+        with pytest.raises(TurnFailed) as told:
+            await conversation.turn(question(with_parts(picture), 1), {"media0": zeros("media0", 64 << 20)})
+        assert told.value.reason == "BAD_REQUEST" and "1048576 bytes" in told.value.failed.message
+        assert conversation.room["media0"] < 64, "room for a quarter of it at most"
+        check(await conversation.turn(question(ASKED, 1), streams(random.Random(1))), SEEN, 1)
+
+
+Event = omni_pb2.ConverseRequest
+
+
+def piece(seq: int = 0, first: int = 0, *, port: str = "media0", last: bool = False, data: bytes = b"x") -> Event:
+    return Event(chunk=chunk_pb2.Chunk(port=port, seq=seq, first=first, count=len(data), last=last, media=chunk_pb2.MediaChunk(data=data)))
+
+
+FILM_TURN = Event(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
+BROKEN: dict[str, tuple[list[Event | None], str]] = {
+    "nothing at all": ([None], "OK"),
+    "a chunk without a turn": ([piece()], "PROTOCOL"),
+    "an interrupt without a turn": ([Event(interrupt=stage_pb2.Interrupt())], "PROTOCOL"),
+    "an event that nobody knows": ([Event()], "PROTOCOL"),
+    "two turns at once": ([FILM_TURN, FILM_TURN], "PROTOCOL"),
+    "a port that was not named": ([FILM_TURN, piece(port="media1")], "PROTOCOL"),
+    "a gap": ([FILM_TURN, piece(1, 1)], "PROTOCOL"),
+    "a repeat": ([FILM_TURN, piece(), piece()], "PROTOCOL"),
+    "a chunk after the last": ([FILM_TURN, piece(last=True), piece(1, 1)], "PROTOCOL"),
+    "more bytes than items": ([FILM_TURN, piece(data=b""), piece(1, 5)], "PROTOCOL"),
+    "another payload": ([FILM_TURN, Event(chunk=chunk_pb2.Chunk(port="media0", text=chunk_pb2.TextChunk(text="x"), count=1))], "PROTOCOL"),
+    "items without a payload": ([FILM_TURN, Event(chunk=chunk_pb2.Chunk(port="media0", count=1))], "PROTOCOL"),
+    "a half-close in the middle": ([FILM_TURN, piece(), None], "HALF_CLOSED"),
+    "more than there is room for": ([FILM_TURN, *(piece(n, n) for n in range(2000))], "CREDIT_EXCEEDED"),
+    "more bytes than a chunk has": ([FILM_TURN, piece(data=bytes(PIECE + 1))], "BAD_REQUEST"),
+    "credit": ([FILM_TURN, Event(credit=stage_pb2.Credit(port="text", total=9))], "BAD_REQUEST"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+async def test_who_breaks_the_rules_is_told(what: str):
+    """Sent as soon as the first room is given."""
+    events, reason = BROKEN[what]
+    async with house(interval_s=0.05) as (stub, _):
+        conversation = Conversation(stub)
+        heard: list[omni_pb2.ConverseResponse] = []
+        try:
+            for event in events:
+                if event is None:
+                    await conversation.call.done_writing()
+                else:
+                    await conversation.call.write(event)
+                if event is FILM_TURN and not heard:
+                    while not heard or not heard[-1].HasField("credit"):
+                        heard.append(await conversation.read())
+            while (message := await conversation.call.read()) is not grpc.aio.EOF:
+                assert isinstance(message, omni_pb2.ConverseResponse)
+                heard.append(message)
+                if message.HasField("turn_failed"):
+                    assert message.turn_failed.reason == reason
+                    conversation.call.cancel()
+                    return
+            assert (reason, await conversation.call.code()) == ("OK", grpc.StatusCode.OK)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            error = await ended(conversation)
+            assert refusal(error).reason == reason
+
+
+async def ended(conversation: Conversation) -> grpc.aio.AioRpcError:
+    """How the call failed."""
+    call = conversation.call
+    return grpc.aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details())
+
+
+async def test_who_sends_nothing_is_left():
+    """With room and a port that waits; who waits between two turns is not."""
+    async with house(router={"stall_limit": 0.5}) as (stub, running):
+        conversation = Conversation(stub)
+        await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
+        with pytest.raises(TurnFailed) as left:
+            await conversation.answer()
+        assert left.value.reason == "CLIENT_STALLED" and "media0" in left.value.failed.message
+        await all_free([local.address for local, _ in running])
+        check(await conversation.turn(question(messages("And now?"), 1)), ("u", "And now?"), 1)
+
+
+async def test_clients_that_vanish_in_the_middle_leave_nothing():
+    async with house() as (stub, running):
+        for moment in range(6):
+            conversation = Conversation(stub)
+            await conversation.send(turn=question(ASKED, 1))
+            async with conversation.streaming(streams(random.Random(moment))):
+                for _ in range(2 * moment):
+                    await conversation.read()
+                conversation.call.cancel()
+        await all_free([local.address for local, _ in running])
+
+
+# Who is lost -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1 << 20, 24 << 20], ids=["small", "large"])
+async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
+    """What the router still has goes to another one; a film of which more is gone has to be sent again, and the client is told so."""
+    async with house(2) as (stub, running):
+        conversation = Conversation(stub)
+        held = asyncio.Event()
+        held.set()
+        sent = 0
+
+        async def pause() -> None:
+            nonlocal sent
+            sent += 1
+            if sent * PIECE >= size:  # The last piece waits.
+                held.clear()
+            await held.wait()
+
+        asked = question(with_parts(on_port("media0", "video/mp4", size)), 1)
+        answering = asyncio.create_task(conversation.turn(asked, {"media0": zeros("media0", size)}, pause))
+        await until(lambda: not held.is_set())
+        ((busy, own),) = [(local, own) for local, own in running if is_busy(local)]
+        lost.add(busy.address)
+        await own.aclose()
+        held.set()
+        if size == 1 << 20:
+            answer = await answering
+            check(answer, seen_film(bytes(size)), 1)
+            assert [failover.kind for failover in answer.failovers] == [stage_pb2.STAGE_KIND_THINKER]
+        else:
+            with pytest.raises(TurnFailed) as told:
+                await answering
+            assert told.value.reason == "STAGE_LOST" and "ask again" in told.value.failed.message
+            assert told.value.failed.retry_delay.ToTimedelta().total_seconds() > 0
+            check(await conversation.turn(asked, {"media0": zeros("media0", size)}), seen_film(bytes(size)), 1)
