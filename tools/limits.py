@@ -12,6 +12,7 @@ from omnistage.models.media.limits import MediaLimits
 from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
 from omnistage.router.gate import CALLS_SHARE, MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
+from omnistage.router.intake import ALL_REPLAY_BYTES, REPLAY_BYTES, WINDOW
 from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
 from omnistage.router.settings import RouterSettings
 from omnistage.router.turns import LARGE_SHARE, MAX_LARGE, TURN_LIMIT_S
@@ -53,6 +54,10 @@ that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of them from one clie
 | health checks, and as many watches over the health | {MAX_HEALTH:,}, {CALLS_SHARE:g} of them from one client |
 | time for a request to arrive at a router | {REQUEST_LIMIT_S:g} s; then the call is `BAD_REQUEST` |
 
+| chunks that a client of Converse may be ahead of the first stage, all ports of a turn together | {WINDOW}, but 2 for each port at least |
+| what a router keeps of streamed media for a replay | {REPLAY_BYTES >> 20} MiB of a turn, {ALL_REPLAY_BYTES >> 20} MiB in all |
+
+Media that are streamed count towards no request; how much of them a model takes is its own limit ([media.md](media.md)).
 A request above its size is refused by gRPC with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
 
 ## Places

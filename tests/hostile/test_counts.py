@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -17,8 +16,9 @@ import pytest
 from helpers import wire
 from helpers.ask import ask, refusal, request
 from helpers.mistreated import RUN
+from helpers.peak import Peak
 from helpers.run import open_of
-from helpers.servers import CLIENT_OPTIONS, ServerProcess, Stack, all_free, omni_stub, stack, stage_stub
+from helpers.servers import CLIENT_OPTIONS, Stack, all_free, omni_stub, stack, stage_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.limits import MAX_FIELDS, TEXT_REQUEST_BYTES
 
@@ -49,23 +49,6 @@ def millions(path: wire.Path, most_bytes: int) -> bytes:
     data = path.times(min(10_000_000, (most_bytes - 4096) // max(content, wire.width_of(path.field))))
     assert len(data) <= most_bytes
     return data
-
-
-class Peak:
-    """The most memory that a process held since the last look, in bytes."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._folder = Path("/proc") / str(server.pid)
-        self.before = self._resident("VmRSS")
-        (self._folder / "clear_refs").write_text("5")
-
-    @property
-    def growth(self) -> int:
-        return self._resident("VmHWM") - self.before
-
-    def _resident(self, name: str) -> int:
-        lines = dict(line.split(":", 1) for line in (self._folder / "status").read_text().splitlines())
-        return int(lines[name].split()[0]) << 10
 
 
 LARGE = [*[option for option in CLIENT_OPTIONS if "message_length" not in option[0]], ("grpc.max_send_message_length", 1 << 28)]
@@ -144,13 +127,14 @@ async def test_millions_of_one_field_at_a_router(standing: Stack, path: wire.Pat
         await other.is_answered(1)
 
 
-async def test_a_conversation_is_not_even_read(standing: Stack):
+async def test_millions_of_one_field_in_a_conversation(standing: Stack):
+    """Of a turn as of a request; and of a chunk, which comes before there is a turn."""
     assert standing.router is not None
     peak = Peak(standing.router)
-    for path in CONVERSE_PATHS[:4]:
-        code, _ = await streamed(standing.address, CONVERSE, millions(path, TEXT_REQUEST_BYTES))
-        # INTERNAL is what grpc.aio makes here of a write that meets a stream which has ended.
-        assert code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
+    for path in [*CONVERSE_PATHS[:4], *(path for path in CONVERSE_PATHS if str(path) in ("chunk.codes.codes", "chunk.tensor.shape"))]:
+        code, details = await streamed(standing.address, CONVERSE, millions(path, TEXT_REQUEST_BYTES))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert path.field.name in details and "at most" in details
     assert peak.growth < MOST_GROWTH
 
 

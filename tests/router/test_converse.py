@@ -26,7 +26,6 @@ from omnistage.router.pipeline import load_pipeline
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 LENGTH = 12
-PIPELINE = load_pipeline("toy-omni").model_copy(update={"inputs": ("text", "image", "audio", "video")})
 MICROPHONE = "microphone"
 
 
@@ -51,7 +50,7 @@ async def house(
                 addresses.append((kind, local.address))
                 if kind == "thinker":
                     running.append((local, own))
-        served = await everything.enter_async_context(local_router(addresses, PIPELINE, **(router or {})))
+        served = await everything.enter_async_context(local_router(addresses, load_pipeline("toy-omni"), **(router or {})))
         stub = await everything.enter_async_context(omni_stub(served.address))
         yield stub, running
         check((await Conversation(stub).turn(question(messages("Well?"), 3))), ("u", "Well?"), 3)

@@ -142,10 +142,14 @@ def test_an_output_that_nobody_makes():
 
 
 def test_a_first_stage_that_needs_input():
+    """Media and sound are what a client can stream."""
     thinker = described("thinker")
     thinker.accepts.add(name="audio_in", payload=stage_pb2.PAYLOAD_AUDIO)
+    thinker.accepts.add(name="media0", payload=stage_pb2.PAYLOAD_MEDIA)
+    check(thinker=thinker)
+    thinker.accepts.add(name="rows", payload=stage_pb2.PAYLOAD_TENSOR)
     with pytest.raises(
-        PipelineError, match=r"mine: the first stage, thinker, has input ports \(audio_in\); a client sends media in its request"
+        PipelineError, match=r"mine: the first stage, thinker, has input ports \(rows\); a client streams media and sound only"
     ):
         check(thinker=thinker)
 

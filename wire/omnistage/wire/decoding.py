@@ -179,7 +179,7 @@ def _count(field: _Field, seen: dict[str, int], more: int, outer: list[tuple[int
 
 def _path(outer: list[tuple[int, Mapping[int, _Field], str]], name: str, field: _Field) -> str:
     """In the spelling of the kinds of stages, which say `thinker.stop` for open.params.thinker.stop."""
-    path = ".".join(filter(None, [*(each[2] for each in outer), name, field.name]))
+    path = ".".join(filter(None, [*(each[2] for each in outer), name, field.name])).removeprefix("turn.")
     for envelope in ("open.params.", "open.resume."):
         if path.startswith(envelope):
             return path.removeprefix("open.").removeprefix("params.")
