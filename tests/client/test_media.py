@@ -299,20 +299,19 @@ def test_what_is_larger_than_a_request_is_told_with_its_size(tmp_path: Path) -> 
     film = tmp_path / "long.mp4"
     film.write_bytes(MP4)
     os.truncate(film, 70 << 20)
-    with pytest.raises(BadRequestError, match=r"videos\[0\]: .*/long.mp4 is 70.0 MiB; a request holds at most 64 MiB"):
-        requests.for_prompt("x", (), (), [film], Options()).complete()
+    with pytest.raises(BadRequestError, match=r"images\[0\]: .*/long.mp4 is 70.0 MiB; a request holds at most 64 MiB"):
+        requests.for_drawing("x", [film], Options()).complete()
     with film.open("rb") as file, pytest.raises(BadRequestError, match=r"videos\[0\]: .*/long.mp4 is more; a request holds at most 64 MiB"):
         requests.for_prompt("x", (), (), [file], Options()).complete()
     with pytest.raises(BadRequestError, match=r"x: /dev/zero is more; a request holds at most 64 MiB"):
         to_part("/dev/zero", "image", "x")
     with pytest.raises(BadRequestError, match=r"x: is 70.0 MiB; a request holds at most 64 MiB"):
         to_part(film.read_bytes(), "video", "x")
-    os.truncate(film, 40 << 20)
+    os.truncate(film, 16 << 20)
     with pytest.raises(BadRequestError, match=r"request: is 80.0 MiB with its media; at most 64 MiB are allowed"):
-        requests.for_prompt("x", (), (), [film, film], Options()).complete()
-    os.truncate(film, 64 << 20)
+        requests.for_prompt("x", (), (), [film] * 5, Options()).complete()
     with pytest.raises(BadRequestError, match=r"request: is 64.0 MiB with its media; at most 64 MiB are allowed"):
-        requests.for_prompt("x", (), (), [film], Options()).complete()
+        requests.for_prompt("x", (), (), [film] * 4, Options()).complete()
 
 
 async def test_the_event_loop_goes_on_while_media_are_read(tmp_path: Path) -> None:

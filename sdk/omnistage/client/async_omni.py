@@ -189,7 +189,7 @@ class AsyncOmni:
         limit = Limit(requests.time_limit_s(options))
         request = await _read(asked, limit)
         limits = CallLimits(limit.seconds, self._connect_timeout_s, self._resume_timeout_s, limit.spent_s)
-        call = Call(await self._known(), request, limits)
+        call = Call(await self._known(), request, limits, asked.uploads)
         try:
             async with aclosing(call.events()) as events:
                 async for event in events:

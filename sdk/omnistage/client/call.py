@@ -18,6 +18,7 @@ from omnistage.client.limit import Limit
 from omnistage.client.reader import Reader
 from omnistage.client.request import is_to_be_heard
 from omnistage.client.routers import Router, Routers
+from omnistage.client.upload import Conversing, Uploads
 from omnistage.v1 import omni_pb2
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
@@ -25,6 +26,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
 
 NOT_YET = ("DRAINING", "OVERLOADED")
 """Refusals of a router that is not ready or has no place yet; with a delay after which it may have."""
+
+GenerateCall = grpc.aio.UnaryStreamCall[omni_pb2.GenerateRequest, omni_pb2.GenerateResponse]
 
 ROUTER_LOST = "its router was lost on the way"
 
@@ -44,9 +47,11 @@ class Call:
     """Asks once. If the connection breaks, it asks once more for the rest, under the same request id, and the events go on as if nothing
     had happened; a second loss is an error."""
 
-    def __init__(self, routers: Routers, request: omni_pb2.GenerateRequest, limits: CallLimits) -> None:
+    def __init__(self, routers: Routers, request: omni_pb2.GenerateRequest, limits: CallLimits, uploads: Uploads | None = None) -> None:
+        """uploads: files that are streamed, again after a loss."""
         self._routers = routers
         self._asked = request
+        self._uploads = uploads or {}
         self._asked.request_id = request.request_id or uuid.uuid4().hex
         self._asked.batches = True
         self._limits = limits
@@ -111,8 +116,14 @@ class Call:
 
     async def _read(self, router: Router) -> AsyncGenerator[Event, None]:
         """The events that one connection brings."""
-        call = router.stub.Generate(self._reader.request(self._asked), timeout=self._left_s)
-        fork.leave_to_parent(call)
+        call: GenerateCall | Conversing
+        request = self._reader.request(self._asked)
+        if self._uploads:
+            call = Conversing(router.stub, request, self._uploads, self._left_s)
+            fork.leave_to_parent(call.call)
+        else:
+            call = router.stub.Generate(request, timeout=self._left_s)
+            fork.leave_to_parent(call)
         try:
             async with aclosing(self._reader.read(call, router.address)) as events:
                 async for event in events:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from omnistage.client.errors import BadRequestError
-from omnistage.client.media import KINDS, Video, of_base64, to_part
+from omnistage.client.media import KINDS, Video, of_base64, to_medium
+from omnistage.client.upload import Upload
 from omnistage.v1 import stage_pb2
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -23,8 +24,10 @@ ROLES = ("system", "user", "assistant")
 LISTS = {"images": "image", "audios": "audio", "videos": "video"}
 TURN_KEYS = ("role", "content", *LISTS)
 
-ReadPart = Callable[[], stage_pb2.Part]
+ReadPart = Callable[[], stage_pb2.Part | Upload]
 """Reads a medium. Raises BadRequestError."""
+
+ToRead = Callable[[object, str, str], stage_pb2.Part | Upload]
 
 Part = stage_pb2.Part | ReadPart
 
@@ -51,15 +54,15 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
     return role, [_part(item, f"{where}[{i}]") for i, item in enumerate(content)]
 
 
-def listed_media(given: Mapping[str, object], where: str) -> Iterator[ReadPart]:
-    """Of images, audios and videos, each a list or None. where: stands before their names."""
+def listed_media(given: Mapping[str, object], where: str, to_read: ToRead = to_medium) -> Iterator[ReadPart]:
+    """Of images, audios and videos, each a list or None. where: stands before their names. to_read: makes one of them a part."""
     for name, sources in given.items():
         if sources is None:
             continue
         if isinstance(sources, str | bytes | bytearray | memoryview | Mapping) or not isinstance(sources, Iterable):
             raise BadRequestError.of(f"{where}{name}", "must be a list")
         for i, source in enumerate(sources):
-            yield partial(to_part, source, LISTS[name], f"{where}{name}[{i}]")
+            yield partial(to_read, source, LISTS[name], f"{where}{name}[{i}]")
 
 
 def checked_text(field: str, value: object) -> str:
@@ -94,7 +97,7 @@ def _text(item: Mapping[str, Any], kind: str, where: str) -> Part:
 
 
 def _medium(item: Mapping[str, Any], kind: str, where: str) -> Part:
-    return partial(to_part, item[kind], kind, where)
+    return partial(to_medium, item[kind], kind, where)
 
 
 def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
@@ -103,7 +106,7 @@ def _film(item: Mapping[str, Any], kind: str, where: str) -> Part:
         if not isinstance(use_audio, bool) or isinstance(source, Video):
             raise BadRequestError.of(where.removesuffix(kind) + "use_audio", "must be True or False, and said once")
         source = Video(source, use_audio)
-    return partial(to_part, source, kind, where)
+    return partial(to_medium, source, kind, where)
 
 
 def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
@@ -115,7 +118,7 @@ def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
         raise BadRequestError.of(where, "must be text: data:image/png;base64,...")
     if "://" not in url and url[:5].lower() != "data:":
         raise BadRequestError.of(where, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
-    return partial(to_part, url, kind.removesuffix("_url"), where)
+    return partial(to_medium, url, kind.removesuffix("_url"), where)
 
 
 def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
@@ -123,7 +126,7 @@ def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
     if not isinstance(sound, Mapping):
         raise BadRequestError.of(where, "must be a dict with data, the sound in base64")
     _check_keys(sound, ("data", "format"), where)
-    return lambda: to_part(of_base64(sound.get("data"), f"{where}.data"), "audio", f"{where}.data")
+    return lambda: to_medium(of_base64(sound.get("data"), f"{where}.data"), "audio", f"{where}.data")
 
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str], Part]]] = {

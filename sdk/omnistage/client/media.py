@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import mimetypes
+import os
 import re
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike, fspath, fstat
 from pathlib import Path
 from stat import S_ISREG
@@ -21,6 +23,7 @@ from omnistage.client.answer import Audio
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media_types import LOOK_BYTES, media_types
+from omnistage.client.upload import LEAST_BYTES, Upload
 from omnistage.client.wav import wav_bytes
 from omnistage.v1 import stage_pb2
 
@@ -69,8 +72,8 @@ T = TypeVar("T")
 def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
     """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. where: what names it to the caller.
 
-    Every medium of every request comes through here. It may block and use the processor: call it on no event loop. Raises BadRequestError
-    for what is no medium of that kind, cannot be read, is empty, or is larger than a request.
+    Every medium that is in a message comes through here. It may block and use the processor: call it on no event loop. Raises
+    BadRequestError for what is no medium of that kind, cannot be read, is empty, or is larger than a request.
     """
     for form, its_kind in ((Video, "video"), (Audio, "audio")):
         if isinstance(source, form) and kind != its_kind:
@@ -82,6 +85,29 @@ def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
     if len(data) > MAX_MESSAGE_BYTES:
         raise _too_large(where, name, f"is {_mib(len(data))}")
     return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=_media_type(data, told_type, kind, where, name), use_audio=use_audio))
+
+
+def to_medium(source: object, kind: str, where: str) -> stage_pb2.Part | Upload:
+    """The same, or, of bytes or a file that are too many for a message, what is streamed: of such a file only the beginning is read."""
+    file, use_audio = (source.source, source.use_audio) if isinstance(source, Video) and kind == "video" else (source, False)
+    found: Path | bytes
+    if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
+        found, name, told_type = bytes(file), "", None
+        size, head = len(found), found[:LOOK_BYTES]
+    elif isinstance(file, str | PathLike) and os.path.isfile(file):  # noqa: PTH113  # It also says so of a text that can be no path.
+        found, name, told_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
+        size, head = _told(where, str(found), partial(_look, found))
+    else:
+        return to_part(source, kind, where)
+    if size <= LEAST_BYTES:
+        return to_part(source, kind, where)
+    return Upload(found, size, _media_type(head, told_type, kind, where, name), use_audio, where)
+
+
+def _look(path: Path) -> tuple[int, bytes]:
+    """Size and beginning of a file."""
+    with path.open("rb") as file:
+        return fstat(file.fileno()).st_size, file.read(LOOK_BYTES)
 
 
 def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | None]:

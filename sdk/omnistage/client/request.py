@@ -10,7 +10,8 @@ from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadPart, checked_text, listed_media, turn_of
 from omnistage.client.errors import BadRequestError
-from omnistage.client.media import AudioLike, ImageLike, VideoLike
+from omnistage.client.media import AudioLike, ImageLike, VideoLike, to_part
+from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import omni_pb2, stage_pb2
 
 
@@ -91,7 +92,7 @@ DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "r
 NEVER_ZERO = ("max_tokens", "sample_rate_hz", "width", "height", "steps", "results")
 PROTO_NAMES = {"pipeline": "model"}
 """Options that the protos call otherwise."""
-Unread = Callable[[], int]
+Unread = Callable[[dict[str, Upload]], int]
 
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 
@@ -100,9 +101,12 @@ class Request:
     """A request whose form is checked, and whose media are still to be read. Use it once."""
 
     def __init__(self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = ()) -> None:
-        """request: without options. unread: what reads a medium into its place there, and returns its bytes. Raises BadRequestError for a
+        """request: without options. unread: what reads a medium into its place there, and returns its bytes; or, of one
+        that is streamed, puts it among the uploads. Raises BadRequestError for a
         value of an option that cannot be, TypeError for an unknown one."""
         self._request, self._unread = request, unread
+        self.uploads: dict[str, Upload] = {}
+        """Files that are streamed, by port; known when the request is complete."""
         _set_options(request, options)
 
     @property
@@ -115,7 +119,7 @@ class Request:
         and for a request that is too large for every router."""
         size = 0
         for read in self._unread:
-            size += read()
+            size += read(self.uploads)
             _check_size(size)
         _check_size(self._request.ByteSize())
         return self._request
@@ -150,7 +154,7 @@ def for_drawing(prompt: str, images: Sequence[ImageLike], options: Options) -> R
     """A picture of `prompt`, starting from `images` if there are any."""
     checked_text("prompt", prompt)
     request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
-    unread = [partial(_read_media, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "")]
+    unread = [partial(_read_media, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "", to_part)]
     return Request(request, options, unread)
 
 
@@ -166,14 +170,24 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
     return Request(request, options, unread)
 
 
-def _read_part(read: ReadPart, place: stage_pb2.Part) -> int:
-    place.CopyFrom(part := read())
+def _read_part(read: ReadPart, place: stage_pb2.Part, uploads: dict[str, Upload]) -> int:
+    part = read()
+    if isinstance(part, stage_pb2.Part):
+        place.CopyFrom(part)
+        return len(part.media.data)
+    if len(uploads) == len(PORTS):
+        raise BadRequestError.of(part.where, f"is one file above {LEAST_BYTES >> 20} MiB too many; a request has at most {len(PORTS)}")
+    port = PORTS[len(uploads)]
+    uploads[port] = part
+    place.CopyFrom(part.part(port))
+    return 0
+
+
+def _read_media(read: ReadPart, place: stage_pb2.Media, uploads: dict[str, Upload]) -> int:
+    part = read()
+    assert isinstance(part, stage_pb2.Part)
+    place.CopyFrom(part.media)
     return len(part.media.data)
-
-
-def _read_media(read: ReadPart, place: stage_pb2.Media) -> int:
-    place.CopyFrom(media := read().media)
-    return len(media.data)
 
 
 def time_limit_s(options: Options) -> float:

@@ -1,0 +1,197 @@
+"""Files that are too large for a request: named in it by a port, and streamed piece by piece while it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import grpc
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from omnistage.client.errors import DETAILS_KEY, DOMAIN, BadRequestError
+from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+
+LEAST_BYTES = 16 << 20
+"""Of a file that is streamed. A smaller one is in the request."""
+
+PORTS = tuple(f"media{number}" for number in range(8))
+"""Of every model that takes encoded media piece by piece."""
+
+PIECE_BYTES = 256 << 10
+
+ConverseCall = grpc.aio.StreamStreamCall[omni_pb2.ConverseRequest, omni_pb2.ConverseResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file to be streamed. source: its path, or its bytes. size: in bytes, when it was looked at. where: what names it to the caller."""
+
+    source: Path | bytes
+    size: int
+    media_type: str
+    use_audio: bool
+    where: str
+
+    def part(self, port: str) -> stage_pb2.Part:
+        """What stands for it in a message."""
+        return stage_pb2.Part(port=port, media_type=self.media_type, use_audio=self.use_audio, total_bytes=self.size)
+
+
+Uploads = Mapping[str, Upload]
+"""By port."""
+
+
+class Conversing:
+    """One request through `Converse`, whose files are streamed meanwhile: the messages that `Generate` would answer, as an async iterator.
+    `cancel` it in any case."""
+
+    def __init__(
+        self, stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest, uploads: Uploads, timeout_s: float
+    ) -> None:
+        self.call: ConverseCall = stub.Converse(timeout=timeout_s)
+        self._request = request
+        self._files = [_File(port, upload) for port, upload in uploads.items()]
+        self._grown = asyncio.Event()
+        self._over = False
+        self._sending: asyncio.Task[None] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[omni_pb2.GenerateResponse]:
+        """Raises AioRpcError, also for a turn that failed; BadRequestError for a file that cannot be read any more."""
+        await self._write(omni_pb2.ConverseRequest(turn=self._request))
+        sending = self._sending = asyncio.create_task(self._send_all())
+        sending.add_done_callback(_look_at_error)
+        while True:
+            reading = asyncio.ensure_future(self.call.read())
+            if not sending.done():
+                await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and not reading.done():
+                sending.result()  # An error of a file; else all is sent.
+            message = await reading
+            if not isinstance(message, omni_pb2.ConverseResponse):
+                return
+            match message.WhichOneof("event"):
+                case "credit":
+                    self._grant(message.credit)
+                case "turn_failed":
+                    raise _error(message.turn_failed)
+                case None:
+                    continue
+                case name:
+                    event = omni_pb2.GenerateResponse()
+                    getattr(event, name).CopyFrom(getattr(message, name))
+                    if name == "usage":
+                        await self._leave(sending)
+                    yield event
+
+    def cancel(self) -> None:
+        """End the call and close the files. A cancelled write of gRPC is the end of its call, so nothing else cancels one."""
+        if self._sending is not None:
+            self._sending.cancel()
+        self.call.cancel()
+
+    def _grant(self, credit: stage_pb2.Credit) -> None:
+        for file in self._files:
+            if file.port == credit.port:
+                file.room = max(file.room, credit.total)
+        self._grown.set()
+
+    async def _leave(self, sending: asyncio.Task[None]) -> None:
+        """The answer is whole, whether all was sent or not: say that nothing more is asked."""
+        self._over = True
+        self._grown.set()
+        await asyncio.wait({sending})
+        with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+            await self.call.done_writing()
+
+    async def _send_all(self) -> None:
+        """Pieces of every file in turns, as there is room."""
+        try:
+            while (waiting := [file for file in self._files if not file.ended]) and not self._over:
+                ready = [file for file in waiting if file.seq < file.room]
+                for file in ready:
+                    chunk = await asyncio.to_thread(file.next_chunk)
+                    if self._over:
+                        return
+                    await self._write(omni_pb2.ConverseRequest(chunk=chunk))
+                if not ready:
+                    self._grown.clear()
+                    await self._grown.wait()
+        finally:
+            for file in self._files:
+                file.close()
+
+    async def _write(self, message: omni_pb2.ConverseRequest) -> None:
+        """A call that is over says why where it is read."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.call.write(message)
+
+
+class _File:
+    """One file on its way. room: chunks that may be sent in all."""
+
+    def __init__(self, port: str, upload: Upload) -> None:
+        self._upload = upload
+        self._open: BinaryIO | None = None
+        self._at = 0
+        self.port = port
+        self.seq = 0
+        self.room = 0
+        self.ended = False
+
+    def next_chunk(self) -> chunk_pb2.Chunk:
+        """Blocks while it is read. Raises BadRequestError."""
+        data = self._read(min(PIECE_BYTES, self._upload.size - self._at))
+        self.ended = self._at + len(data) == self._upload.size
+        media = chunk_pb2.MediaChunk(data=data)
+        chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self._at, count=len(data), last=self.ended, media=media)
+        self.seq += 1
+        self._at += len(data)
+        return chunk
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+
+    def _read(self, size: int) -> bytes:
+        source = self._upload.source
+        if isinstance(source, bytes):
+            return source[self._at : self._at + size]
+        try:
+            if self._open is None:
+                self._open = source.open("rb")
+            data = self._open.read(size)
+        except OSError as error:
+            raise BadRequestError.of(self._upload.where, f"cannot read {source}: {error.strerror or error}") from error
+        if len(data) < size:
+            raise BadRequestError.of(self._upload.where, f"{source} got shorter while it was sent")
+        return data
+
+
+def _look_at_error(task: asyncio.Task[None]) -> None:
+    """asyncio complains of one that nobody looked at."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _error(failed: omni_pb2.TurnFailed) -> grpc.aio.AioRpcError:
+    """A turn that failed as the call that would have: the same code, text and details."""
+    code = next((code for code in grpc.StatusCode if code.value[0] == failed.code), grpc.StatusCode.UNKNOWN)
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=failed.reason, domain=DOMAIN, metadata=failed.metadata)]
+    if failed.HasField("retry_delay"):
+        details.append(error_details_pb2.RetryInfo(retry_delay=failed.retry_delay))
+    if "field" in failed.metadata:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=failed.metadata["field"], description=failed.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    status = status_pb2.Status(code=code.value[0], message=failed.message)
+    for detail in details:
+        packed = Packed()
+        packed.Pack(detail)
+        status.details.append(packed)
+    trailing = grpc.aio.Metadata((DETAILS_KEY, status.SerializeToString()))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, failed.message)
