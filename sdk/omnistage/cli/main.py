@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from omnistage.cli.attached import ATTACHED, Attached, Attaching
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.report import errors_reported
 
@@ -40,13 +41,24 @@ PipelineName = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of the call.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the servers' output and tracebacks.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the question, such as how to answer.")]
+Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to ask about: PNG, JPEG ... Repeatable.")]
+Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="A sound: WAV, FLAC, MP3 ... Repeatable.")]
+Videos = Annotated[list[str] | None, typer.Option("--video", metavar="F", help="A film: MP4, WebM ... Repeatable.")]
+VideoSound = Annotated[bool, typer.Option(help="Films are heard too; one without sound is refused with it.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, help="Longest answer, in tokens.")]
 Temperature = Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 
 
-@app.command()
+@app.command(cls=Attaching)
 def ask(
-    text: TextArgument,
+    context: typer.Context,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")] = None,
+    images: Images = None,
+    audios: Audios = None,
+    videos: Videos = None,
+    video_sound: VideoSound = False,
+    system: System = None,
     address: Address = None,
     out: Out = None,
     text_only: TextOnly = False,
@@ -59,19 +71,29 @@ def ask(
     timeout: Timeout = 120.0,
     verbose: Verbose = False,
 ) -> None:
-    """Ask a question and get the answer, spoken."""
+    """Ask a question, also about pictures, sounds and films, and get the answer, spoken where the pipeline has a voice.
+
+    Media stand before the words, in the order given.
+    """
     if text_only and out is not None:
         raise typer.BadParameter("--out needs sound; leave --text-only out")
+    if video_sound and not videos:
+        raise typer.BadParameter("--video-sound is for films; give one with --video")
+    attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
+    if text is None and not attached:
+        raise typer.BadParameter("give the words of the question, or what to ask about: --image, --audio, --video")
     from omnistage.cli.speak import Question
 
     options = _options(address, pipeline, seed, timeout)
     if text_only:
         options["outputs"] = ["text"]
+    elif out is not None:
+        options["outputs"] = ["text", "audio"]
     if max_tokens is not None:
         options["max_tokens"] = max_tokens
     if temperature is not None:
         options["temperature"] = temperature
-    _speak(Question(text, False, out, timeline, json, options), address, pipeline, verbose)
+    _speak(Question(text or "", False, out, timeline, json, options, system, attached), address, pipeline, verbose)
 
 
 @app.command()
@@ -89,7 +111,9 @@ def say(
     """Speak exactly this text."""
     from omnistage.cli.speak import Question
 
-    _speak(Question(text, True, out, timeline, json, _options(address, pipeline, seed, timeout)), address, pipeline, verbose)
+    options = _options(address, pipeline, seed, timeout)
+    options["outputs"] = ["text", "audio"]
+    _speak(Question(text, True, out, timeline, json, options), address, pipeline, verbose)
 
 
 def _options(address: str | None, pipeline: str, seed: int | None, timeout: float) -> Options:
@@ -113,17 +137,17 @@ def _speak(question: Question, address: str | None, pipeline: str, verbose: bool
 
     with errors_reported(verbose):
         complete = question.checked()
-        target = _target(address, pipeline)
+        target = _target(address, pipeline, complete)
         Interruptible().run(lambda work: speak(work, complete, target, verbose))
 
 
-def _target(address: str | None, pipeline: str) -> str | Layout:
+def _target(address: str | None, pipeline: str, question: Question) -> str | Layout:
     """A running router, or what to start for this call."""
     if address is not None:
         return address
     from omnistage.cli.pipelines import layout_for
 
-    return layout_for(pipeline)
+    return layout_for(pipeline, question.inputs, question.outputs)
 
 
 @app.command()

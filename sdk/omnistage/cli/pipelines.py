@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import grpc
 from omnistage.cli.checks import check
 from omnistage.cli.fetch import checkpoint, fetch, named
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout, flag
-from omnistage.client.errors import BadRequestError, StackError, UnknownModelError
+from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, recognise, uses
@@ -28,7 +28,7 @@ class Choice:
 
     pipeline: name or file, or a checkpoint; empty for that of the checkpoint, and without one for the default. checkpoint: a folder, or a
     name at a hub. devices, replicas: by stage; device "" is for all. dtype: for the stages that have a choice. settings: of servers, by
-    name and by stage; stage "" is for those that have a use for it.
+    name and by stage; stage "" is for those that have a use for it. inputs, outputs: what will be asked for, such as image and audio.
     """
 
     pipeline: str = ""
@@ -38,6 +38,8 @@ class Choice:
     dtype: str = "auto"
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     servers: ServerOptions = field(default_factory=ServerOptions)
+    inputs: Collection[str] = ()
+    outputs: Collection[str] = ()
 
 
 def layout_of(choice: Choice) -> Layout:
@@ -109,6 +111,7 @@ def _read(name: str) -> Pipeline:
 
 def _layout(name: str, pipeline: Pipeline, folder: Path | None, choice: Choice) -> Layout:
     _check_stages(pipeline, choice)
+    _check_able(pipeline, choice)
     stages = [
         StageLayout(
             kind=stage.kind,
@@ -130,9 +133,9 @@ def _layout(name: str, pipeline: Pipeline, folder: Path | None, choice: Choice) 
     return Layout(name, stages, choice.servers)
 
 
-def layout_for(pipeline: str) -> Layout:
-    """The private stack of one call."""
-    return layout_of(Choice(pipeline=pipeline))
+def layout_for(pipeline: str, inputs: Collection[str], outputs: Collection[str]) -> Layout:
+    """The private stack of one call with these inputs, for these outputs. Raises RequestError where it has not all of them."""
+    return layout_of(Choice(pipeline=pipeline, inputs=inputs, outputs=outputs))
 
 
 def _dtypes(stage: StageSpec) -> tuple[str, ...]:
@@ -164,3 +167,18 @@ def _check_stages(pipeline: Pipeline, choice: Choice) -> None:
         for stage in given:
             if stage and stage not in kinds:
                 raise BadRequestError.of(option, f"{pipeline.name} has no {stage}; it has {', '.join(kinds)}")
+
+
+def _check_able(pipeline: Pipeline, choice: Choice) -> None:
+    for verb, wanted, there in (("takes", choice.inputs, pipeline.inputs), ("gives", choice.outputs, pipeline.outputs)):
+        missing = [name for name in wanted if name not in there]
+        if missing:
+            able = [name for name in shipped_pipelines() if _is_able(load_pipeline(name), pipeline.stages[0].kind, choice)]
+            hint = f"Give another --pipeline: {' or '.join(able)}." if able else "No pipeline that comes with omnistage has all of it."
+            raise RequestError(f"{pipeline.name} {verb} {', '.join(there)}, not {', '.join(missing)}", hint=hint)
+
+
+def _is_able(pipeline: Pipeline, kind: str, choice: Choice) -> bool:
+    """kind: of the first stage."""
+    inputs, outputs = set(choice.inputs), set(choice.outputs)
+    return pipeline.stages[0].kind == kind and inputs <= {*pipeline.inputs} and outputs <= {*pipeline.outputs}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from rich.markup import escape
 
+from omnistage.cli.attached import Attached
 from omnistage.cli.connect import connected
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
@@ -22,15 +23,17 @@ from omnistage.cli.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
 from omnistage.cli.words import words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
-from omnistage.client.errors import NotSpokenError, ProtocolError, RequestError
+from omnistage.client.conversation import Conversation, Part
+from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
-from omnistage.client.request import Options
+from omnistage.client.request import Options, for_conversation
 from omnistage.client.wav import write_wav
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline: files to write."""
+    """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline: files to write.
+    system: what the model is told first. attached: goes before the text. parts: of these, when they are read."""
 
     text: str
     verbatim: bool
@@ -38,9 +41,29 @@ class Question:
     timeline: Path | None
     as_json: bool
     options: Options
+    system: str | None = None
+    attached: Sequence[Attached] = ()
+    parts: Sequence[Part] = ()
+
+    @property
+    def inputs(self) -> list[str]:
+        """What a pipeline must take."""
+        return ["text", *dict.fromkeys(one.kind for one in self.attached)]
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """What a pipeline must give."""
+        return self.options.get("outputs", ())
+
+    @property
+    def conversation(self) -> Conversation:
+        text = [{"type": "text", "text": self.text}] if self.text else []
+        turn = {"role": "user", "content": [*self.parts, *text]}
+        return [turn] if self.system is None else [{"role": "system", "content": self.system}, turn]
 
     def checked(self) -> Question:
-        """The question with its words, standard input read. Refuses what cannot be done, before anything is fetched, started or asked.
+        """The question with its words and media, standard input read. Refuses what cannot be done, before anything is fetched, started or
+        asked.
 
         Raises RequestError.
         """
@@ -50,7 +73,11 @@ class Question:
                 raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
         with ExitStack() as tried:
             _open_files(self.out, self.timeline, tried)
-        return replace(self, text=words(self.text))
+        text = words(self.text) if self.text or not self.attached else ""
+        whole = replace(self, text=text, parts=[one.read() for one in self.attached])
+        if not self.verbatim:
+            for_conversation(whole.conversation, self.options).complete()
+        return whole
 
 
 async def speak(work: Interruptible, question: Question, target: str | Layout, verbose: bool) -> None:
@@ -66,11 +93,14 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
         # Before anything is started or asked: an answer that cannot be kept is lost.
         out, picture = _open_files(question.out, question.timeline, files)
         async with connected(target, question.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
-            stream = omni.stream_say if question.verbatim else omni.stream
-            events = stream(question.text, **question.options)
             screen = screen_for(question.as_json)
             keeping = Keeping(screen) if out is not None or picture is not None else None
-            spoken, done = await follow(events, keeping or screen, keep_sound=out is not None)
+            with _refusals():
+                if question.verbatim:
+                    events = omni.stream_say(question.text, **question.options)
+                else:
+                    events = omni.stream_chat(question.conversation, **question.options)
+                spoken, done = await follow(events, keeping or screen, keep_sound=out is not None)
             work.complete()
             try:
                 # Before another word, which may have lost its reader.
@@ -84,6 +114,20 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
                 _tell(f"wrote {', '.join(written)}")
             if keeping is not None and keeping.lost is not None:
                 raise keeping.lost
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """A pipeline without sound is refused by the router in words of the protos."""
+    try:
+        yield
+    except BadRequestError as error:
+        if [violation.field for violation in error.fields] == ["outputs"]:
+            raise RequestError(
+                f"no sound can be had: {error.fields[0].description}",
+                hint="`omnistage pipelines` tells which give audio; `ask` without --out gives the text.",
+            ) from error
+        raise
 
 
 def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tuple[OutputFile | None, OutputFile | None]:

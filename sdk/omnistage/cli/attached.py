@@ -1,0 +1,42 @@
+"""Pictures, sounds and films that were typed with a question, in the order in which they were typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from omnistage.client.conversation import Part
+
+KINDS = ("image", "audio", "video")
+
+ATTACHED = f"{__name__}.attached"
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """kind: image, audio or video, whose option it was. use_audio: of a film, its sound too."""
+
+    kind: str
+    path: str
+    use_audio: bool = False
+
+    def read(self) -> Part:
+        """Raises BadRequestError that names the option and the file."""
+        from omnistage.client.media import Video, to_part
+
+        return to_part(Video(self.path, self.use_audio) if self.kind == "video" else self.path, self.kind, f"--{self.kind}")
+
+
+class Attaching(TyperCommand):
+    """A command whose options --image, --audio and --video may be mixed: `Context.meta[ATTACHED]` is a list of (kind, value), as typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, order = self.make_parser(ctx).parse_args(list(args))
+        kinds = {f"--{kind}": kind for kind in KINDS}
+        mine = [(kinds[option.opts[0]], option.name) for option in order if option.opts[0] in kinds]
+        values = {name: iter(given[name]) for _, name in mine}
+        ctx.meta[ATTACHED] = [(kind, next(values[name])) for kind, name in mine]
+        return super().parse_args(ctx, args)

@@ -1,0 +1,154 @@
+"""Pictures, sounds and films that are typed with a question reach the model as they were typed; what cannot is told before anything is
+started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.families import PICTURE, SOUND
+from helpers.terminal import Terminal, words_of
+from omnistage.cli.attached import Attached
+from omnistage.cli.pipelines import layout_for
+from omnistage.cli.speak import Question
+from omnistage.client import Omni, Options, RequestError
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import png, wav
+
+COMMAND = (sys.executable, "-m", "omnistage.cli")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """HOST:PORT of a router whose pipeline sees pictures, hears sound and speaks."""
+    with Omni(pipeline="toy-omni", max_sessions=8) as omni:
+        yield omni.address
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "cat.png").write_bytes(png(PICTURE))
+    (folder / "dog.png").write_bytes(png(PICTURE[::-1]))
+    (folder / "question.wav").write_bytes(wav(SOUND, formulas.SAMPLE_RATE_HZ))
+    (folder / "clip.mp4").write_bytes(bytes(4) + b"ftypisom" + bytes(8))
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "long.mp4").write_bytes(b"")
+    os.truncate(folder / "long.mp4", 70 << 20)
+    return folder
+
+
+def omnistage(files: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], cwd=files, capture_output=True, text=True, timeout=60)
+
+
+def said(*seen: formulas.Seen) -> str:
+    items = formulas.items(seen)
+    return "".join(formulas.word(formulas.omni_token(3, items, n)) for n in range(formulas.NATURAL_LENGTH))
+
+
+MEDIA = ("--image", "dog.png", "--audio=question.wav", "--image", "cat.png")
+
+
+def test_media_stand_before_the_words_in_the_order_given(address: str, files: Path) -> None:
+    expected = said("u", PICTURE[::-1], SOUND, PICTURE, "What is this?")
+    done = omnistage(files, "ask", *MEDIA[:2], "What is this?", *MEDIA[2:], "--seed", "3", "--address", address)
+    assert (done.returncode, done.stdout) == (0, expected + "\n"), done.stderr
+    assert expected != said("u", PICTURE[::-1], PICTURE, SOUND, "What is this?")
+
+
+def test_a_question_may_be_a_sound_and_the_model_be_told_how_to_answer(address: str, files: Path) -> None:
+    done = omnistage(files, "ask", "--audio", "question.wav", "--system", "Be brief.", "--seed", "3", "--json", "--address", address)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"] == said("s", "Be brief.", "u", SOUND)
+
+
+def test_a_medium_may_come_through_a_pipe(address: str, files: Path) -> None:
+    words = ("ask", "What?", "--image", "/dev/stdin", "--seed", "3", "--text-only", "--address", address)
+    done = subprocess.run([*COMMAND, *words], input=png(PICTURE), capture_output=True, timeout=60)
+    assert done.stdout.decode() == said("u", PICTURE, "What?") + "\n"
+
+
+def test_what_a_person_sees_at_a_terminal(address: str, files: Path) -> None:
+    terminal = Terminal(100, 24)
+    assert terminal.run(("ask", "What is this?", "--image", str(files / "cat.png"), "--seed", "3", "--address", address)) == 0
+    *answer, figures = terminal.lines
+    assert words_of(answer) == said("u", PICTURE, "What is this?").split()
+    assert figures.startswith("ttft")
+    assert "pipeline toy-omni" in figures
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "told"),
+    [
+        ("image", "absent.png", "cannot read absent.png: No such file or directory"),
+        ("image", ".", "cannot read .: Is a directory"),
+        ("image", "empty.png", "empty.png is empty"),
+        ("image", "question.wav", "question.wav is audio/wav, not a picture"),
+        ("audio", "cat.png", "cat.png is image/png, not a sound"),
+        ("video", "long.mp4", "long.mp4 is 70.0 MiB; a request holds at most 64 MiB"),
+        ("image", "https://a.b/c.png", "https://a.b/c.png is a URL, and neither client nor servers fetch anything"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_option(
+    kind: str, path: str, told: str, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    question = Question("x", False, None, None, False, Options(), attached=[Attached("image", "cat.png"), Attached(kind, path)])
+    with pytest.raises(RequestError) as caught:
+        question.checked()
+    assert caught.value.message.startswith(f"--{kind}: {told}")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "inputs", "outputs", "told", "others"),
+    [
+        ("", ["text", "image"], [], "smol takes text, not image", "qwen2_5_omni or toy-omni"),
+        ("toy-omni", ["text", "image", "video"], [], "toy-omni takes text, image, audio, not video", "qwen2_5_omni"),
+        ("qwen2_5_omni", ["text"], ["text", "audio"], "qwen2_5_omni gives text, not audio", "smol or toy or toy-omni"),
+        ("qwen2_5_omni", ["text", "image"], ["text", "audio"], "qwen2_5_omni gives text, not audio", "toy-omni"),
+    ],
+)
+def test_a_pipeline_that_cannot_is_not_started_and_those_that_can_are_named(
+    pipeline: str, inputs: list[str], outputs: list[str], told: str, others: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        layout_for(pipeline, inputs, outputs)
+    assert (caught.value.message, caught.value.hint) == (told, f"Give another --pipeline: {others}.")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("ask", "x", "--image", "absent.png"), "error: --image: cannot read absent.png: No such file or directory"),
+        (("ask", "x", "--image", "cat.png"), "error: smol takes text, not image"),
+        (("ask", "x", "--out", "x.wav", "--pipeline", "qwen2_5_omni"), "error: qwen2_5_omni gives text, not audio"),
+        (("say", "x", "--pipeline", "qwen2_5_omni"), "error: qwen2_5_omni gives text, not audio"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_line_and_a_hint(words: tuple[str, ...], told: str, files: Path) -> None:
+    done = omnistage(files, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error == told
+    assert hint.startswith("hint: ")
+    assert not (files / "x.wav").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--video-sound", "x")])
+def test_a_wrong_command_line(words: tuple[str, ...], files: Path) -> None:
+    done = omnistage(files, "ask", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--video" in done.stderr
+
+
+def test_a_film_that_a_running_pipeline_does_not_take(address: str, files: Path) -> None:
+    done = omnistage(files, "ask", "x", "--video", "clip.mp4", "--video-sound", "--address", address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "takes text, image and audio, not 'video/mp4'" in done.stderr.splitlines()[0]
