@@ -19,10 +19,10 @@ EMPTY: Events = [*MUTE[:-1], event(chunk_pb2.Chunk(port="audio", last=True)), MU
 """An answer whose sound ends before the first sample."""
 
 
-@pytest.mark.parametrize("events", [MUTE, EMPTY])
-async def test_what_cannot_be_spoken_is_an_error_with_a_name(events: Events) -> None:
+@pytest.mark.parametrize(("events", "why"), [(MUTE, "it has no voice"), (EMPTY, "no sound came")])
+async def test_what_cannot_be_spoken_is_an_error_with_a_name(events: Events, why: str) -> None:
     async with listening(Peer(events)) as wire, AsyncOmni(address=wire.address) as omni:
-        with pytest.raises(NotSpokenError, match="nothing of this text could be spoken by peer") as caught:
+        with pytest.raises(NotSpokenError, match=f"nothing of this text could be spoken by peer: {why}") as caught:
             await omni.say("...")
         assert "voice" in caught.value.hint
         assert (await omni.say("Hi")).audio is not None

@@ -65,7 +65,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
     outputs = frozenset(request.outputs or pipeline.outputs)
     if not outputs <= set(pipeline.outputs):
-        missing = ", ".join(sorted(outputs - set(pipeline.outputs)))
+        missing = ", ".join(repr(name[:16]) for name in sorted(outputs - set(pipeline.outputs)))
         raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.outputs)}, not {missing}")
     kinds = {stage.kind for stage in pipeline.stages}
     for kind in KINDS:

@@ -111,9 +111,7 @@ def say(
     """Speak exactly this text."""
     from omnistage.cli.speak import Question
 
-    options = _options(address, pipeline, seed, timeout)
-    options["outputs"] = ["text", "audio"]
-    _speak(Question(text, True, out, timeline, json, options), address, pipeline, verbose)
+    _speak(Question(text, True, out, timeline, json, _options(address, pipeline, seed, timeout)), address, pipeline, verbose)
 
 
 def _options(address: str | None, pipeline: str, seed: int | None, timeout: float) -> Options:

@@ -53,7 +53,7 @@ class Question:
     @property
     def outputs(self) -> Sequence[str]:
         """What a pipeline must give."""
-        return self.options.get("outputs", ())
+        return ["audio"] if self.verbatim else self.options.get("outputs", ())
 
     @property
     def conversation(self) -> Conversation:
@@ -95,11 +95,11 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
         async with connected(target, question.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
             screen = screen_for(question.as_json)
             keeping = Keeping(screen) if out is not None or picture is not None else None
+            if question.verbatim:
+                events = omni.stream_say(question.text, **question.options)
+            else:
+                events = omni.stream_chat(question.conversation, **question.options)
             with _refusals():
-                if question.verbatim:
-                    events = omni.stream_say(question.text, **question.options)
-                else:
-                    events = omni.stream_chat(question.conversation, **question.options)
                 spoken, done = await follow(events, keeping or screen, keep_sound=out is not None)
             work.complete()
             try:
@@ -118,16 +118,13 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """A pipeline without sound is refused by the router in words of the protos."""
+    """--out asks for sound by name, and a router says in words of the protos that there is none."""
     try:
         yield
     except BadRequestError as error:
-        if [violation.field for violation in error.fields] == ["outputs"]:
-            raise RequestError(
-                f"no sound can be had: {error.fields[0].description}",
-                hint="`omnistage pipelines` tells which give audio; `ask` without --out gives the text.",
-            ) from error
-        raise
+        if [violation.field for violation in error.fields] != ["outputs"]:
+            raise
+        raise RequestError(f"--out: {error.message.removeprefix('outputs: ')}", hint="Leave --out out for the text alone.") from error
 
 
 def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tuple[OutputFile | None, OutputFile | None]:

@@ -23,6 +23,8 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 STATUS_WAIT_S = 1.0
 """How long the status of a complete answer is waited for, after its account."""
 
+AUDIO_PORT = "audio"
+
 MAX_PICTURE_BYTES = 256 * 1024 * 1024
 
 ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
@@ -183,7 +185,7 @@ class Reader:
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
         if self._is_to_be_heard and not self._audio:
-            raise NotSpokenError(f"nothing of this text could be spoken by {started.model}: no sound came")
+            raise self._not_spoken(started.model)
         return Done(
             session_id=started.session_id,
             pipeline=started.model,
@@ -193,6 +195,14 @@ class Reader:
             usage=_usage(usage),
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
             failovers=tuple(self._failovers),
+        )
+
+    def _not_spoken(self, pipeline: str) -> NotSpokenError:
+        told = f"nothing of this text could be spoken by {pipeline}"
+        if self._received.has_ended(AUDIO_PORT):
+            return NotSpokenError(f"{told}: no sound came")
+        return NotSpokenError(
+            f"{told}: it has no voice", hint="Name a pipeline with a voice: `omnistage pipelines` tells which give audio."
         )
 
 

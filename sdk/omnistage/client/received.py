@@ -51,6 +51,9 @@ class Received:
         """Ports of which something came, but not the end."""
         return sorted(name for name, port in self._ports.items() if not port.ended)
 
+    def has_ended(self, port: str) -> bool:
+        return port in self._ports and self._ports[port].ended
+
     def start(self, started: omni_pb2.Started) -> None:
         """Take the first event of a connection. Raises ProtocolError if it is not the same answer as before."""
         if self.started is not None and (started.seed, started.model) != (self.started.seed, self.started.model):
