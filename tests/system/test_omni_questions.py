@@ -1,0 +1,143 @@
+"""What a person does with a checkpoint of Qwen2.5-Omni: a stack for its folder, questions about pictures, sounds and films, in Python and
+on the command line. Its weights are random, so words mean nothing; equal questions have equal logprobs, others have not."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.media_files import film, picture, samples, sound
+from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, Video
+
+TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for name, data in (
+        ("cat.png", picture(1)),
+        ("dog.jpg", picture(2, form="JPEG")),
+        ("question.wav", sound(1, subtype="FLOAT")),
+        ("clip.mp4", film(1, sound_s=2.0)),
+        ("silent.mp4", film(1)),
+        ("broken.png", picture(1)[:200]),
+    ):
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def omni(omni_checkpoint: Path) -> Iterator[Omni]:
+    with Omni(model_path=omni_checkpoint, max_sessions=4) as omni:
+        yield omni
+
+
+def ask(omni: Omni, *content: Any, **media: Any) -> Answer:
+    turn = {"role": "user", "content": content[0] if isinstance(content[0], str) else list(content), **media}
+    return omni.chat([turn], max_tokens=TOKENS, ignore_eos=True, temperature=0, logprobs=True)
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def image(source: object) -> dict[str, object]:
+    return {"type": "image", "image": source}
+
+
+def test_a_picture_is_the_same_however_it_is_handed_over(omni: Omni, files: Path) -> None:
+    path = files / "cat.png"
+    answer = ask(omni, "What is this?", images=[str(path)])
+    assert answer["content"]
+    assert len(answer.logprobs) == len(answer.token_ids) == TOKENS
+    url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    for again in (
+        ask(omni, {"type": "image_url", "image_url": {"url": url}}, text("What is this?")),
+        ask(omni, image(Image.open(path)), text("What is this?")),
+        ask(omni, image(io.BytesIO(path.read_bytes())), text("What is this?")),
+    ):
+        assert (again.text, again.logprobs) == (answer.text, answer.logprobs)
+    assert ask(omni, "What is this?", images=[files / "dog.jpg"]).logprobs != answer.logprobs
+    assert ask(omni, text("What is this?"), image(path)).logprobs != answer.logprobs
+    assert ask(omni, "What is this?").logprobs != answer.logprobs
+
+
+def test_a_sound_is_the_same_as_a_file_and_as_samples(omni: Omni, files: Path) -> None:
+    answer = ask(omni, "What is said?", audios=[files / "question.wav"])
+    heard = samples(1)
+    assert ask(omni, "What is said?", audios=[(heard, 16_000)]).logprobs == answer.logprobs
+    assert ask(omni, "What is said?", audios=[(np.negative(heard[::-1]), 16_000)]).logprobs != answer.logprobs
+
+
+def test_a_film_is_seen_and_heard_where_that_is_asked(omni: Omni, files: Path) -> None:
+    clip, silent = files / "clip.mp4", files / "silent.mp4"
+    seen, heard = ask(omni, "And?", videos=[clip]), ask(omni, "And?", videos=[Video(clip, use_audio=True)])
+    assert seen.logprobs != heard.logprobs
+    part = {"type": "video", "video": clip, "use_audio": True}
+    assert ask(omni, part, text("And?")).logprobs == heard.logprobs
+    assert ask(omni, "And?", videos=[silent]).text
+    with pytest.raises(BadRequestError, match="there is no sound in it"):
+        ask(omni, "And?", videos=[Video(silent, use_audio=True)])
+
+
+def test_what_is_broken_is_told_and_the_next_question_is_answered(omni: Omni, files: Path) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        ask(omni, "What?", images=[files / "cat.png", files / "broken.png"])
+    assert "medium 2 (image)" in caught.value.message
+    assert ask(omni, "What?", images=[files / "cat.png"]).text
+
+
+def test_it_answers_in_text_and_says_that_it_has_no_voice(omni: Omni) -> None:
+    (pipeline,) = omni.pipelines()
+    assert (pipeline.name, pipeline.inputs, pipeline.outputs) == ("qwen2_5_omni", ("text", "image", "audio", "video"), ("text",))
+    assert ask(omni, "Hello").audio is None
+    with pytest.raises(NotSpokenError, match="qwen2_5_omni: it has no voice"):
+        omni.say("Good morning.")
+    with pytest.raises(BadRequestError, match="qwen2_5_omni gives text, not 'audio'"):
+        omni.generate("Hello", outputs=["text", "audio"])
+
+
+def omnistage(omni: Omni, files: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "omnistage.cli", *words, "--address", omni.address]
+    return subprocess.run(command, cwd=files, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Path) -> None:
+    media = ("--image", "cat.png", "--video", "clip.mp4", "--audio", "question.wav", "--image", "dog.jpg", "--video-sound")
+    greedy = ("--max-tokens", str(TOKENS), "--temperature", "0", "--json")
+    done = omnistage(omni, files, "ask", "What is this?", *media, "--system", "Be brief.", *greedy)
+    assert (done.returncode, done.stderr) == (0, "")
+    content = [
+        image(files / "cat.png"),
+        {"type": "video", "video": files / "clip.mp4", "use_audio": True},
+        {"type": "audio", "audio": files / "question.wav"},
+        image(files / "dog.jpg"),
+        text("What is this?"),
+    ]
+    turns: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    told = json.loads(done.stdout)
+    assert told["text"] == omni.chat(turns, max_tokens=TOKENS, temperature=0).text
+    assert (told["pipeline"], told["audio_s"], told["ttfa_s"]) == ("qwen2_5_omni", 0, None)
+
+
+def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni: Omni, files: Path) -> None:
+    for words, told in (
+        (("ask", "x", "--out", "x.wav"), "error: --out: qwen2_5_omni gives text, not 'audio'"),
+        (("say", "x", "--out", "x.wav"), "error: nothing of this text could be spoken by qwen2_5_omni: it has no voice"),
+    ):
+        done = omnistage(omni, files, *words)
+        assert done.returncode == 1
+        error, hint = done.stderr.splitlines()
+        assert (error, hint[:6]) == (told, "hint: ")
+        assert not (files / "x.wav").exists()
