@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from helpers import media_files
 from helpers.lengths import rounds
 from helpers.processes import wait_end
 from helpers.waiting import turning, until
+from omnistage.models.media import child
 from omnistage.models.media.asks import FilmAsk, PictureAsk
 from omnistage.models.media.decoded import Film
 from omnistage.models.media.decoder import MediaDecoder
@@ -126,10 +130,10 @@ async def test_one_that_computes_for_too_long_is_killed_too(picture: bytes, film
 
 
 async def test_one_that_needs_more_memory_than_there_is_costs_that_medium(picture: bytes) -> None:
-    large = media_files.encoded(Image.new("RGB", (6000, 5000)), "PNG", compress_level=1)
-    async with decoding(MediaLimits(memory_bytes=300 << 20)) as decoder:
+    large = media_files.encoded(Image.new("RGB", (5000, 4000)), "PNG", compress_level=1)
+    async with decoding(MediaLimits(memory_bytes=280 << 20)) as decoder:
         for _ in range(2):
-            with pytest.raises(BadMedia, match=r"more memory than the 300 MiB there are: send a smaller one"):
+            with pytest.raises(BadMedia, match=r"more memory than the 280 MiB there are: send a smaller one"):
                 await decoder.picture(large)
             await decoder.picture(picture, SMALL)
 
@@ -303,6 +307,64 @@ def test_it_dies_with_its_parent_at_once() -> None:
         os.kill(pid, signal.SIGSTOP)  # so that it cannot notice by itself
         owner.kill()
         assert wait_end(pid, 60)
+
+
+def test_processor_time_ends_it_even_if_its_parent_does_not(film: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            words = (str(theirs.fileno()), str(os.getpid()), "{}")
+            process = subprocess.Popen([sys.executable, "-m", "omnistage.models.media.child", *words], pass_fds=(theirs.fileno(),))
+        with process, tempfile.TemporaryFile() as file:
+            file.write(film)
+            file.flush()
+            assert ours.recv(100) == child.READY
+            request = {"kind": "film", "ask": asdict(LONG), "limit_s": 0.1 - child.GRACE_S}
+            socket.send_fds(ours, [json.dumps(request).encode()], [file.fileno()])
+            assert process.wait(60) == -signal.SIGPROF
+
+
+LIES = [
+    b"no JSON",
+    b"[]",
+    b'{"shape": [2, 2, 3]}',
+    b'{"shape": [1000, 1000, 3]}',
+    b'{"shape": [-1, -4, 3]}',
+    b'{"shape": "much"}',
+    b'{"shape": [1e400, 1, 3]}',
+    b'{"samples": 4}',
+]
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+async def test_a_process_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sealed: bool) -> None:
+    """One that was taken over: another program in its place, which answers what it likes."""
+    package = tmp_path / "omnistage" / "models" / "media"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "child.py").write_text(LIAR.format(lies=LIES, sealed=sealed))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with decoding() as decoder:
+        for _ in LIES:
+            with pytest.raises(BadMedia, match="decoding it went wrong"):
+                await decoder.picture(b"anything")
+        if sealed:
+            assert (await decoder.picture(b"anything")).pixels.shape == (2, 2, 3)
+
+
+LIAR = """
+import os, socket, sys
+from fcntl import F_ADD_SEALS, fcntl
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.send(b"ready")
+for number, lie in enumerate([*{lies!r}, b'{{"shape": [2, 2, 3]}}']):
+    socket.recv_fds(channel, 10000, 1)
+    file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.write(file, bytes(5 if number == 2 else 12))
+    if {sealed}:
+        fcntl(file, F_ADD_SEALS, 15)
+    socket.send_fds(channel, [lie], [file])
+"""
 
 
 async def test_a_process_that_cannot_start_says_so(picture: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

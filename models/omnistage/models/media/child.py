@@ -1,7 +1,7 @@
 """The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
 
 One medium after another comes on a socket of packets: what is asked as JSON, and the file as a descriptor. The answer is JSON, and what was
-made as a descriptor of sealed memory. It ends when its parent does, when that closes the socket, or when memory was short.
+made as a descriptor of sealed memory. It ends when its parent does, when that closes the socket, or when memory is short.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
 
 PR_SET_PDEATHSIG = 1
+OUT_OF_MEMORY = errno.ENOMEM
+"""Status with which it ends when memory is short."""
+
 MESSAGE_BYTES = 1 << 16
 READY = b"ready"
 FILES = 32
@@ -39,7 +42,7 @@ GRACE_S = 5.0
 
 
 def serve(channel: socket.socket, limits: MediaLimits) -> None:
-    """Until the parent has gone, or memory was short."""
+    """Until the parent has gone, or memory is short."""
     channel.sendmsg([READY])
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -50,24 +53,22 @@ def serve(channel: socket.socket, limits: MediaLimits) -> None:
         with os.fdopen(descriptors[0], "rb") as file, Output(limits.result_bytes) as output:
             answer = _answer(request, file, output, limits)
             socket.send_fds(channel, [json.dumps(answer).encode()], [output.fd])
-        if answer.get("spent"):
-            return
 
 
 def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
     """What was made, or why it was not."""
     try:
-        made = _made(request["kind"], request["ask"], file, output, limits)
+        try:
+            made = _made(request["kind"], request["ask"], file, output, limits)
+        except UnknownFormat as error:
+            return {"bad": advice(file, limits) or str(error)}
         output.seal()
         return made
-    except UnknownFormat as error:
-        return {"bad": advice(file, limits) or str(error)}
     except BadMedia as error:
         return {"bad": str(error)}
     except Exception as error:  # whatever a decoder makes of damaged bytes; a mistake of ours would be no better for the caller
         if _is_memory(error):
-            reason = f"decoding it takes more memory than the {limits.memory_bytes >> 20} MiB there are: send a smaller one"
-            return {"bad": reason, "spent": True}
+            os._exit(OUT_OF_MEMORY)  # what a library held when it failed is gone with the process
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return {"bad": f"it is damaged ({said}): send all of it, or encode it anew"}
 

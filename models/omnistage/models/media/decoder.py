@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import math
 import mmap
 import os
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -45,9 +46,9 @@ def kind(media_type: str) -> Kind:
 class MediaDecoder:
     """Decodes so many media at once, in as many processes, which start when they are needed and stay.
 
-    Call it from one event loop. Where several wait, clients take turns, and each is served first come, first served. Cancelling ends the
-    work. All of its methods raise BadMedia for a medium, DecoderFull when max_waiting wait, and DecoderFailed when no process can be
-    started.
+    Call it from one event loop, on a thread that lives as long as it: the processes end with the thread that started them. Where several
+    media wait, clients take turns, and each is served first come, first served. Cancelling ends the work. All of its methods raise BadMedia
+    for a medium, DecoderFull when max_waiting wait, and DecoderFailed when no process can be started.
     """
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
@@ -69,22 +70,25 @@ class MediaDecoder:
 
     async def picture(self, source: Source, ask: PictureAsk | None = None, *, client: str = "") -> Picture:
         """The first picture of the file, upright, RGB, resized."""
-        answer, memory = await self._decode("picture", source, ask or PictureAsk(), client)
-        return Picture(_pixels(memory, answer["shape"]))
+        made, memory = await self._decode("picture", source, ask or PictureAsk(), client)
+        with _distrust():
+            return Picture(_pixels(memory, made["shape"], 3))
 
     async def sound(self, source: Source, ask: SoundAsk | None = None, *, client: str = "") -> Sound:
         """The sound of the file, mono, resampled."""
         ask = ask or SoundAsk()
-        answer, memory = await self._decode("sound", source, ask, client)
-        return Sound(_samples(memory, 0, answer["samples"]), ask.rate_hz)
+        made, memory = await self._decode("sound", source, ask, client)
+        with _distrust():
+            return Sound(_samples(memory, 0, made["samples"]), ask.rate_hz)
 
     async def film(self, source: Source, ask: FilmAsk | None = None, *, client: str = "") -> Film:
         """Frames of the film, evenly taken, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmAsk()
-        answer, memory = await self._decode("film", source, ask, client)
-        frames = _pixels(memory, answer["shape"])
-        sound = Sound(_samples(memory, aligned(frames.nbytes), answer["samples"]), ask.rate_hz) if ask.use_audio else None
-        return Film(frames, answer["frame_s"], sound)
+        made, memory = await self._decode("film", source, ask, client)
+        with _distrust():
+            frames = _pixels(memory, made["shape"], 4)
+            sound = Sound(_samples(memory, aligned(frames.nbytes), made["samples"]), ask.rate_hz) if ask.use_audio else None
+            return Film(frames, float(made["frame_s"]), sound)
 
     async def close(self) -> None:
         """End the processes and wait for their end. Nothing is being decoded."""
@@ -108,9 +112,11 @@ class MediaDecoder:
             finally:
                 os.close(file)
         try:
-            if "bad" in answer:
-                raise BadMedia(answer["bad"])
-            return answer, _mapped(made, self.limits.result_bytes)
+            with _distrust():
+                said = json.loads(answer)
+                if "bad" in said:
+                    raise BadMedia(str(said["bad"]))
+                return said, _mapped(made, self.limits.result_bytes)
         finally:
             os.close(made)
 
@@ -181,18 +187,32 @@ async def _file(source: Source) -> int:
         os.close(file)
 
 
+@contextmanager
+def _distrust() -> Iterator[None]:
+    """The process that decodes is fed by strangers: what makes no sense of what it says is no fault of this one."""
+    try:
+        yield
+    except BadMedia:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadMedia("decoding it went wrong: it is damaged, encode it anew") from error
+
+
 def _mapped(file: int, most: int) -> mmap.mmap:
-    """A private view of what was made. The process that made it was fed by strangers, so its word is not enough: it can neither change
-    this any more nor cut it short."""
+    """A private view of what was made, which the process that made it can neither change any more nor cut short."""
     size = os.fstat(file).st_size
-    if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS or not 0 < size <= most:
-        raise BadMedia("decoding it went wrong: it is damaged, encode it anew")
+    if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS or size > most:
+        raise ValueError(f"{size} bytes that are not sealed or too many")
     return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
 
 
-def _pixels(memory: mmap.mmap, shape: list[int]) -> NDArray[np.uint8]:
+def _pixels(memory: mmap.mmap, shape: list[int], axes: int) -> NDArray[np.uint8]:
+    if len(shape) != axes or min(shape) < 1 or shape[-1] != 3:
+        raise ValueError(f"{shape} is no shape of pixels")
     return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
 
 
 def _samples(memory: mmap.mmap, start: int, count: int) -> NDArray[np.float32]:
+    if count < 1:
+        raise ValueError(f"{count} samples")
     return np.frombuffer(memory, np.float32, count, start)

@@ -28,8 +28,9 @@ def decoded(file: BinaryIO, ask: PictureAsk, limits: MediaLimits) -> NDArray[np.
             raise BadMedia(
                 f"it is {image.width}x{image.height} pixels, and at most {limits.picture_pixels / 1e6:g} million may be: make it smaller"
             )
-        upright = ImageOps.exif_transpose(image).convert("RGB")
-        return resized(upright, *smart_resize(upright.height, upright.width, ask.factor, ask.min_pixels, ask.max_pixels))
+        ImageOps.exif_transpose(image, in_place=True)
+        sizes = smart_resize(image.height, image.width, ask.factor, ask.min_pixels, ask.max_pixels)
+        return resized(image if image.mode == "RGB" else image.convert("RGB"), *sizes)
 
 
 def opened(file: BinaryIO) -> Image.Image | None:

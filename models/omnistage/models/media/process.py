@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,9 @@ from omnistage.models.media.errors import BadMedia, DecoderFailed
 from omnistage.models.media.limits import MediaLimits
 
 START_LIMIT_S = 60.0
+OUT_OF_MEMORY = errno.ENOMEM
+"""Status with which it ends when memory is short; child.py, which loads what only decoding needs, says the same."""
+
 LIFE = 200
 """Media after which it is replaced: what libraries leak is gone with it."""
 
@@ -33,7 +37,7 @@ class DecodingProcess:
     def __init__(self, limits: MediaLimits) -> None:
         self._ready = False
         self._decoded = 0
-        self._short_of_memory = False
+        self._memory_bytes = limits.memory_bytes
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         words = (str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(limits)))
@@ -61,11 +65,11 @@ class DecodingProcess:
 
     def is_spent(self) -> bool:
         """Whether another one is to decode the next medium."""
-        return self._short_of_memory or self._decoded >= LIFE
+        return self._decoded >= LIFE
 
-    async def decode(self, request: dict[str, Any], file: int, limit_s: float) -> tuple[dict[str, Any], int]:
-        """What it answers, and the descriptor of what it made, to be closed by the caller. Raises BadMedia when the process dies or time
-        is up, DecoderFailed when it never began; then, and when this is cancelled, it is of no use any more."""
+    async def decode(self, request: dict[str, Any], file: int, limit_s: float) -> tuple[bytes, int]:
+        """What it answers, as JSON, and the descriptor of what it made, to be closed by the caller. Raises BadMedia when the process dies
+        or time is up, DecoderFailed when it never began; then, and when this is cancelled, it is of no use any more."""
         await self._start()
         try:
             socket.send_fds(self._channel, [json.dumps(request | {"limit_s": limit_s}).encode()], [file])
@@ -79,11 +83,11 @@ class DecodingProcess:
         if not descriptors:
             self._process.kill()  # it may have closed the socket and live
             await self._readable(self._ended)
+            if self._process.wait() == OUT_OF_MEMORY:
+                raise BadMedia(f"decoding it takes more memory than the {self._memory_bytes >> 20} MiB there are: send a smaller one")
             raise BadMedia(f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew")
         self._decoded += 1
-        made: dict[str, Any] = json.loads(answer)
-        self._short_of_memory = "spent" in made
-        return made, descriptors[0]
+        return answer, descriptors[0]
 
     async def end(self) -> None:
         """Kill it and wait until its memory is free."""
@@ -100,10 +104,11 @@ class DecodingProcess:
         try:
             async with asyncio.timeout(START_LIMIT_S):
                 first, _ = await self._received()
+                if not first:
+                    await self._readable(self._ended)
         except TimeoutError:
             raise DecoderFailed(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
         if not first:
-            await self._readable(self._ended)
             raise DecoderFailed(f"the process that decodes media did not start ({self._death()}); its standard error says why")
         self._ready = True
 
