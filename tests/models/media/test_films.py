@@ -93,10 +93,10 @@ async def test_a_film_without_a_rate_is_sampled_by_time(decoder: MediaDecoder) -
     assert media_files.numbers(film.frames) == [max(n for n, time in enumerate(times) if time <= moment) for moment in moments]
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 4, 5])
-async def test_a_film_of_few_frames_gives_an_even_number(decoder: MediaDecoder, frames: int) -> None:
-    film = await decoder.film(media_files.film(0, frames, numbered=True, rate_hz=30), SMALL)
-    assert media_files.numbers(film.frames) == {1: [0, 0], 2: [0, 1], 3: [0, 1], 4: [0, 1, 2, 3], 5: [0, 1, 2, 3]}[frames]
+async def test_a_film_of_few_frames_gives_an_even_number(decoder: MediaDecoder) -> None:
+    for frames, taken in {1: [0, 0], 2: [0, 1], 3: [0, 1], 4: [0, 1, 2, 3], 5: [0, 1, 2, 3]}.items():
+        film = await decoder.film(media_files.film(0, frames, numbered=True, rate_hz=30), SMALL)
+        assert media_files.numbers(film.frames) == taken
 
 
 async def test_a_camera_that_was_turned_is_turned_back(decoder: MediaDecoder, seed: int) -> None:

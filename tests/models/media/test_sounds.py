@@ -36,9 +36,9 @@ FFMPEG = [
 ]
 
 
-@pytest.mark.parametrize("rate_hz", [16_000, 24_000])
-async def test_what_libsndfile_reads_has_the_bits_of_the_published_loader(decoder: MediaDecoder, seed: int, rate_hz: int) -> None:
-    for form, subtype, source_hz, channels in LIBSNDFILE:
+async def test_what_libsndfile_reads_has_the_bits_of_the_published_loader(decoder: MediaDecoder, seed: int) -> None:
+    for number, (form, subtype, source_hz, channels) in enumerate(LIBSNDFILE):
+        rate_hz = (16_000, 24_000)[number % 3 == 2]
         data = media_files.sound(seed, 1.3, source_hz, channels, form, subtype)
         sound = await decoder.sound(data, SoundAsk(rate_hz))
         words = base64.b64encode(data).decode()
