@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.hub_server import BLOCK, File, HubServer, fetched, fetching, hub_server
+from helpers.hub_server import BLOCK, FETCHING, File, HubServer, fetched, fetching, hub_server
+from helpers.mounts import run_on_mount
 from helpers.waiting import until
 from omnistage.models.hub import HubName, hub_name, size
 
@@ -190,6 +191,18 @@ def test_what_cannot_be_had_is_told_in_one_line(hub: HubServer, tmp_path: Path) 
         assert said["error"] == error and said["text"].startswith(text), said
         assert "\n" not in said["text"]
     assert hub.fetched() == [] and not (tmp_path / "hub").exists()
+
+
+def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/words", words(LARGE))
+    hub.add("org/larger", {"config.json": CONFIG, "model.safetensors": File(LARGE + b"than it says", told_size=BLOCK)})
+    for name, value in hub.environment(Path("/dev/shm/home")).items():
+        monkeypatch.setenv(name, value)
+    before, then = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words", "org/larger"]).splitlines())
+    assert before["error"] == then["error"] == "NoRoom"
+    assert before["text"].startswith("org/words@main: 12.6 MB are to be fetched, and /dev/shm/home/hub has 4.2 MB free: make room, or set")
+    assert then["text"].startswith("the disk of /dev/shm/home/hub is full: make room, or set HF_HOME")
+    assert "merges.txt" not in hub.fetched()
 
 
 @dataclass(frozen=True)
