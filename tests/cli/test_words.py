@@ -23,6 +23,7 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
         (["ask", "-"], "\N{GRINNING FACE}".encode() * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
         (["ask", "Hi", "--timeout", "inf"], b"", "--timeout inf: this is no number"),
         (["ask", "Hi", "--pipeline", "toy-picture"], b"", "toy-picture has no thinker"),
+        (["ask", "Hi", "--json-schema", "/no/such.json"], b"", "--json-schema /no/such.json: No such file or directory"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

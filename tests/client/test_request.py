@@ -9,6 +9,7 @@ from omnistage.client import request as requests
 from omnistage.client.errors import BadRequestError
 from omnistage.client.private_stack import StackPlan, StackSettings
 from omnistage.client.request import Options
+from omnistage.v1 import stage_pb2
 from omnistage.wire import limits
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
@@ -37,6 +38,7 @@ def test_options_reach_their_fields() -> None:
         voice="anna",
         profile="latency",
         logprobs=True,
+        top_logprobs=3,
     )
     request = requests.for_prompt("hello", (), (), (), options).complete()
     assert request.HasField("seed")
@@ -45,6 +47,41 @@ def test_options_reach_their_fields() -> None:
     assert (request.thinker.max_tokens, request.thinker.sampling.temperature, request.thinker.logprobs) == (5, 0.5, True)
     assert request.thinker.sampling.top_p == pytest.approx(0.9)
     assert (request.talker.voice, request.code2wav.profile) == ("anna", "latency")
+    assert (request.thinker.logprobs, request.thinker.top_logprobs) == (True, 3)
+    assert not request.thinker.HasField("constraint")
+
+
+@pytest.mark.parametrize(
+    ("option", "constraint"),
+    [
+        ({"json_schema": {"type": "string", "const": "é"}}, stage_pb2.Constraint(json_schema='{"type": "string", "const": "\\u00e9"}')),
+        ({"json_schema": '{"type": "null"}'}, stage_pb2.Constraint(json_schema='{"type": "null"}')),
+        ({"regex": "a|b"}, stage_pb2.Constraint(regex="a|b")),
+        ({"choice": ("yes", "no")}, stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["yes", "no"]))),
+    ],
+)
+def test_what_a_text_is_kept_to(option: Options, constraint: stage_pb2.Constraint) -> None:
+    assert requests.for_prompt("x", (), (), (), option).complete().thinker.constraint == constraint
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"json_schema": {"a": object()}}, "json_schema"),
+        ({"json_schema": 3}, "json_schema"),
+        ({"regex": b"a"}, "regex"),
+        ({"regex": "\ud800"}, "regex"),
+        ({"choice": "yes"}, "choice"),
+        ({"choice": []}, "choice"),
+        ({"choice": 3}, "choice"),
+        ({"choice": ["yes", 3]}, r"choice\[1\]"),
+        ({"regex": "a", "choice": ["yes"]}, "choice: a text keeps to one thing only"),
+        ({"top_logprobs": -1}, "top_logprobs"),
+    ],
+)
+def test_what_no_text_can_be_kept_to(options: dict[str, object], field: str) -> None:
+    with pytest.raises(BadRequestError, match=field):
+        requests.for_prompt("x", (), (), (), options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

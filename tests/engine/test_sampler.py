@@ -180,6 +180,23 @@ def any_sampling(rng: random.Random) -> Sampling:
     )
 
 
+class Kept:
+    """A walk that allows these tokens at its place."""
+
+    complete = must_end = False
+
+    def __init__(self, token_ids: list[int], vocab: int) -> None:
+        bits = np.zeros(-(-vocab // 32) * 32, bool)
+        bits[token_ids] = True
+        self._bits = torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+
+    def allowed(self) -> torch.Tensor:
+        return self._bits
+
+    def note(self, token_id: int) -> None:
+        raise AssertionError("no token is noted by a draw")
+
+
 @pytest.mark.parametrize(("vocab", "rounds"), [(500, 40), (8448, 6), (49_152, 3), (151_936, 2)])
 def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: int, seed: int) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -193,9 +210,15 @@ def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: i
         suppressed = [tuple(rng.sample(range(vocab), k=rng.choice([0, 3, 40]))) for _ in range(rows)]
         seeds = [rng.getrandbits(64) for _ in range(rows)]
         given = [draws(*row) for row in zip(settings, seeds, prompts, answers, strict=True)]
+        never = [set(ids) for ids in suppressed]
+        for place in rng.sample(range(rows), rows // 3):
+            allowed = rng.sample(range(vocab), k=rng.choice([1, 2, 40, 300]))
+            given[place].walk = Kept(allowed, vocab)
+            suppressed[place] = tuple(never[place] - {allowed[0]})
+            never[place] = {*suppressed[place], *(set(range(vocab)) - set(allowed))}
         for index, drawn in enumerate(sample(logits, given, suppressed)):
             row = logits[index].double().numpy()
-            expected = plain_choices(row, settings[index], prompts[index], answers[index], suppressed[index], seeds[index])
+            expected = plain_choices(row, settings[index], prompts[index], answers[index], tuple(never[index]), seeds[index])
             assert drawn is not None and drawn.token_id in expected, f"{settings[index]}, spread {spread}, {dtype}"
 
 
@@ -326,6 +349,47 @@ def uniform(seed: int, step: int, count: int) -> torch.Tensor:
     blocks = torch.arange(-(-count // BLOCK))[None]
     arrivals = times(keys(torch.tensor([seed_bits(seed)]), torch.tensor([step])), blocks, torch.arange(BLOCK))
     return -torch.expm1(-arrivals.flatten()[:count])
+
+
+def test_a_constraint_hides_no_number_that_is_none_and_leaves_nothing_where_it_allows_nothing() -> None:
+    logits = torch.zeros(5, 100)
+    logits[0, 3] = float("nan")
+    logits[1, 3] = float("inf")
+    logits[4, 50] = 9.0
+    for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_k=30, top_p=0.9)):
+        rows = [draws(sampling) for _ in range(5)]
+        for row, allowed in zip(rows, ([1, 2], [1, 2], [], [31, 32, 99], None), strict=True):
+            row.walk = None if allowed is None else Kept(allowed, 100)
+        drawn = sample(logits, rows, [()] * 5)
+        assert drawn[:3] == [None] * 3
+        assert drawn[3] is not None and drawn[3].token_id in (31, 32, 99)
+        assert drawn[4] == sample(logits[4:], [draws(sampling)], [()])[0]
+
+
+@pytest.mark.parametrize("vocab", [7, 500, 49_152])
+def test_logprobs_are_those_of_the_models_own_logits(vocab: int, seed: int) -> None:
+    """Whatever penalties, filters and constraints make of them, alone and beside rows that want others or none."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    logits = torch.randn(12, vocab, generator=generator) * 4
+    rows = []
+    for place in range(12):
+        count = rng.choice([None, 0, 1, 5, 20])
+        row = Draws(any_sampling(rng), rng.getrandbits(64), count is not None, {1, 2}, top_logprobs=count or 0)
+        row.note(3)
+        row.walk = Kept(rng.sample(range(vocab), 2), vocab) if place % 3 == 0 else None
+        row.bias_ids.remainder_(vocab)
+        rows.append(row)
+    for place, (row, drawn) in enumerate(zip(rows, sample(logits, rows, [()] * 12), strict=True)):
+        assert drawn is not None and drawn == sample(logits[place : place + 1], [row], [()])[0]
+        own = logits[place].double().numpy()
+        expected = own - own.max() - math.log(np.exp(own - own.max()).sum())
+        if not row.logprobs:
+            assert (drawn.logprob, drawn.top) == (None, ())
+            continue
+        assert drawn.logprob == pytest.approx(expected[drawn.token_id], abs=1e-4)
+        best = np.argsort(-expected)[: row.top_logprobs].tolist()
+        assert [token_id for token_id, _ in drawn.top] == best
+        assert [value for _, value in drawn.top] == pytest.approx(expected[best].tolist(), abs=1e-4)
 
 
 def test_noise_depends_on_seed_step_and_token_and_is_uniform() -> None:

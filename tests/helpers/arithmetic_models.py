@@ -116,7 +116,7 @@ class ArithmeticThinker(OnEngine):
         delta = formulas.next_place(places) - len(places)
         positions = np.ascontiguousarray(places[:, 1:].T)
         return SequenceRequest(
-            Prompt(prompt_items((places[:, 0] % IDS).tolist()), tuple(given), positions, delta),
+            Prompt(prompt_items((places[:, 0] % IDS).tolist()), tuple(given), positions, delta, request.scope.encode()),
             request.seed,
             request.max_tokens + 1,
             request.sampling,

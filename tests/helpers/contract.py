@@ -6,11 +6,12 @@ A check takes a loaded model behind its stage and a sample of what it is asked; 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,28 @@ file."""
 
 CUTS = 5
 """Places at which a run is cut to go on elsewhere."""
+
+LISTED = ["a", 7, "é", None]
+CONSTRAINTS = {
+    "json_schema": stage_pb2.Constraint(json_schema=json.dumps({"type": "array", "items": {"enum": LISTED}, "minItems": 2, "maxItems": 3})),
+    "regex": stage_pb2.Constraint(regex="(no|yes), [0-9]{3}é?"),
+    "choice": stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["left", "le\nft", 'a "b"', "日本"])),
+}
+"""One of each form; a text that keeps to any of them has 64 tokens at most."""
+
+BAD_CONSTRAINTS = (
+    ("json_schema", stage_pb2.Constraint(json_schema="{")),
+    ("json_schema", stage_pb2.Constraint(json_schema='{"enum": []}')),
+    ("json_schema", stage_pb2.Constraint(json_schema='{"not": {}}')),
+    ("json_schema", stage_pb2.Constraint(json_schema="[" * 1000)),
+    ("json_schema", stage_pb2.Constraint(json_schema="")),
+    ("json_schema", stage_pb2.Constraint(json_schema='{"const": "' + "a" * 65_536 + '"}')),
+    ("regex", stage_pb2.Constraint(regex="(a")),
+    ("regex", stage_pb2.Constraint(regex="(?=a)b")),
+    ("regex", stage_pb2.Constraint(regex="[^\\s\\S]")),
+    ("choice", stage_pb2.Constraint(choice=stage_pb2.Choices())),
+    ("choice", stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["a", ""]))),
+)
 
 AT_ONCE = 3
 LONGEST_S = 60.0
@@ -358,6 +381,35 @@ async def check_a_session_that_is_given_up_leaves_nothing(loaded: Loaded, rng: r
     assert contents(await run(loaded, rng)) == contents(made)
 
 
+async def check_the_text_keeps_to_what_is_asked(loaded: Loaded, rng: random.Random) -> None:
+    """In every form that the model says it can, and goes on so wherever it was cut."""
+    for form in loaded.logic.description.constraints:
+        params = stage_pb2.StageParams()
+        params.CopyFrom(loaded.sample.params)
+        params.thinker.MergeFrom(stage_pb2.ThinkerParams(constraint=CONSTRAINTS[form], max_tokens=64))
+        params.thinker.ClearField("stop")
+        asked = Loaded(loaded.case, loaded.logic, replace(loaded.sample, params=params))
+        made = await run(asked, rng)
+        whole = contents(made)
+        said = whole["text"]
+        assert isinstance(said, tuple) and keeps(form, said[0]) and said[2] == [chunk_pb2.FINISH_REASON_STOP], said
+        for count in (rng.randrange(len(made.outputs)), len(made.outputs)):
+            start, before = cut_after(asked, made, count, rng)
+            after = contents(await run(asked, rng, start))
+            for port in loaded.produces:
+                assert joined(before[port], after.get(port, b"")) == whole[port], f"port {port!r} after {count} outputs"
+
+
+def keeps(form: str, text: str) -> bool:
+    match form:
+        case "json_schema":
+            values = json.loads(text)
+            return 2 <= len(values) <= 3 and all(value in LISTED for value in values)
+        case "regex":
+            return re.fullmatch(CONSTRAINTS[form].regex, text) is not None
+    return text in CONSTRAINTS[form].choice.texts
+
+
 def assert_free(loaded: Loaded) -> None:
     load = loaded.logic.load()
     assert (load.queued, load.kv_pages_used) == (0, 0)
@@ -401,9 +453,13 @@ def beyond(loaded: Loaded) -> list[tuple[stage_pb2.StageParams, str]]:
     if kind == "thinker":
         ask("sampling.logit_bias", sampling=stage_pb2.Sampling(logit_bias={(1 << 32) - 1: 1}))
         ask("messages.parts.port", messages=[stage_pb2.Message(role="user", parts=[stage_pb2.Part(port="nowhere")])])
-        for form in ("json_schema", "regex"):
+        for form, given in CONSTRAINTS.items():
             if form not in said.constraints:
-                ask("constraint", constraint=stage_pb2.Constraint(**{form: "a"}))
+                ask("constraint", constraint=given)
+        for form, bad in BAD_CONSTRAINTS:
+            if form in said.constraints:
+                ask(f"constraint.{form}", constraint=bad)
+        ask("top_logprobs", top_logprobs=21)
     elif kind == "talker":
         ask("voice", voice="nobody")
     elif kind == "code2wav":
@@ -439,5 +495,6 @@ CHECKS: Sequence[Check] = (
     check_a_port_that_nobody_wants_changes_nothing_else,
     check_a_session_that_is_given_up_leaves_nothing,
     check_what_it_cannot_do_is_refused_and_the_next_one_is_served,
+    check_the_text_keeps_to_what_is_asked,
     check_another_replica_is_the_same,
 )

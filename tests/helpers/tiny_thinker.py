@@ -36,7 +36,7 @@ class TinyThinker(ArithmeticThinker):
 
     def asked(self, request: TextRequest) -> SequenceRequest:
         return SequenceRequest(
-            Prompt.of_tokens("".join(turn.text for turn in request.turns).encode()),
+            Prompt.of_tokens("".join(turn.text for turn in request.turns).encode(), request.scope.encode()),
             request.seed,
             request.max_tokens + 1,
             request.sampling,

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.models import text_pieces
 from helpers.waiting import until
+from omnistage.models.common.constraint import Grammar
 from omnistage.models.interface import TextRequest, Turn
 from omnistage.models.smol.thinker import Prepared, SmolThinker
 
@@ -21,10 +22,10 @@ class Hanging(SmolThinker):
     go: threading.Event
     asked = 0
 
-    def _tokenized(self, request: TextRequest) -> Prepared:
+    def _tokenized(self, request: TextRequest, grammar: Grammar | None) -> Prepared:
         self.asked += 1
         assert self.go.wait(60)
-        return super()._tokenized(request)
+        return super()._tokenized(request, grammar)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from grpc.aio import Metadata
 
-from omnistage.router.clients import client_of, name_of, request_of
+from omnistage.router.clients import client_of, name_of, request_of, scope_of
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,13 @@ def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:
         len({one, name_of(client_of(Call(OTHER_HOST))), name_of(client_of(Call(ONE, "key"))), name_of(client_of(Call(ONE, "other")))}) == 4
     )
     assert len(one) == 16 and "10.0.0.1" not in one
+
+
+def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
+    one, other = (scope_of(client_of(Call(ONE, key))) for key in ("a", "b"))
+    assert one == scope_of(client_of(Call(OTHER_HOST, "a"))) != other
+    assert one and other and one != "a"
+    assert scope_of(client_of(Call(ONE))) == scope_of(client_of(Call(OTHER_HOST))) == scope_of(client_of(Call("unix:"))) == ""
 
 
 def test_whoever_knows_an_address_does_not_know_its_name() -> None:

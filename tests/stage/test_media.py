@@ -14,7 +14,7 @@ from omnistage.models.interface import Constraint, DrawRequest, Media, Streamed,
 from omnistage.models.toy.film import FilmMaker, FilmOptions, Scene
 from omnistage.models.toy.omni import OmniOptions, OmniThinker, Prepared
 from omnistage.stage.logic import Start
-from omnistage.thinker.stage import ThinkerStage
+from omnistage.thinker.stage import MAX_CONSTRAINT_CHARACTERS, ThinkerStage
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 
@@ -53,7 +53,7 @@ def media(data: bytes, media_type: str = "image/png", *, use_audio: bool = False
 
 async def asked(*messages: stage_pb2.Message, **fields: object) -> TextRequest:
     model = Listening(OmniOptions())
-    request = stage_pb2.Open(params=params("thinker", "", messages=messages, **fields), seed=3, client="somebody")
+    request = stage_pb2.Open(params=params("thinker", "", messages=messages, **fields), seed=3, client="somebody", scope="some key")
     await ThinkerStage(model).prepare(request, Start())
     return model.asked
 
@@ -61,7 +61,7 @@ async def asked(*messages: stage_pb2.Message, **fields: object) -> TextRequest:
 async def test_parts_come_in_their_order():
     system, user = said_by("system", text("Be brief.")), said_by("user", text("a"), media(b"xy"), stage_pb2.Part(port="live"), text("b"))
     film = said_by("user", media(b"zz", "video/mp4", use_audio=True))
-    request = await asked(system, user, film, constraint=stage_pb2.Constraint(regex="[ab]+"))
+    request = await asked(system, user, film, constraint=stage_pb2.Constraint(regex="[ab]+"), top_logprobs=5)
     picture = Media("image/png", b"xy")
     assert picture.digest == hashlib.sha256(b"xy").digest()
     assert request.turns == (
@@ -71,6 +71,30 @@ async def test_parts_come_in_their_order():
     )
     assert request.turns[1].text == "ab"
     assert (request.constraint, request.client, request.seed) == (Constraint("regex", "[ab]+"), "somebody", 3)
+    assert (request.scope, request.logprobs, request.top_logprobs) == ("some key", True, 5)
+
+
+async def test_choices_come_as_they_are_and_too_much_is_refused():
+    user = said_by("user", text("a"))
+
+    def choices(*texts: str) -> stage_pb2.Constraint:
+        return stage_pb2.Constraint(choice=stage_pb2.Choices(texts=texts))
+
+    request = await asked(user, constraint=choices("yes", "no", "yes "))
+    assert request.constraint == Constraint("choice", choices=("yes", "no", "yes "))
+    assert (request.logprobs, request.top_logprobs) == (False, 0)
+    most = MAX_CONSTRAINT_CHARACTERS
+    for form, bad in (
+        ("choice", choices()),
+        ("choice", choices("yes", "")),
+        ("choice", choices("a" * most, "b")),
+        ("regex", stage_pb2.Constraint(regex="")),
+        ("regex", stage_pb2.Constraint(regex="a" * (most + 1))),
+        ("json_schema", stage_pb2.Constraint(json_schema=" " * (most + 1))),
+    ):
+        with pytest.raises(StageError) as refused:
+            await asked(user, constraint=bad)
+        assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", f"thinker.constraint.{form}")
 
 
 @pytest.mark.parametrize(

@@ -133,3 +133,21 @@ async def test_a_client_that_comes_back_hears_the_rest(house: Fleet, moment: Mom
         rest = await ask(stub, continued(question(seed), begin))
         check(joined(begin, rest), seed)
     await all_free([house.address(name) for name in house.stages])
+
+
+async def test_nobody_finds_what_another_key_has_asked(house: Fleet):
+    """Equal prompts: only those of one key, or of nobody's, are found computed; a replica that has not seen one has nothing to find."""
+
+    async def found(key: str, asks: int) -> list[int]:
+        metadata = [("x-api-key", key)] if key else []
+        answers = [await ask(stub, question(9, 2), metadata=metadata) for _ in range(asks)]
+        assert len({answer.text() for answer in answers}) == 1
+        return [answer.usage.stages[0].cached_tokens for answer in answers if answer.usage]
+
+    async with omni_stub(house.address("router")) as stub:
+        for key in ("one", "other", "third"):
+            first, *later = await found(key, 3)
+            assert first == 0 and max(later) >= 32, key
+        first, *later = await found("", 3)
+        assert max(later) >= 32
+        assert (await found("fourth", 1))[0] == 0

@@ -87,10 +87,11 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrawnItem:
-    """A drawn item. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters."""
+    """A drawn item. logprob, top: as in DrawnToken, of its first id."""
 
     item: Item
     logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Head(Protocol):

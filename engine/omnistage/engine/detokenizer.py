@@ -50,7 +50,7 @@ class Detokenizer:
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         if any(not text for text in stop):
             raise ValueError("a stop string is empty")
-        self._piece = piece
+        self.piece = piece
         self._stop = [_StopString(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -73,7 +73,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Take the next token; returns the text that became final, often empty."""
-        return self._advance(self._decoder.decode(self._piece(token_id)))
+        return self._advance(self._decoder.decode(self.piece(token_id)))
 
     def finish(self) -> str:
         """The answer ended: returns what was held back. Incomplete bytes become U+FFFD."""

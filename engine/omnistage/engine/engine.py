@@ -22,7 +22,7 @@ from omnistage.engine.attention import Choice, chosen
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pace import STEP_S, Pace
 from omnistage.engine.pages import PagePool, PrefixCache
-from omnistage.engine.request import EngineClosed, EngineStats, SequenceEvent, SequenceFailed, SequenceRequest, Taps
+from omnistage.engine.request import DeadEnd, EngineClosed, EngineStats, SequenceEvent, SequenceFailed, SequenceRequest, Taps
 from omnistage.engine.runner import Computed, Runner
 from omnistage.engine.scheduler import IDLE_S, Limits, Run, Scheduler, Step
 from omnistage.engine.sequence import Sequence
@@ -99,6 +99,10 @@ class Engine:
             raise ValueError(f"vectors given for rows have the width {spec.given_width}")
         if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):
             raise ValueError("this model takes no appended rows, or has no taps")
+        if request.constraint is not None and (spec.codebooks, request.constraint.vocabulary) != (1, spec.item_ids):
+            raise ValueError(
+                f"a constraint is for one id of {request.constraint.vocabulary}; items here have {spec.codebooks} of {spec.item_ids}"
+            )
         if prompt.positions is not None and not 0 <= prompt.positions.min() <= prompt.positions.max() < spec.context:
             raise Unfit("prompt", f"its positions must lie between 0 and {spec.context - 1}")
         if len(prompt) + prompt.delta < 0 or request.rows + prompt.delta > spec.context:
@@ -240,8 +244,12 @@ class Engine:
         if done.taps is not None:
             sequence.keep_taps(done.taps)
             taps = self._fresh(sequence, done.taps)
+        walk = sequence.draws.walk
         if run.draws and done.drawn is None:
-            self._fail(sequence, None)
+            if walk is not None and not walk.allowed().any():
+                self._end(sequence, DeadEnd(f"after {len(sequence.items)} tokens the constraint allows nothing that could follow"))
+            else:
+                self._fail(sequence, None)
             return
         if run.start < len(sequence.request.prompt) <= sequence.computed:
             self._scheduler.remember(sequence)
@@ -249,15 +257,19 @@ class Engine:
             if taps is not None:
                 self._put(sequence, SequenceEvent(taps=taps))
         elif done.drawn.item[0] in sequence.request.end_ids:
-            self._put(sequence, SequenceEvent(None, done.drawn.logprob, FinishReason.STOP, taps))
+            self._put(sequence, SequenceEvent(None, done.drawn.logprob, finish_reason=FinishReason.STOP, taps=taps))
             self._end(sequence)
         else:
             self._items += 1
             sequence.items.append(done.drawn.item)
             sequence.draws.note(done.drawn.item[0])
-            whole = len(sequence.items) == sequence.request.max_items
-            self._put(sequence, SequenceEvent(done.drawn.item, done.drawn.logprob, FinishReason.LENGTH if whole else None, taps))
-            if whole:
+            complete = walk is not None and walk.complete
+            reason = FinishReason.LENGTH if len(sequence.items) == sequence.request.max_items else None
+            # Who wants taps has those of the last item when an end was drawn after it.
+            if complete and (reason is not None or sequence.request.taps_from is None):
+                reason = FinishReason.STOP
+            self._put(sequence, SequenceEvent(done.drawn.item, done.drawn.logprob, done.drawn.top, reason, taps, complete))
+            if reason is not None:
                 self._end(sequence)
 
     def _put(self, sequence: Sequence, event: SequenceEvent) -> None:

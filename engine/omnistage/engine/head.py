@@ -18,4 +18,4 @@ class TokenHead:
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
-        return [None if token is None else DrawnItem((token.token_id,), token.logprob) for token in tokens]
+        return [None if token is None else DrawnItem((token.token_id,), token.logprob, token.top) for token in tokens]

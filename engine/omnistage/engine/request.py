@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnistage.engine.constraint import Constraint
 from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
 
@@ -77,8 +78,10 @@ class SequenceRequest:
 
     max_items: items of the whole answer, `history` included; at least one more than the history has. min_items: no end is drawn before.
     end_ids: an item that begins with one of these ends the answer; it is not part of it. ignore_end: never draw one. banned: ids never to
-    be drawn. history: the beginning of the answer, made earlier by an equal request; it is computed again exactly as it was, and the answer
-    goes on after it. seen: ids that count as seen for the repetition penalty, before the answer; None: the text of the prompt.
+    be drawn. top_logprobs: with `logprobs`, those of so many of the likeliest tokens as well. history: the beginning of the answer, made
+    earlier by an equal request; it is computed again exactly as it was, and the answer goes on after it. seen: ids that count as seen for
+    the repetition penalty, before the answer; None: the text of the prompt. constraint: what the text is kept to; where it lets nothing
+    follow the answer ends, whatever min_items and ignore_end say.
 
     appended: the row of each item of the answer also needs a vector that comes by `SequenceStream.append`: the n-th for the n-th item, and
     after the end of those the last one for every further item. taps_from: taps are wanted of the rows from this slot on; None: of none.
@@ -94,8 +97,10 @@ class SequenceRequest:
     ignore_end: bool = False
     banned: frozenset[int] = frozenset()
     logprobs: bool = False
+    top_logprobs: int = 0
     history: tuple[Item, ...] = ()
     seen: frozenset[int] | None = None
+    constraint: Constraint | None = None
     appended: bool = False
     taps_from: int | None = None
     client: str = ""
@@ -129,14 +134,17 @@ class SequenceEvent:
     """One thing that happened to a sequence.
 
     item: the item that was drawn; None where an end was drawn, or where there are taps only. finish_reason: on the last event and only
-    there. taps: of rows that were computed; the taps of an item's row come after the item. On the first event: queued_s, seconds from the
+    there. top: the likeliest tokens in the item's place, with their logprobs, descending. taps: of rows that were computed; the taps of an
+    item's row come after the item. complete: nothing may follow the item, by the constraint. On the first event: queued_s, seconds from the
     request to its admission; cached_rows: rows of the prompt that were found computed.
     """
 
     item: Item | None = None
     logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
     finish_reason: FinishReason | None = None
     taps: Taps | None = None
+    complete: bool = False
     queued_s: float = 0.0
     cached_rows: int = 0
 
@@ -174,3 +182,7 @@ class EngineClosed(RuntimeError):
 
 class SequenceFailed(RuntimeError):
     """This sequence could not go on: its step raised (the cause is attached) or its logits were not finite. Other sequences go on."""
+
+
+class DeadEnd(SequenceFailed):
+    """The constraint of this sequence lets nothing follow what it has, and no end either. Other sequences go on."""

@@ -1,19 +1,21 @@
 """From logits to tokens, for many sequences at once and for each as if it were alone.
 
 Order: repetition penalty (Keskar et al. 2019: divides positive and multiplies negative logits of every token seen in prompt or
-answer), frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens,
-temperature, top-k, top-p among what top-k left (Holtzman et al. 2019), min-p (Nguyen et al. 2024), then a race (see `noise`) among what is
-left. Tokens with equal logits stand or fall together at each filter, so that nothing depends on the order of a sort. Temperature 0
-takes the largest logit, the lowest id among equals.
+answer), frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens and those
+that a constraint does not allow, temperature, top-k, top-p among what top-k left (Holtzman et al. 2019), min-p (Nguyen et al. 2024), then a
+race (see `noise`) among what is left. Tokens with equal logits stand or fall together at each filter, so that nothing depends on the order
+of a sort. Temperature 0 takes the largest logit, the lowest id among equals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
+from omnistage.engine.constraint import Walk
 from omnistage.engine.noise import BLOCK, seed_bits
 from omnistage.engine.noise import keys as noise_keys
 from omnistage.engine.race import Filters, Scores, floors_of_all, floors_of_min_p, race, race_in_window
@@ -53,31 +55,38 @@ class Tally:
 class Draws:
     """What sampling needs to know of one sequence. Grows by `note` with each token of the answer.
 
-    seen: token ids that count as seen for the repetition penalty before the answer begins.
+    logprobs: whether they are wanted; top_logprobs: of so many of the likeliest tokens as well. seen: token ids that count as seen for the
+    repetition penalty before the answer begins. walk: in the constraint of the answer, None for
+    a free one.
     """
 
-    __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally")
+    __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "top_logprobs", "walk")
 
-    def __init__(self, sampling: Sampling, seed: int, logprobs: bool = False, seen: Iterable[int] = ()) -> None:
-        self.sampling, self.seed, self.logprobs, self.step = sampling, seed, logprobs, 0
+    def __init__(self, sampling: Sampling, seed: int, logprobs: bool = False, seen: Iterable[int] = (), *, top_logprobs: int = 0) -> None:
+        self.sampling, self.seed, self.logprobs, self.top_logprobs, self.step = sampling, seed, logprobs, top_logprobs, 0
         repetition = sampling.repetition_penalty != 1
         penalised = repetition or sampling.frequency_penalty or sampling.presence_penalty
         self.tally = Tally(seen if repetition else ()) if penalised else None
         self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
         self.bias_amounts = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
+        self.walk: Walk | None = None
 
     def note(self, token_id: int) -> None:
         self.step += 1
         if self.tally is not None:
             self.tally.note(token_id)
+        if self.walk is not None:
+            self.walk.note(token_id)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A drawn token. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters."""
+    """A drawn token. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters. top: the
+    likeliest tokens by the same, each with its logprob, descending."""
 
     token_id: int
     logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Sampler:
@@ -117,8 +126,9 @@ def _sample(
         found = race(some, Filters([row.sampling for row in missing], scores.tops.device), floors, _keys(missing, scores.tops.device))
         for place, token in zip(missed, found.tolist(), strict=True):
             tokens[place] = token
-    logprobs = _logprobs(logits, rows, tokens, are_finite)
-    return [DrawnToken(token, logprob) if good else None for token, good, logprob in zip(tokens, are_finite, logprobs, strict=True)]
+    drawn = [DrawnToken(token, None) if good else None for token, good in zip(tokens, are_finite, strict=True)]
+    _tell_logprobs(logits, rows, drawn)
+    return drawn
 
 
 def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,7 +160,7 @@ def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
 
 
 def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
-    """The logits after penalties, bias and bans, in this order. scores: memory for them, [rows, vocab up to whole blocks]."""
+    """The logits after penalties, bias, bans and constraints, in this order. scores: memory for them, [rows, vocab up to whole blocks]."""
     device, width = scores.device, scores.shape[1]
     vocab = logits.shape[1]
     scores[:, :vocab] = logits
@@ -175,16 +185,39 @@ def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
     if places:
         # A row with a NaN must stay one: adding, not storing, keeps it.
         flat[to_device(torch.tensor(places), device)] += float("-inf")
-    return Scores(scores.view(len(rows), -1, BLOCK))
+    blocks = scores.view(len(rows), -1, BLOCK)
+    kept = [(row.walk, place) for place, row in enumerate(rows) if row.walk is not None]
+    if kept:
+        bits = to_device(torch.stack([walk.allowed() for walk, _ in kept]), device)
+        for addends, (_, place) in zip(torch.nn.functional.embedding(bits.view(torch.uint8).int(), _addends(device)), kept, strict=True):
+            blocks[place] += addends.view(-1, BLOCK)
+    return Scores(blocks)
 
 
-def _logprobs(logits: torch.Tensor, rows: Sequence[Draws], tokens: Sequence[int], are_finite: Sequence[int]) -> list[float | None]:
-    """Of the rows that want one. The token of a row that is not finite may be none of the vocabulary."""
-    wanted = [index for index, row in enumerate(rows) if row.logprobs and are_finite[index]]
-    logprobs: list[float | None] = [None] * len(rows)
-    if wanted:
-        raw = logits[to_device(torch.tensor(wanted), logits.device)].float()
-        chosen = to_device(torch.tensor([[tokens[index]] for index in wanted]), logits.device)
-        for index, logprob in zip(wanted, (raw.gather(1, chosen)[:, 0] - raw.logsumexp(-1)).tolist(), strict=True):
-            logprobs[index] = logprob
-    return logprobs
+@cache
+def _addends(device: torch.device) -> torch.Tensor:
+    """For each byte what is added to the scores of its 8 tokens, lowest bit first: 0 for those that are allowed, -inf for the others, which
+    keeps a NaN. float32 [256, 8]"""
+    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+    return bits.float().log_().to(device)
+
+
+def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[DrawnToken | None]) -> None:
+    """Put them into the tokens of the rows that want them."""
+    wanted = [(place, row, token) for place, (row, token) in enumerate(zip(rows, drawn, strict=True)) if row.logprobs and token is not None]
+    if not wanted:
+        return
+    raw = logits[to_device(torch.tensor([place for place, _, _ in wanted]), logits.device)].float()
+    chosen = to_device(torch.tensor([[token.token_id] for _, _, token in wanted]), logits.device)
+    totals = raw.logsumexp(-1)
+    logprobs = (raw.gather(1, chosen)[:, 0] - totals).tolist()
+    for (place, row, token), own, total, logprob in zip(wanted, raw, totals, logprobs, strict=True):
+        drawn[place] = DrawnToken(token.token_id, logprob, _likeliest(own, total, row.top_logprobs))
+
+
+def _likeliest(logits: torch.Tensor, total: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """See DrawnToken.top. logits: float32 [vocab]; total: their logsumexp. A row by itself, so that its ties know no other row's count."""
+    if not count:
+        return ()
+    values, ids = logits.topk(min(count, len(logits)))
+    return tuple(zip(ids.tolist(), (values - total).tolist(), strict=True))

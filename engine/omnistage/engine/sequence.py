@@ -80,9 +80,11 @@ class Sequence:
         self.queued_s = 0.0
         """Seconds from the request to its first admission."""
         seen = request.prompt.text_ids if request.seen is None else request.seen
-        self.draws = Draws(request.sampling, request.seed, request.logprobs, set(seen))
+        self.draws = Draws(request.sampling, request.seed, request.logprobs, set(seen), top_logprobs=request.top_logprobs)
         for item in request.history:
             self.draws.note(item[0])
+        if request.constraint is not None:
+            self.draws.walk = request.constraint.begin()
         self._appended: list[torch.Tensor] = []
         self._appended_all = False
         self._keys: list[bytes] = []
@@ -125,6 +127,7 @@ class Sequence:
         """First ids that the next item must not have."""
         request = self.request
         may_end = not request.ignore_end and len(self.items) >= request.min_items
+        may_end = may_end or (self.draws.walk is not None and self.draws.walk.must_end)
         return request.banned if may_end else request.banned | request.end_ids
 
     def introduced(self, event: SequenceEvent) -> SequenceEvent:

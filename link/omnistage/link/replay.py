@@ -199,7 +199,7 @@ class OutputAccount:
             reader = self._ports[chunk.port] = PortReader(chunk.port, granted=sys.maxsize)
         reader.accept(chunk)
         if chunk.port in self._history:
-            self._history[chunk.port].append(chunk)
+            self._history[chunk.port].append(_without_alternatives(chunk))
 
     @property
     def complete(self) -> bool:
@@ -234,6 +234,16 @@ class OutputAccount:
             resume.positions.add(port=reader.port, seq=reader.seq, first=reader.first, ended=reader.ended)
         resume.history.extend(chunk for chunks in self._history.values() if (chunk := merged(chunks)) is not None)
         return resume
+
+
+def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
+    """What else could have been said rebuilds nothing."""
+    if not chunk.text.top_logprobs:
+        return chunk
+    kept = chunk_pb2.Chunk()
+    kept.CopyFrom(chunk)
+    kept.text.ClearField("top_logprobs")
+    return kept
 
 
 def merged(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:

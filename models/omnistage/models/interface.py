@@ -157,10 +157,20 @@ not named is neither computed nor put out. At least one is named."""
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token that could have been drawn. piece: its bytes, perhaps a part of a character; empty for one that is no text."""
+
+    token_id: int
+    logprob: float
+    piece: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TextPiece:
     """Text whose characters are final, and the tokens it came from.
 
-    logprobs: natural log, one per token, empty if not asked for. finish_reason: set on the last piece and only there.
+    logprobs: natural log, one per token, empty if not asked for. top_logprobs: the likeliest tokens in the place of each, descending, empty
+    if not asked for. finish_reason: set on the last piece and only there.
     queued_s, cached_tokens: on the first piece, seconds the request waited before its first step, and tokens of its prompt that need not be
     computed again.
     """
@@ -168,6 +178,7 @@ class TextPiece:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     finish_reason: FinishReason | None = None
     queued_s: float = 0.0
     cached_tokens: int = 0
@@ -263,16 +274,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the text must keep to. form: json_schema or regex."""
+    """What the text must keep to. form: json_schema, regex or choice. text: the schema or expression; choices: the text is one of these."""
 
     form: str
-    text: str
+    text: str = ""
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """What a Thinker is asked. verbatim: say exactly this instead of generating; empty: generate. client: who asks, a name without meaning,
-    equal for all requests of one client; empty: nobody in particular.
+    """What a Thinker is asked. logprobs: those of the tokens are wanted too; top_logprobs: with them, of so many of the likeliest ones.
+    verbatim: say exactly this instead of generating; empty: generate. client: who asks, a name without meaning, equal for all requests of
+    one client; empty: nobody in particular. scope: nothing that was kept of a request is used for one of another scope.
 
     To go on with an answer that an equal request began: history: all tokens it has so far. finished: the answer has ended so; then only
     rows are wanted.
@@ -286,9 +299,11 @@ class TextRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
     verbatim: str = ""
     constraint: Constraint | None = None
     client: str = ""
+    scope: str = ""
     history: tuple[int, ...] = ()
     finished: FinishReason | None = None
 

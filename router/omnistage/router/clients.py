@@ -40,6 +40,11 @@ def name_of(client: Hashable) -> str:
     return hashlib.blake2b(repr(client).encode(), key=_NAMES_KEY, digest_size=8).hexdigest()
 
 
+def scope_of(client: Hashable) -> str:
+    """Whose prompts may be found computed for a client's: its own, by its API key; those of all without a key together."""
+    return name_of(client) if isinstance(client, tuple) and client[0] == "key" else ""
+
+
 def request_of(call: Caller, request_id: str) -> Hashable:
     """What is one request, so that asking it again takes the place of the first call.
 

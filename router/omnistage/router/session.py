@@ -17,7 +17,7 @@ from omnistage.link.feed import REPLAY_BYTES
 from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
 from omnistage.router.admission import Place
-from omnistage.router.clients import name_of
+from omnistage.router.clients import name_of, scope_of
 from omnistage.router.intake import Intake
 from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
@@ -178,6 +178,7 @@ class Generation:
             resume=self._request.resume,
             unwanted=unwanted[first.kind],
             client=name_of(self._place.ticket.client),
+            scope=scope_of(self._place.ticket.client),
         )
         return Link(
             self._channels,

@@ -47,6 +47,9 @@ Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="
 Videos = Annotated[list[str] | None, typer.Option("--video", metavar="F", help="A film: MP4, WebM ... Repeatable.")]
 VideoSound = Annotated[bool, typer.Option(help="Films are heard too; one without sound is refused with it.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, help="Longest answer, in tokens.")]
+JsonSchema = Annotated[Path | None, typer.Option("--json-schema", metavar="FILE", help="The text is JSON that keeps to this schema.")]
+Regex = Annotated[str | None, typer.Option(metavar="REGEX", help="The whole text keeps to this regular expression.")]
+Choice = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text is this, or that of another --choice.")]
 Temperature = Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 
 
@@ -68,6 +71,9 @@ def ask(
     pipeline: PipelineName = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    choice: Choice = None,
     timeout: Timeout = 120.0,
     verbose: Verbose = False,
 ) -> None:
@@ -82,6 +88,8 @@ def ask(
     attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
     if text is None and not attached:
         raise typer.BadParameter("give the words of the question, or what to ask about: --image, --audio, --video")
+    if sum((json_schema is not None, regex is not None, bool(choice))) > 1:
+        raise typer.BadParameter("a text keeps to one of --json-schema, --regex and --choice only")
     from omnistage.cli.speak import Question
 
     options = _options(address, pipeline, seed, timeout)
@@ -93,7 +101,11 @@ def ask(
         options["max_tokens"] = max_tokens
     if temperature is not None:
         options["temperature"] = temperature
-    _speak(Question(text or "", False, out, timeline, json, options, system, attached), address, pipeline, verbose)
+    if regex is not None:
+        options["regex"] = regex
+    if choice:
+        options["choice"] = choice
+    _speak(Question(text or "", False, out, timeline, json, options, system, attached, schema=json_schema), address, pipeline, verbose)
 
 
 @app.command()

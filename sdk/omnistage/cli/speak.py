@@ -33,7 +33,8 @@ from omnistage.client.wav import write_wav
 @dataclass(frozen=True, slots=True)
 class Question:
     """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline: files to write.
-    system: what the model is told first. attached: goes before the text. parts: of these, when they are read."""
+    system: what the model is told first. attached: goes before the text. parts: of these, when they are read. schema: a file to read, until
+    checked."""
 
     text: str
     verbatim: bool
@@ -44,6 +45,7 @@ class Question:
     system: str | None = None
     attached: Sequence[Attached] = ()
     parts: Sequence[Part] = ()
+    schema: Path | None = None
 
     @property
     def inputs(self) -> list[str]:
@@ -73,11 +75,22 @@ class Question:
                 raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
         with ExitStack() as tried:
             _open_files(self.out, self.timeline, tried)
+        options = self.options if self.schema is None else Options(**self.options, json_schema=_read_schema(self.schema))
         text = words(self.text) if self.text or not self.attached else ""
-        whole = replace(self, text=text, parts=[one.read() for one in self.attached])
+        whole = replace(self, text=text, parts=[one.read() for one in self.attached], options=options, schema=None)
         if not self.verbatim:
-            for_conversation(whole.conversation, self.options).complete()
+            for_conversation(whole.conversation, options).complete()
         return whole
+
+
+def _read_schema(path: Path) -> str:
+    """Raises RequestError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"--json-schema {path}: {error.strerror}", hint="Give a file with a JSON schema.") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"--json-schema {path}: this is not UTF-8", hint="Give a file with a JSON schema.") from None
 
 
 async def speak(work: Interruptible, question: Question, target: str | Layout, verbose: bool) -> None:

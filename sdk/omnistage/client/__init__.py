@@ -34,7 +34,7 @@ from omnistage.client.errors import (
     UnknownModelError,
     WrongLoopError,
 )
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, TokenLogprob, Usage
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
@@ -81,6 +81,7 @@ __all__ = [
     "SupersededError",
     "TextDelta",
     "Timing",
+    "TokenLogprob",
     "UnavailableError",
     "UnknownModelError",
     "Usage",

@@ -12,15 +12,25 @@ from omnistage.client.playback import Timing
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token that could have been said. piece: its text in UTF-8, perhaps a part of a character."""
+
+    token_id: int
+    logprob: float
+    piece: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text; its characters are final. first_token: position of its first token in the answer. logprobs: natural log of
-    the probability of each token; empty if not asked for."""
+    """The next piece of text; its characters are final. first_token: position of its first token in the answer. logprobs: one per token;
+    top_logprobs: the likeliest tokens in the place of each, descending. Both are empty where they were not asked for."""
 
     text: str
     first_token: int
     token_ids: tuple[int, ...]
     arrival_s: float
     logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 
 from omnistage.client.errors import NotSpokenError, ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, TokenLogprob, Usage
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
@@ -144,7 +144,8 @@ class Reader:
         self._text.append(TextArrival(arrival_s, len(text)))
         if not text and not chunk.count:
             return None
-        return TextDelta(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, tuple(chunk.text.logprobs))
+        top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)
+        return TextDelta(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, tuple(chunk.text.logprobs), top)
 
     def _take_audio(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> AudioChunk | None:
         rate_hz = chunk.audio.sample_rate_hz

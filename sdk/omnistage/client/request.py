@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
@@ -32,8 +33,16 @@ class Options(TypedDict, total=False):
     """The text ends before any of these; at most 16."""
     ignore_eos: bool
     """Go on after the end-of-text token."""
+    json_schema: str | Mapping[str, Any]
+    """The text is JSON that keeps to this schema, given as JSON or as a dict."""
+    regex: str
+    """The whole text keeps to this regular expression."""
+    choice: Sequence[str]
+    """The text is one of these."""
     logprobs: bool
     """Also tell how likely each token was: `TextDelta.logprobs`, `Answer.logprobs`."""
+    top_logprobs: int
+    """Those of so many of the likeliest tokens as well, in `TextDelta.top_logprobs`; at most 20."""
     temperature: float
     """0 (greedy) to 2."""
     top_k: int
@@ -85,7 +94,8 @@ MAX_TEXT_CHARACTERS = 1 << 20
 """Of all that one request says, together, or gives to be spoken: no router takes more."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs")
+THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
+CONSTRAINTS = ("json_schema", "regex", "choice")
 TALKER = ("voice", "speed")
 CODE2WAV = ("profile", "sample_rate_hz")
 DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
@@ -217,6 +227,7 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
     _fill(request, given, TOP)
     _fill(request.thinker, given, THINKER)
     _fill(request.thinker.sampling, given, SAMPLING)
+    _constrain(request.thinker, given)
     _fill(request.talker, given, TALKER)
     _fill(request.code2wav, given, CODE2WAV)
     _fill(request.diffusion, given, DIFFUSION)
@@ -231,6 +242,28 @@ def _check_size(size: int) -> None:
             f"is {size / (1 << 20):.1f} MiB with its media; at most {MAX_MESSAGE_BYTES >> 20} MiB are allowed. Send fewer or smaller media."
         )
         raise BadRequestError.of("request", what)
+
+
+def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> None:
+    """What the text is to keep to. Raises BadRequestError."""
+    names = [name for name in CONSTRAINTS if name in given]
+    if not names:
+        return
+    if len(names) > 1:
+        raise BadRequestError.of(names[1], f"a text keeps to one thing only; leave out {' or '.join(names)}")
+    (name,), value = names, given[names[0]]
+    if name == "choice":
+        texts = [] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+        if not texts:
+            raise BadRequestError.of(name, "must be a list of texts: ['yes', 'no']")
+        thinker.constraint.choice.texts.extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
+    elif name == "json_schema" and isinstance(value, Mapping):
+        try:
+            thinker.constraint.json_schema = json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadRequestError.of(name, str(error)) from error
+    else:
+        setattr(thinker.constraint, name, checked_text(name, value))
 
 
 def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:

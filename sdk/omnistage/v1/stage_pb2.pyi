@@ -96,7 +96,7 @@ class RunResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[_chunk_pb2.Chunk, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., release: _Optional[_Union[_tensor_pb2.Release, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., failover: _Optional[_Union[Failover, _Mapping]] = ..., chunks: _Optional[_Union[_chunk_pb2.Chunks, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints", "attempts", "batches", "unwanted", "client")
+    __slots__ = ("session_id", "model", "params", "seed", "credits", "route", "resume", "revision", "offers", "checkpoints", "attempts", "batches", "unwanted", "client", "scope")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class Open(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     UNWANTED_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     model: str
     params: StageParams
@@ -125,7 +126,8 @@ class Open(_message.Message):
     batches: bool
     unwanted: _containers.RepeatedScalarFieldContainer[str]
     client: str
-    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., batches: _Optional[bool] = ..., unwanted: _Optional[_Iterable[str]] = ..., client: _Optional[str] = ...) -> None: ...
+    scope: str
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., batches: _Optional[bool] = ..., unwanted: _Optional[_Iterable[str]] = ..., client: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("kind", "model", "addresses", "params", "takes", "checkpoints", "revision", "unwanted")
@@ -282,7 +284,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class ThinkerParams(_message.Message):
-    __slots__ = ("messages", "sampling", "max_tokens", "min_tokens", "stop", "logprobs", "verbatim", "ignore_eos", "constraint")
+    __slots__ = ("messages", "sampling", "max_tokens", "min_tokens", "stop", "logprobs", "verbatim", "ignore_eos", "constraint", "top_logprobs")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -292,6 +294,7 @@ class ThinkerParams(_message.Message):
     VERBATIM_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     sampling: Sampling
     max_tokens: int
@@ -301,15 +304,24 @@ class ThinkerParams(_message.Message):
     verbatim: str
     ignore_eos: bool
     constraint: Constraint
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[bool] = ..., verbatim: _Optional[str] = ..., ignore_eos: _Optional[bool] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    top_logprobs: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[bool] = ..., verbatim: _Optional[str] = ..., ignore_eos: _Optional[bool] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
-    __slots__ = ("json_schema", "regex")
+    __slots__ = ("json_schema", "regex", "choice")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     regex: str
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ...) -> None: ...
+    choice: Choices
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ...) -> None: ...
+
+class Choices(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("role", "parts")

@@ -39,6 +39,10 @@ MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
 """Of one stage."""
 
+MAX_CHOICES = 1024
+MAX_TOP_LOGPROBS = 20
+"""Of one token."""
+
 MAX_BATCH = 32
 """Chunks in one message."""
 
@@ -49,11 +53,16 @@ COUNTS: Mapping[str, int] = {
     "Message.parts": 4 * MAX_MESSAGES,
     "ThinkerParams.stop": MAX_STOPS,
     "Sampling.logit_bias": 2 * MAX_LOGIT_BIASES,
+    "Choices.texts": MAX_CHOICES,
     "DiffusionParams.images": 16,
     "Resume.positions": MAX_PORTS,
     "Resume.history": MAX_HISTORY,
     "TextChunk.token_ids": 1 << 18,
     "TextChunk.logprobs": 1 << 18,
+    "TextChunk.top_logprobs": 1 << 12,
+    "TopLogprobs.token_ids": MAX_TOP_LOGPROBS << 12,
+    "TopLogprobs.logprobs": MAX_TOP_LOGPROBS << 12,
+    "TopLogprobs.pieces": MAX_TOP_LOGPROBS << 12,
     "CodeChunk.codes": 1 << 20,
     "Tensor.shape": 8 * MAX_BATCH,
     "Open.route": MAX_HOPS,
@@ -73,6 +82,7 @@ COUNTS: Mapping[str, int] = {
 
 BYTES: Mapping[str, int | None] = {
     "Media.data": None,
+    "TopLogprobs.pieces": 1 << 10,
     "InlinePart.data": 1 << 20,
     "AudioChunk.data": 256 << 10,
     "VideoChunk.data": 1 << 20,

@@ -16,7 +16,7 @@ import numpy as np
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason
 from omnistage.models.common.requests import check_place
-from omnistage.models.interface import Array, Rows, TextPiece, Wanted
+from omnistage.models.interface import Array, Rows, TextPiece, TokenLogprob, Wanted
 
 
 class _Span(NamedTuple):
@@ -65,6 +65,7 @@ class AnswerAssembler:
         self._text = ""
         self._ids: list[int] = []
         self._logprobs: list[float] = []
+        self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self._reason: FinishReason | None = None
         self._told = False
         self._queued_s, self._cached_tokens = 0.0, 0
@@ -110,16 +111,21 @@ class AnswerAssembler:
         """What is known when the first step begins; see TextPiece."""
         self._queued_s, self._cached_tokens = queued_s, cached_tokens
 
-    def token(self, token_id: int, logprob: float | None = None) -> None:
-        """The next token. What follows a stop string is dropped."""
+    def token(self, token_id: int, logprob: float | None = None, *, top: Sequence[tuple[int, float]] = (), complete: bool = False) -> None:
+        """The next token. What follows a stop string is dropped. top: the likeliest tokens in its place, with their logprobs. complete: the
+        text is whole with it."""
         if self.ended:
             return
         self._ids.append(token_id)
         if logprob is not None:
             self._logprobs.append(logprob)
+        if top:
+            self._top_logprobs.append(tuple(TokenLogprob(other, value, self._detokenizer.piece(other)) for other, value in top))
         self._text += self._push(token_id)
         if self._detokenizer.stopped:
             self._reason = FinishReason.STOP
+        elif complete:
+            self.end(FinishReason.STOP)
         elif self._count >= self._most:
             self.end(FinishReason.LENGTH)
 
@@ -155,9 +161,9 @@ class AnswerAssembler:
         ends = self.ended and not self._told
         if self._wants_text and (self._ids or self._text or ends):
             reason = self._reason if ends else None
-            made = TextPiece(self._text, tuple(self._ids), tuple(self._logprobs), reason, self._queued_s, self._cached_tokens)
-            pieces.append(made)
-            self._text, self._ids, self._logprobs = "", [], []
+            logprobs, top = tuple(self._logprobs), tuple(self._top_logprobs)
+            pieces.append(TextPiece(self._text, tuple(self._ids), logprobs, top, reason, self._queued_s, self._cached_tokens))
+            self._text, self._ids, self._logprobs, self._top_logprobs = "", [], [], []
             self._queued_s, self._cached_tokens = 0.0, 0
             self._told = self._told or ends
         if not self._rows_ended:
@@ -229,10 +235,16 @@ class EngineEvent(Protocol[T]):
     def logprob(self) -> float | None: ...
 
     @property
+    def top(self) -> Sequence[tuple[int, float]]: ...
+
+    @property
     def finish_reason(self) -> FinishReason | None: ...
 
     @property
     def taps(self) -> SlotRows[T] | None: ...
+
+    @property
+    def complete(self) -> bool: ...
 
     @property
     def queued_s(self) -> float: ...
@@ -264,6 +276,6 @@ async def answered(stream: EngineStream[T], answer: AnswerAssembler, array: Call
             if event.taps is not None:
                 answer.rows_at(event.taps.first, array(event.taps.rows))
             if event.item is not None:
-                answer.token(event.item[0], event.logprob)
+                answer.token(event.item[0], event.logprob, top=event.top, complete=event.complete)
             if event.finish_reason is not None:
                 answer.end(event.finish_reason)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Encoding, Tokenizer
 
-from omnistage.engine.adapter import CPU
+from omnistage.engine.adapter import CPU, DecoderSpec
 from omnistage.engine.decoder import DecoderConfig, PackedDecoder
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.engine.engine import Engine
@@ -25,6 +25,7 @@ from omnistage.engine.scheduler import Limits
 from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.checkpoint import read_config
+from omnistage.models.common.constraint import FORMS, Constraints, Grammar, kept
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.tokenizer import read_tokenizer
@@ -87,8 +88,8 @@ class Prepared:
 class SmolThinker:
     """Implements `ThinkerModel`. Build it with `from_directory`."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, info: ModelInfo, context: int) -> None:
-        self._engine, self._tokenizer, self._info, self._context = engine, tokenizer, info, context
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, info: ModelInfo, spec: DecoderSpec) -> None:
+        self._engine, self._tokenizer, self._info, self._context = engine, tokenizer, info, spec.context
         # Text of a request never becomes a special token: a user cannot end their own turn.
         tokenizer.encode_special_tokens = True
         self._start, self._end = (_special(tokenizer, name) for name in ("<|im_start|>", "<|im_end|>"))
@@ -97,6 +98,10 @@ class SmolThinker:
         self._piece = BytePieces(tokenizer.id_to_token, special)
         self._unsayable = frozenset(special)
         self._worker = Worker("tokenizer", threads=1)
+        tokens = tokenizer.get_vocab_size()
+        self._constraints = Constraints(
+            self._piece, self._encode, tokens=tokens, special=special, end_ids=(self._end,), vocabulary=spec.item_ids
+        )
 
     @classmethod
     def from_directory(
@@ -137,9 +142,10 @@ class SmolThinker:
             accepts=(),
             produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
             max_sessions=max_sessions,
+            constraints=FORMS,
             settings={**(settings or {}), "products": decoder.products, "attention": engine.attention.reason},
         )
-        return cls(engine, read_tokenizer(directory), info, decoder.spec.context)
+        return cls(engine, read_tokenizer(directory), info, decoder.spec)
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> SmolThinker:
@@ -174,7 +180,7 @@ class SmolThinker:
 
     @property
     def threads(self) -> Sequence[Activity]:
-        return (self._engine.activity, self._worker.activity)
+        return (self._engine.activity, self._worker.activity, self._constraints.activity)
 
     def load(self) -> Load:
         stats = self._engine.stats()
@@ -182,6 +188,7 @@ class SmolThinker:
 
     async def warm_up(self) -> None:
         """Answer one short question: compiles nothing, but touches every weight and keeps the pages of the default system prompt."""
+        await self._constraints.warm_up()
         prepared = await self.prepare(TextRequest((Turn("user", ("Hello!",)),), seed=0, max_tokens=4))
         async with aclosing(self._think(prepared)) as pieces:
             async for _ in pieces:
@@ -190,6 +197,7 @@ class SmolThinker:
     async def close(self) -> None:
         await self._engine.close()
         await self._worker.close()
+        await self._constraints.close()
 
     async def prepare(self, request: TextRequest) -> Prepared:
         """See ThinkerModel.prepare. Text is counted before anything is done with it, and becomes tokens on a thread."""
@@ -202,14 +210,15 @@ class SmolThinker:
             raise BadRequest("resume.history", "special tokens are in no answer")
         self._check_characters("thinker.verbatim", len(request.verbatim))
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
-        return await self._worker.run(partial(self._tokenized, request))
+        grammar = await self._constraints.of(request)
+        return await self._worker.run(partial(self._tokenized, request, grammar))
 
     def _check_characters(self, field: str, count: int) -> None:
         most = self._context * _MAX_TOKEN_CHARACTERS
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
-    def _tokenized(self, request: TextRequest) -> Prepared:
+    def _tokenized(self, request: TextRequest, grammar: Grammar | None) -> Prepared:
         """The request with its tokens. Raises BadRequest for what only they tell."""
         if request.verbatim:
             ids = self._encode(request.verbatim)
@@ -225,7 +234,7 @@ class SmolThinker:
         if answer.ended:
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
         with fitting("thinker"):
-            asked = self._asked(request, ids)
+            asked = self._asked(request, ids, grammar)
             self._engine.check(asked)
         return Prepared(request, ids, answer, asked)
 
@@ -276,13 +285,14 @@ class SmolThinker:
             aclosing(self._engine.submit(prepared.asked)) as stream,
             aclosing(answered(stream, prepared.answer, array_of)) as pieces,
         ):
-            async for piece in pieces:
-                yield piece
+            with kept():
+                async for piece in pieces:
+                    yield piece
 
-    def _asked(self, request: TextRequest, prompt: Sequence[int]) -> SequenceRequest:
+    def _asked(self, request: TextRequest, prompt: Sequence[int], grammar: Grammar | None) -> SequenceRequest:
         """What the engine is asked for. Raises Unfit."""
         return SequenceRequest(
-            prompt=Prompt.of_tokens(prompt),
+            prompt=Prompt.of_tokens(prompt, request.scope.encode()),
             seed=request.seed,
             max_items=min(request.max_tokens, self._context - len(prompt)),
             sampling=request.sampling,
@@ -292,7 +302,9 @@ class SmolThinker:
             # One in the history of an answer would open another turn in it.
             banned=self._unsayable - {self._end},
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
             history=tuple((token_id,) for token_id in request.history),
+            constraint=grammar,
             client=request.client,
         )
 

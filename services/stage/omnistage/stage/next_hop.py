@@ -56,6 +56,7 @@ class NextHop:
             attempts=request.attempts,
             unwanted=hop.unwanted,
             client=request.client,
+            scope=request.scope,
         )
         self._link = Link(
             channels,

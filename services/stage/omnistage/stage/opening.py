@@ -56,8 +56,9 @@ async def checked(request: stage_pb2.Open, description: stage_pb2.DescribeRespon
     for name in request.checkpoints:
         if name not in produced or not produced[name].compact:
             raise bad_request("open.checkpoints", f"{name[:32]!r} is not a compact output port of this stage")
-    if len(request.client) > MAX_CLIENT_CHARACTERS:
-        raise bad_request("open.client", f"at most {MAX_CLIENT_CHARACTERS} characters")
+    for name in ("client", "scope"):
+        if len(getattr(request, name)) > MAX_CLIENT_CHARACTERS:
+            raise bad_request(f"open.{name}", f"at most {MAX_CLIENT_CHARACTERS} characters")
     takes = _taken_by_next(request.route, produced)
     for name in request.unwanted:
         if name not in produced or name in takes or name in request.checkpoints:

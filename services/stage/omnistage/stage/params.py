@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from omnistage.models.interface import BadRequest, Full, Media, Sampling, Streamed
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError, bad_request, protocol_error
-from omnistage.wire.limits import MAX_LOGIT_BIASES
+from omnistage.wire.limits import MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
 
 __all__ = [
     "HISTORY",
+    "MAX_TOP_LOGPROBS",
     "POSITIONS",
     "bad_request",
     "check_kind",

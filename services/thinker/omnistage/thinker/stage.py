@@ -22,12 +22,14 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import HISTORY, bad_request, check_kind, media_of, refusals, sampling_of, streamed_of
+from omnistage.stage.params import HISTORY, MAX_TOP_LOGPROBS, bad_request, check_kind, media_of, refusals, sampling_of, streamed_of
 from omnistage.stage.pieces import pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_TOKENS = 32768
 MAX_STOP_CHARACTERS = 256
+MAX_CONSTRAINT_CHARACTERS = 1 << 16
+"""Of a schema, a regular expression, or all choices together."""
 ROLES = frozenset({"system", "user", "assistant"})
 
 FINISH = {
@@ -54,7 +56,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
-        asked = resumed(replace(parse(request.params.thinker, request.seed), client=request.client), start, self._text)
+        asked = resumed(replace(parse(request.params.thinker, request.seed), client=request.client, scope=request.scope), start, self._text)
         with refusals():
             prepared = await self._model.prepare(asked)
         return Work(partial(self._run, prepared))
@@ -85,6 +87,8 @@ def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
         raise bad_request("thinker.min_tokens", "must not be above max_tokens")
     if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
         raise bad_request("thinker.stop", f"strings of 1 to {MAX_STOP_CHARACTERS} characters")
+    if params.top_logprobs > MAX_TOP_LOGPROBS:
+        raise bad_request("thinker.top_logprobs", f"must be at most {MAX_TOP_LOGPROBS}")
     return TextRequest(
         turns=_turns(params),
         seed=seed,
@@ -93,7 +97,8 @@ def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
         min_tokens=params.min_tokens,
         stop=tuple(params.stop),
         ignore_eos=params.ignore_eos,
-        logprobs=params.logprobs,
+        logprobs=params.logprobs or params.top_logprobs > 0,
+        top_logprobs=params.top_logprobs,
         verbatim=params.verbatim,
         constraint=_constraint(params),
     )
@@ -141,9 +146,35 @@ def _says_something(turn: Turn) -> bool:
 
 def _constraint(params: stage_pb2.ThinkerParams) -> Constraint | None:
     form = params.constraint.WhichOneof("form")
-    return None if form is None else Constraint(form, getattr(params.constraint, form))
+    if form is None:
+        return None
+    if form == "choice":
+        choices = tuple(params.constraint.choice.texts)
+        constraint, texts = Constraint(form, choices=choices), choices
+    else:
+        constraint = Constraint(form, getattr(params.constraint, form))
+        texts = (constraint.text,)
+    field = f"thinker.constraint.{form}"
+    if not texts or not all(texts):
+        raise bad_request(field, "is empty")
+    if sum(map(len, texts)) > MAX_CONSTRAINT_CHARACTERS:
+        raise bad_request(field, f"at most {MAX_CONSTRAINT_CHARACTERS} characters")
+    return constraint
 
 
 def _text(piece: TextPiece) -> chunk_pb2.TextChunk:
     finish = FINISH[piece.finish_reason] if piece.finish_reason else chunk_pb2.FINISH_REASON_UNSPECIFIED
-    return chunk_pb2.TextChunk(text=piece.text, token_ids=piece.token_ids, logprobs=piece.logprobs, finish_reason=finish)
+    return chunk_pb2.TextChunk(
+        text=piece.text,
+        token_ids=piece.token_ids,
+        logprobs=piece.logprobs,
+        finish_reason=finish,
+        top_logprobs=[
+            chunk_pb2.TopLogprobs(
+                token_ids=[other.token_id for other in top],
+                logprobs=[other.logprob for other in top],
+                pieces=[other.piece for other in top],
+            )
+            for top in piece.top_logprobs
+        ],
+    )

@@ -1,0 +1,191 @@
+"""Text that keeps to a JSON schema, to a regular expression, or to one of some choices, token by token, for any tokenizer.
+
+The grammars are those of the library llguidance: a JSON schema as it reads it, without white space but for one
+space after a comma or a colon, so that an answer cannot wander; a regular expression in the syntax of Rust's `regex`, of the whole text.
+What it does not know of a schema it refuses. Every request has a grammar of its own: what a shared one has learned would count against the
+bounds of the next request, and would tell one client what another one has asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from omnistage.engine.request import DeadEnd
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import BadRequest, Constraint, TextRequest
+
+FORMS = ("json_schema", "regex", "choice")
+"""All that `Constraints` can keep a text to."""
+
+_FIELD = "thinker.constraint"
+_LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
+"""Of one grammar: some 10 MB at most, and some milliseconds of a step in the worst case."""
+
+_SPACE = " ?"
+_HISTORY_PIECE = 256
+_FORCED_CHARACTERS = 128
+"""Of a text that can be said in one way only, so much becomes tokens, of which one is taken: all of it, step after step, costs too much."""
+_MAX_REASON_CHARACTERS = 200
+
+
+class Grammar:
+    """Implements `engine.constraint.Constraint`."""
+
+    def __init__(self, matcher: LLMatcher, ends: torch.Tensor, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self._matcher, self._ends = matcher, ends
+
+    def begin(self) -> GrammarWalk:
+        return GrammarWalk(self._matcher.deep_copy(), self._ends)
+
+
+class GrammarWalk:
+    """Implements `engine.constraint.Walk`. ends: bits of the tokens that end a text."""
+
+    def __init__(self, matcher: LLMatcher, ends: torch.Tensor) -> None:
+        self._matcher, self._ends = matcher, ends
+        self._allowed: torch.Tensor | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def must_end(self) -> bool:
+        allowed = self.allowed()
+        return bool(allowed.any()) and not bool((allowed & ~self._ends).any())
+
+    def allowed(self) -> torch.Tensor:
+        if self._allowed is None:
+            words = np.zeros(len(self._ends), np.int32)
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if self._matcher.is_error():
+                words[:] = 0
+            self._allowed = torch.from_numpy(words)
+        return self._allowed
+
+    def note(self, token_id: int) -> None:
+        # Where it cannot go on it says so of itself, and allows nothing.
+        self._matcher.consume_token(token_id)
+        self._allowed = None
+
+
+class Constraints:
+    """Makes grammars for one vocabulary, on a thread of its own.
+
+    piece: the bytes of a token id below `tokens`, any for a special one. encode: ids of a text, for what can be said in one way only.
+    special: ids that are in no text. end_ids: those of them that end it. vocabulary: ids that the decoder's head has, `tokens` or more.
+    """
+
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        encode: Callable[[str], Sequence[int]],
+        *,
+        tokens: int,
+        special: Collection[int],
+        end_ids: Sequence[int],
+        vocabulary: int,
+    ) -> None:
+        self._piece, self._encode = piece, encode
+        self._tokens, self._special, self._end_ids, self._vocabulary = tokens, frozenset(special), end_ids, vocabulary
+        self._worker = Worker("grammars", threads=1)
+        self.activity = self._worker.activity
+
+    async def of(self, request: TextRequest) -> Grammar | None:
+        """What the text of a request is kept to, after its history; None for a free one. Raises BadRequest."""
+        if request.constraint is None or request.verbatim or request.finished is not None:
+            return None
+        return await self._worker.run(partial(self._grammar, request.constraint, request.history))
+
+    async def warm_up(self) -> None:
+        """The first grammar is not the slow one."""
+        await self._worker.run(lambda: self._tokenizer)
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        """0.2 s for 49,152 tokens, 0.6 s for 152,064; touched by the worker only."""
+        return LLTokenizer(_Vocabulary(self._pieces(), self._special, self._end_ids[0], self._encode), eos_token=list(self._end_ids))
+
+    def _pieces(self) -> list[bytes]:
+        """Of all ids. A special one is no text, and one without a piece is never allowed."""
+        return [
+            b"" if token_id >= self._tokens else f"<special {token_id}>".encode() if token_id in self._special else self._piece(token_id)
+            for token_id in range(self._vocabulary)
+        ]
+
+    @cached_property
+    def _ends(self) -> torch.Tensor:
+        bits = np.zeros(-(-self._vocabulary // 32) * 32, bool)
+        bits[list(self._end_ids)] = True
+        return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+
+    def _grammar(self, constraint: Constraint, history: Sequence[int]) -> Grammar:
+        field = f"{_FIELD}.{constraint.form}"
+        try:
+            source = _source(constraint)
+        except ValueError as error:
+            raise BadRequest(field, _reason(str(error))) from None
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise BadRequest(field, _reason(matcher.get_error()))
+        grammar = Grammar(matcher, self._ends, self._vocabulary)
+        if not grammar.begin().allowed().any():
+            raise BadRequest(field, "no text keeps to it")
+        for at in range(0, len(history), _HISTORY_PIECE):
+            piece = list(history[at : at + _HISTORY_PIECE])
+            if matcher.try_consume_tokens(piece) < len(piece):
+                raise BadRequest("resume.history", f"the tokens do not keep to {field}")
+        return grammar
+
+
+class _Vocabulary(TokenizerWrapper):
+    """What LLTokenizer reads of a tokenizer; the names are its own."""
+
+    def __init__(self, pieces: Sequence[bytes], special: Collection[int], end_id: int, encode: Callable[[str], Sequence[int]]) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id, self.bos_token_id = pieces, sorted(special), end_id, None
+        self.is_tokenizer_wrapper = True
+        self._encode = encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(self._encode((text if isinstance(text, str) else text.decode())[:_FORCED_CHARACTERS]))
+
+
+def _source(constraint: Constraint) -> str:
+    """The grammar as llguidance reads it. Raises ValueError."""
+    match constraint.form:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": _SPACE})
+        case "regex":
+            return LLMatcher.grammar_from_regex(constraint.text)
+    return LLMatcher.grammar_from_regex("|".join(f"({_literal(choice)})" for choice in constraint.choices))
+
+
+def _literal(text: str) -> str:
+    """A regular expression of exactly this text."""
+    return "".join(character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
+
+
+def _reason(message: str) -> str:
+    """The line of a message that says what is wrong, in one line and without the place in a file that nobody has."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "cannot be read")
+    return line.removeprefix("error: ")[:_MAX_REASON_CHARACTERS]
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Around an answer of an engine: a constraint that leads nowhere is the request's fault, however late that is known."""
+    try:
+        yield
+    except DeadEnd as error:
+        raise BadRequest(_FIELD, str(error)) from None

@@ -1,0 +1,203 @@
+"""Answers that are kept to something: nothing else is drawn, beside free answers and after every break, and an end comes where it may."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.sequences import items, read
+from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.request import DeadEnd, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
+from omnistage.engine.scheduler import Limits
+from omnistage.engine.types import FinishReason, Sampling
+
+END = 3
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Implements `Constraint`: an answer is one of these lists of tokens, after those of `history`."""
+
+    sentences: tuple[tuple[int, ...], ...]
+    history: tuple[int, ...] = ()
+    vocabulary: int = TINY.vocab_size
+
+    def begin(self) -> Said:
+        return Said(self.sentences, list(self.history))
+
+
+@dataclass
+class Said:
+    """Implements `Walk`."""
+
+    sentences: tuple[tuple[int, ...], ...]
+    ids: list[int]
+
+    def next(self) -> set[int]:
+        """Tokens that may come next."""
+        so_far = tuple(self.ids)
+        ways = [sentence for sentence in self.sentences if sentence[: len(so_far)] == so_far]
+        return {END if sentence == so_far else sentence[len(so_far)] for sentence in ways}
+
+    @property
+    def complete(self) -> bool:
+        return self.must_end
+
+    @property
+    def must_end(self) -> bool:
+        return self.next() == {END}
+
+    def allowed(self) -> torch.Tensor:
+        bits = np.zeros(-(-TINY.vocab_size // 32) * 32, bool)
+        bits[list(self.next())] = True
+        return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+
+    def note(self, token_id: int) -> None:
+        self.ids.append(token_id)
+
+
+def engine(pages: int = 200, *, nan: bool = False, **limits: int) -> Engine:
+    decoder = tiny_decoder(nan=nan)
+    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=Limits(**limits), poison=True)
+
+
+def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> SequenceRequest:
+    settings: dict[str, object] = {"seed": 7, "max_items": 60, "end_ids": frozenset({END}), "logprobs": True, **changes}
+    return SequenceRequest(Prompt.of_tokens(prompt), **settings)  # type: ignore[arg-type]
+
+
+def ids(events: list[SequenceEvent]) -> tuple[int, ...]:
+    return tuple(item[0] for item in items(events))
+
+
+def drawn(events: list[SequenceEvent]) -> list[object]:
+    return [(event.item, event.logprob, event.finish_reason) for event in events]
+
+
+def any_sentences(rng: random.Random) -> tuple[tuple[int, ...], ...]:
+    """Many begin alike, and some are the beginning of others."""
+    stem = [rng.randrange(4, TINY.vocab_size - 1) for _ in range(24)]
+    cuts = [rng.randrange(1, 24) for _ in range(rng.randrange(1, 6))]
+    return tuple({tuple(stem[:cut] + [rng.randrange(4, TINY.vocab_size - 1) for _ in range(rng.choice([0, 0, 1, 9]))]) for cut in cuts})
+
+
+def any_sampling(rng: random.Random) -> Sampling:
+    return Sampling(
+        temperature=rng.choice([0.0, 0.7, 2.0]),
+        top_k=rng.choice([0, 1, 5, 200]),
+        top_p=rng.choice([1.0, 0.5]),
+        min_p=rng.choice([0.0, 0.3]),
+        repetition_penalty=rng.choice([1.0, 1.5]),
+        presence_penalty=rng.choice([0.0, -1.0]),
+        frequency_penalty=rng.choice([0.0, 1.0]),
+        logit_bias={rng.randrange(500): 100.0, END: rng.choice([-100.0, 100.0])},
+    )
+
+
+def kept(rng: random.Random) -> SequenceRequest:
+    return ask(
+        tuple(rng.randrange(4, 400) for _ in range(rng.randrange(1, 60))),
+        seed=rng.getrandbits(64),
+        sampling=any_sampling(rng),
+        min_items=rng.choice([0, 0, 5, 30]),
+        ignore_end=rng.random() < 0.3,
+        constraint=Sentences(any_sentences(rng)),
+    )
+
+
+def free(rng: random.Random) -> SequenceRequest:
+    return replace(kept(rng), constraint=None, max_items=25)
+
+
+def continued(request: SequenceRequest, events: list[SequenceEvent], cut: int) -> SequenceRequest:
+    said = ids(events)[:cut]
+    assert isinstance(request.constraint, Sentences)
+    return replace(request, history=tuple((each,) for each in said), constraint=replace(request.constraint, history=said))
+
+
+async def test_only_what_is_allowed_is_said_and_free_answers_beside_it_are_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    requests = [*(kept(rng) for _ in range(8)), *(free(rng) for _ in range(6))]
+    alone = engine(max_sequences=1)
+    expected = [await read(alone.submit(request)) for request in requests]
+    together = engine(max_sequences=6)
+    order = rng.sample(range(14), 14)
+    answers = await asyncio.gather(*(read(together.submit(requests[place])) for place in order))
+    assert [drawn(answer) for answer in answers] == [drawn(expected[place]) for place in order]
+    for request, events in zip(requests[:8], expected, strict=False):
+        assert isinstance(request.constraint, Sentences)
+        assert ids(events) in request.constraint.sentences
+        assert events[-1].finish_reason is FinishReason.STOP
+        longer = [sentence for sentence in request.constraint.sentences if sentence[: len(ids(events))] == ids(events)]
+        if len(longer) > 1:  # It chose to end, and may have done so only where it might.
+            assert not request.ignore_end and len(ids(events)) >= request.min_items
+    await alone.close()
+    await together.close()
+
+
+async def test_it_goes_on_after_every_token_and_without_its_pages(seed: int) -> None:
+    rng = random.Random(seed)
+    roomy, small = engine(), engine(pages=6, max_sequences=12)
+    requests = [kept(rng) for _ in range(8)]
+    expected = await asyncio.gather(*(read(roomy.submit(request)) for request in requests))
+    crowded = [*requests, *(free(rng) for _ in range(4))]
+    again = await asyncio.gather(*(read(small.submit(request)) for request in crowded))
+    assert small.stats().preemptions > 0
+    assert [drawn(events) for events in again[:8]] == [drawn(events) for events in expected]
+    request, events = max(zip(requests, expected, strict=True), key=lambda pair: len(pair[1]))
+    for cut in range(len(ids(events)) + 1):
+        rest = await read(roomy.submit(continued(request, events, cut)))
+        if cut < len(ids(events)):
+            assert drawn(rest) == drawn(events)[cut:], f"cut after {cut} tokens"
+        else:
+            assert (ids(rest), rest[-1].finish_reason) == ((), FinishReason.STOP)
+    await roomy.close()
+    await small.close()
+
+
+@pytest.mark.parametrize("wants_taps", [False, True])
+async def test_a_whole_answer_has_stopped_also_with_its_last_token_and_all_its_rows(wants_taps: bool) -> None:
+    """Rows of the last token come where somebody wants them; for nobody else is a step taken."""
+    decoder = PackedDecoder(replace(TINY, taps=True), tiny_weights(torch.float32))
+    running = Engine(decoder, TokenHead(decoder.logits), pages=50, kept_pages=0)
+    said = (9, 8, 7)
+    asked = ask(constraint=Sentences((said,)), taps_from=0 if wants_taps else None, ignore_end=True, min_items=5)
+    events = await read(running.submit(asked))
+    assert (ids(events), events[-1].finish_reason) == (said, FinishReason.STOP)
+    assert [event.complete for event in events if event.item] == [False, False, True]
+    assert sum(len(event.taps.rows) for event in events if event.taps) == (6 if wants_taps else 0)
+    assert running.stats().rows == (6 if wants_taps else 5)
+    shortest = await read(running.submit(replace(asked, max_items=3)))
+    assert (ids(shortest), shortest[-1].finish_reason) == (said, FinishReason.STOP)
+    cut = await read(running.submit(replace(asked, max_items=2)))
+    assert (ids(cut), cut[-1].finish_reason) == (said[:2], FinishReason.LENGTH)
+    await running.close()
+
+
+async def test_a_constraint_that_leads_nowhere_ends_its_answer_and_no_other(seed: int) -> None:
+    running = engine(nan=True)
+    streams = [
+        running.submit(ask(constraint=Sentences(()))),
+        running.submit(ask((NAN_TOKEN, 5), constraint=Sentences(((9, 8),)))),
+        running.submit(ask(constraint=Sentences(((9, 8),)))),
+        running.submit(ask(max_items=30, ignore_end=True)),
+    ]
+    nowhere, broken, whole, other = await asyncio.gather(*map(read, streams), return_exceptions=True)
+    assert isinstance(nowhere, DeadEnd) and "after 0 tokens" in str(nowhere)
+    assert isinstance(broken, SequenceFailed) and not isinstance(broken, DeadEnd), "numbers that are none are told as such"
+    assert isinstance(whole, list) and ids(whole) == (9, 8)
+    assert isinstance(other, list) and len(other) == 30
+    await running.close()
+
+
+async def test_a_constraint_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="100"):
+        engine().check(ask(constraint=Sentences((), vocabulary=100)))
