@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -193,3 +194,20 @@ def test_the_family_of_a_media_type_is_the_kind() -> None:
     for media_type in ("text/plain", "application/octet-stream", "", "imagepng"):
         with pytest.raises(BadMedia, match="not taken: image"):
             kind(media_type)
+
+
+async def test_a_film_is_never_held_as_a_whole(seed: int) -> None:
+    """Neither its file of a gigabyte, which is refused unread, nor its frames, which would be more than there is memory."""
+    data = media_files.film(seed, 150, 720, 1280, numbered=True, rate_hz=50, codec="mpeg4")
+    limits = MediaLimits(memory_bytes=390 << 20)
+    assert limits.memory_bytes < 150 * 720 * 1280 * 3
+    decoder = MediaDecoder(limits)
+    try:
+        film = await decoder.film(data, FilmAsk(min_pixels=4 * 784, max_pixels=16 * 784))
+        assert media_files.numbers(film.frames) == [25 * number for number in range(6)]
+        with tempfile.TemporaryFile() as file:
+            file.truncate(1 << 30)
+            with pytest.raises(BadMedia, match="1073741824 bytes, and at most 536870912 may be: send a part of it"):
+                await decoder.film(file.fileno())
+    finally:
+        await decoder.close()
