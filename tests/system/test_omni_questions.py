@@ -17,7 +17,8 @@ import pytest
 from PIL import Image
 
 from helpers.media_files import film, picture, samples, sound
-from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, Video
+from omnistage.cli.pipelines import layout_for
+from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, RequestError, Video
 
 TOKENS = 6
 
@@ -129,6 +130,12 @@ def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Pat
     told = json.loads(done.stdout)
     assert told["text"] == omni.chat(turns, max_tokens=TOKENS, temperature=0).text
     assert (told["pipeline"], told["audio_s"], told["ttfa_s"]) == ("qwen2_5_omni", 0, None)
+
+
+def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_checkpoint: Path) -> None:
+    assert layout_for(str(omni_checkpoint), ["text", "image", "audio", "video"], []).pipeline == "qwen2_5_omni"
+    with pytest.raises(RequestError, match="qwen2_5_omni gives text, not audio"):
+        layout_for(str(omni_checkpoint), ["text"], ["audio"])
 
 
 def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni: Omni, files: Path) -> None:
