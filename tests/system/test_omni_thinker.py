@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from helpers.ask import Answer, ask, refused
 from helpers.disturbed import Step, ask_through, begun, disturbed, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import all_free, omni_stub
+from omnistage.client import AsyncOmni, Video
+from omnistage.client.request import Options
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = pytest.mark.slow
@@ -63,6 +66,20 @@ async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[Answer], bool
         assert len(answer.failovers) == 1
         whole = await ask(stub, asked)
         assert answer.text() == whole.text()
+    await all_free([house.address(name) for name in house.stages])
+
+
+async def test_a_film_that_is_larger_than_a_request_is_seen_as_a_small_one_is(house: Fleet, tmp_path: Path, seed: int) -> None:
+    """The same film with 70 MiB of nothing behind it, as the format allows: the client streams it."""
+    data, nothing = media_files.film(seed, sound_s=2), 70 << 20
+    large = tmp_path / "film.mp4"
+    large.write_bytes(data + (nothing + 8).to_bytes(4, "big") + b"free")
+    os.truncate(large, len(data) + nothing + 8)
+    options: Options = {"seed": seed, "max_tokens": 20, "ignore_eos": True, "temperature": 1}
+    async with AsyncOmni(address=house.address("router")) as omni:
+        small, streamed = [await omni.generate("What?", videos=[Video(film, use_audio=True)], **options) for film in (data, large)]
+    assert small.text and streamed.text == small.text
+    assert streamed.usage.stages[0].input_items["media0"] == large.stat().st_size
     await all_free([house.address(name) for name in house.stages])
 
 

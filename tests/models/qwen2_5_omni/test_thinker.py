@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 
 from helpers import lengths, media_files
 from helpers.models import said, text_pieces
-from omnistage.models.interface import BadRequest, FinishReason, Media, Part, Sampling, TextPiece, TextRequest, Turn
+from omnistage.models.interface import BadRequest, FinishReason, Media, Part, Piece, Rows, Sampling, Streamed, TextPiece, TextRequest, Turn
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.media import Medium
@@ -59,7 +59,11 @@ def questions(seed: int) -> list[TextRequest]:
 
 
 async def tokens(model: QwenThinker, request: TextRequest) -> tuple[int, ...]:
-    return tuple(token_id for piece in await text_pieces(model, request) for token_id in piece.token_ids)
+    return tokens_of(await text_pieces(model, request))
+
+
+def tokens_of(pieces: Sequence[TextPiece | Rows]) -> tuple[int, ...]:
+    return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
 
 
 async def test_alone_together_and_elsewhere_it_says_the_same(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
@@ -108,6 +112,37 @@ async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(model: 
         assert np.array_equal(made[port], computed[port])
     assert np.array_equal(made["prompt"], again["prompt"])
     assert made["prompt"].shape[0] > found
+
+
+async def test_media_that_are_streamed_are_those_that_are_sent(model: QwenThinker, seed: int) -> None:
+    """However they are cut and mixed; what is known of one is known of the other."""
+    source = random.Random(seed)
+    sent = [picture(seed, 200, 300), sound(seed), film(seed)]
+    parts = [Streamed(f"media{n}", one.media_type, one.use_audio, len(one.data)) for n, one in enumerate(sent)]
+    request = asked(seed, parts[0], sent[1], parts[2])
+    text = [piece async for piece in model.generate(await model.prepare(request), cut_up(sent, (0, 2), source), {"text": 0})]
+    again = await text_pieces(model, asked(seed, *sent))
+    assert tokens_of(text) == tokens_of(again)
+    assert sum(piece.cached_tokens for piece in again) >= 64
+    with pytest.raises(BadRequest, match="more than 67108864 bytes, the most of image/png"):
+        await model.prepare(asked(seed, replace(parts[0], total_bytes=(64 << 20) + 1)))
+    with pytest.raises(BadRequest, match=r"thinker.messages.parts.media: medium 1 \(video\)"):
+        broken = [Media("video/mp4", bytes(1000))]
+        prepared = await model.prepare(asked(seed, Streamed("media0", "video/mp4")))
+        async for _ in model.generate(prepared, cut_up(broken, (0,), source), {"text": 0}):
+            pass
+
+
+async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.Random) -> AsyncIterator[Piece]:
+    left = dict.fromkeys(streamed, 0)
+    while left:
+        number = source.choice(sorted(left))
+        data = media[number].data[left[number] : left[number] + source.randint(1, 5000)]
+        left[number] += len(data)
+        last = left[number] == len(media[number].data)
+        yield Piece(f"media{number}", left[number] - len(data), last, data)
+        if last:
+            del left[number]
 
 
 async def test_what_was_asked_otherwise_is_not_found(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:

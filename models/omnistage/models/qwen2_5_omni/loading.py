@@ -21,6 +21,7 @@ from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint, called, json_object
 from omnistage.models.common.memory import private_bytes, written
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.spool import MEDIA_PORTS
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of, hardware
@@ -80,7 +81,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
             results=[*results, *encoded],
             settings=str(sizes.medium_rows),
         ),
-        accepts=(),
+        accepts=MEDIA_PORTS,
         produces=_ports(config, dtype),
         max_sessions=sessions,
         inputs=("text", "image", "audio", "video"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -20,22 +20,26 @@ from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
+from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import (
     Activity,
     BadRequest,
     FinishReason,
+    Full,
     Load,
     Media,
     ModelInfo,
     Piece,
     Rows,
+    Streamed,
     TextPiece,
     TextRequest,
     Turn,
     Wanted,
+    no_inputs,
 )
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.features import Features
@@ -61,11 +65,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request, its tokens (of the conversation with one for each medium, or of `verbatim`), and its media with their digests."""
+    """A request, its tokens (of the conversation with one for each medium, or of `verbatim`), and its media with their digests, in order;
+    of those that are streamed the bytes are still to come."""
 
     request: TextRequest
     token_ids: tuple[int, ...]
-    media: tuple[tuple[Medium, bytes], ...]
+    media: tuple[tuple[Medium, bytes] | Streamed, ...]
 
 
 class QwenThinker:
@@ -86,6 +91,7 @@ class QwenThinker:
         self.config, self.engine, self.tokenizer, self.reader = config, engine, tokenizer, reader
         self._worker, self._workers, self._info = workers[0], workers, info
         self._reading = asyncio.Semaphore(READING)
+        self._spool = Spool()
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenThinker:
@@ -112,7 +118,7 @@ class QwenThinker:
         file = io.BytesIO()
         Image.new("RGB", (64, 64)).save(file, "PNG")
         prepared = await self.prepare(TextRequest((Turn("user", (Media("image/png", file.getvalue()), "Hello!")),), seed=0, max_tokens=4))
-        async with aclosing(self._think(prepared, {TEXT: 0})) as pieces:
+        async with aclosing(self._think(prepared, no_inputs(), {TEXT: 0})) as pieces:
             async for _ in pieces:
                 pass
 
@@ -133,7 +139,8 @@ class QwenThinker:
             raise BadRequest("resume.history", "special tokens are in no answer")
         self._check_characters("thinker.verbatim", len(request.verbatim))
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
-        media = [part for turn in request.turns for part in turn.parts if isinstance(part, Media)]
+        media = [part for turn in request.turns for part in turn.parts if not isinstance(part, str)]
+        self._files(media)  # Refuses what says that it is too large.
         if len(media) > MAX_MEDIA:
             raise BadRequest(MEDIA_FIELD, f"at most {MAX_MEDIA} media in one conversation, there are {len(media)}")
         return await self._worker.run(partial(self._tokenized, request, media))
@@ -143,15 +150,14 @@ class QwenThinker:
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
-    def _tokenized(self, request: TextRequest, media: Sequence[Media]) -> Prepared:
+    def _tokenized(self, request: TextRequest, media: Sequence[Media | Streamed]) -> Prepared:
         """The request with its tokens, and digests of its media. Raises BadRequest for what only they tell."""
         if request.verbatim:
             ids = tuple(self.tokenizer.encode(request.verbatim))
             if request.history != ids[: len(request.history)]:
                 raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
             return Prepared(request, ids, ())
-        asked = [Medium(part.media_type.partition("/")[0], part.data, part.use_audio, request.client) for part in media]
-        ids = tuple(self.tokenizer.template.written(request.turns, [medium.kind for medium in asked]))
+        ids = tuple(self.tokenizer.template.written(request.turns, [_kind(part) for part in media]))
         if len(ids) >= self._context:
             raise BadRequest("thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self._context - 1}")
         if request.finished is None:
@@ -159,13 +165,21 @@ class QwenThinker:
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
                 most = min(request.max_tokens, self._context - len(ids)) + 1
                 self.engine.check(self._asked(request, Prompt.of_tokens(ids), max(most, len(request.history) + 1)))
-        scope = request.client.encode()
-        return Prepared(request, ids, tuple((medium, self.reader.digest(medium, scope)) for medium in asked))
+        return Prepared(request, ids, tuple(part if isinstance(part, Streamed) else self._medium(part, request.client) for part in media))
+
+    def _medium(self, part: Media, client: str) -> tuple[Medium, bytes]:
+        medium = Medium(_kind(part), part.data, part.use_audio, client)
+        return medium, self.reader.digest(medium, client.encode())
+
+    def _files(self, media: Iterable[object]) -> Files:
+        """For those of them that are streamed. Raises BadRequest."""
+        streamed = (part for part in media if isinstance(part, Streamed))
+        return self._spool.files(streamed, lambda part: self.reader.most_bytes(_kind(part)))
 
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """Yield pieces as they are ready. At most `sequence.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
         text is not among the ids; a stop string's tokens are, its text is not."""
-        pieces = self._say(prepared, wanted) if prepared.request.verbatim else self._think(prepared, wanted)
+        pieces = self._say(prepared, wanted) if prepared.request.verbatim else self._think(prepared, inputs, wanted)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
@@ -182,9 +196,9 @@ class QwenThinker:
         for piece in answer.take():
             yield piece
 
-    async def _think(self, prepared: Prepared, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def _think(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         request = prepared.request
-        features = await self._read(prepared)
+        features = await self._read(prepared, inputs)
         layout = laid_out(prepared.token_ids, [each.extent for each in features], self.config)
         answer = AnswerAssembler(
             Detokenizer(self.tokenizer.piece, request.stop),
@@ -204,21 +218,32 @@ class QwenThinker:
             async for piece in pieces:
                 yield piece
 
-    async def _read(self, prepared: Prepared) -> list[Features]:
-        """The features of all media, one after the other and of few requests at once: the pixels that are held are bounded."""
+    async def _read(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> list[Features]:
+        """The features of all media, one after the other and of few requests at once: the pixels that are held are bounded. Those that are
+        streamed are files until then."""
         if not prepared.media:
             return []
-        async with self._reading:
-            return await self._features(prepared)
+        async with self._files(prepared.media) as files:
+            await files.take_all(inputs)
+            client = prepared.request.client
+            media = [self._come(files.whole[part.port], client) if isinstance(part, Streamed) else part for part in prepared.media]
+            async with self._reading:
+                return await self._features(media, self._context - len(prepared.token_ids))
 
-    async def _features(self, prepared: Prepared) -> list[Features]:
-        room = self._context - len(prepared.token_ids)
+    def _come(self, spooled: Spooled, client: str) -> tuple[Medium, bytes]:
+        part = spooled.streamed
+        medium = Medium(_kind(part), spooled.file, part.use_audio, client, spooled.digest)
+        return medium, self.reader.digest(medium, client.encode())
+
+    async def _features(self, media: Sequence[tuple[Medium, bytes]], room: int) -> list[Features]:
         features = list[Features]()
-        for number, (medium, digest) in enumerate(prepared.media, 1):
+        for number, (medium, digest) in enumerate(media, 1):
             try:
                 features.append(await self.reader.features(medium, digest, room))
             except BadMedia as error:
                 raise BadRequest(MEDIA_FIELD, f"medium {number} ({medium.kind}): {error}") from None
+            except (DecoderFull, DecoderFailed) as error:
+                raise Full(str(error)) from None
             room -= rows_of(features[-1].extent, self.config) - 1
         return features
 
@@ -238,6 +263,10 @@ class QwenThinker:
             taps_from=taps_from,
             client=request.client,
         )
+
+
+def _kind(part: Media | Streamed) -> str:
+    return part.media_type.partition("/")[0]
 
 
 def _given(layout: Layout, features: Sequence[Features]) -> tuple[Given, ...]:
