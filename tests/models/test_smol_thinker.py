@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,14 @@ def ask(text: str, **changes: object) -> TextRequest:
 
 def text_of(pieces: list[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces)
+
+
+def made_of(pieces: list[TextPiece]) -> tuple[object, ...]:
+    """All that does not hang on time."""
+    return (
+        text_of(pieces),
+        *(tuple(each for piece in pieces for each in getattr(piece, name)) for name in ("token_ids", "logprobs", "top_logprobs")),
+    )
 
 
 def ids_of(pieces: list[TextPiece]) -> list[int]:
@@ -187,6 +196,34 @@ async def test_what_it_cannot_do_is_refused_by_field(thinker: SmolThinker, reque
     with pytest.raises(BadRequest) as refusal:
         await thinker.prepare(request_)
     assert refusal.value.field == field
+
+
+async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(thinker: SmolThinker) -> None:
+    """With log probabilities, of which the first is that of the token itself where the likeliest one was drawn from all."""
+    free = [ask(f"What is {thing}?", max_tokens=8, logprobs=True, top_logprobs=3) for thing in ("rain", "snow")]
+    alone = [await text_pieces(thinker, request) for request in free]
+    warm = Sampling(temperature=1.5)
+    kept = [
+        ask("Is water wet?", constraint=Constraint("choice", choices=("Yes", "No", "Yes, it is.", "日本")), sampling=warm),
+        ask("Say a number.", constraint=Constraint("regex", "[0-9]{3}é"), ignore_eos=True, sampling=warm),
+        ask("Bob is 5.", constraint=Constraint("json_schema", '{"enum": ["Bob", 5, null]}'), min_tokens=20, sampling=warm),
+    ]
+    nowhere = ask("x", constraint=Constraint("regex", "(x|a)a{1000000}"), sampling=warm)
+    together = await asyncio.gather(*(text_pieces(thinker, each) for each in (*free, *kept, nowhere)), return_exceptions=True)
+    beside = [answer for answer in together[:2] if not isinstance(answer, BaseException)]
+    assert [made_of(answer) for answer in beside] == [made_of(answer) for answer in alone]
+    assert isinstance(together[-1], BadRequest) and together[-1].field == "thinker.constraint"
+    said = [answer for answer in together[2:5] if not isinstance(answer, BaseException)]
+    assert text_of(said[0]) in ("Yes", "No", "Yes, it is.", "日本")
+    assert re.fullmatch("[0-9]{3}é", text_of(said[1]))
+    assert json.loads(text_of(said[2])) in ("Bob", 5, None)
+    assert [answer[-1].finish_reason for answer in said] == [FinishReason.STOP] * 3
+    for piece in (piece for answer in alone for piece in answer):
+        assert len(piece.top_logprobs) == len(piece.logprobs) == len(piece.token_ids)
+        for token_id, logprob, top in zip(piece.token_ids, piece.logprobs, piece.top_logprobs, strict=True):
+            assert (top[0].token_id, top[0].logprob, top[0].piece) == (token_id, pytest.approx(logprob, abs=1e-4), thinker._piece(token_id))
+            assert len(top) == 3 and top[0].logprob >= top[1].logprob >= top[2].logprob
+    assert thinker.load().kv_pages_used == 0
 
 
 async def test_an_answer_may_fill_the_context(thinker: SmolThinker) -> None:
