@@ -1,4 +1,5 @@
-"""`python -m benchmarks.engine`: the engine under the default Thinker's weights, one torch thread: throughput, cost of a step, fairness."""
+"""`python -m benchmarks.engine`: the engine under the default Thinker's weights, one torch thread: throughput, cost of a step, fairness; and
+under Qwen2.5-Omni's."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import omni
 from benchmarks.figures import Figure, Report, arguments, median
 from helpers.sequences import read
 from omnistage.engine.adapter import StepRows
@@ -267,6 +269,8 @@ def main() -> int:
     given = arguments(__doc__).parse_args()
     report = Report("engine")
     measure(report)
+    with report.part("omni"):
+        omni.measure(report)
     return report.finish(judge=not given.report)
 
 
