@@ -1,5 +1,5 @@
-"""`python -m benchmarks.engine`: the engine under the default Thinker's weights, one torch thread: throughput, cost of a step, fairness; and
-under Qwen2.5-Omni's."""
+"""`python -m benchmarks.engine`: the engine under the default Thinker's weights, one torch thread: throughput, cost of a step, fairness;
+and under Qwen2.5-Omni's."""
 
 from __future__ import annotations
 

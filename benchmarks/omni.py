@@ -152,7 +152,7 @@ async def overhead(model: QwenThinker, report: Report) -> None:
         whole_s = await ours(model, asked, [128] * AT_ONCE)
         shares.append(1 - spent["calls"] / whole_s)
     runner._decoder, runner._head = decoder, head
-    note = f"what is left of the time of {AT_ONCE} requests of 128 tokens without the calls of decoder and head; {_how(model)}; median of {ROUNDS}"
+    note = f"time outside of decoder and head, of that of {AT_ONCE} requests of 128 tokens; {_how(model)}; median of {ROUNDS}"
     report.add(Figure("engine_overhead", median(shares), "", "<= 0.05", note))
 
 
@@ -170,7 +170,8 @@ class _Timed:
 async def _served(folder: Path, report: Report) -> None:
     dtype = dtype_of("cpu")
     model = load_thinker(folder, LoadOptions(path=folder, dtype=dtype))
-    reference = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype)).thinker.eval()
+    family: Any = Qwen2_5OmniForConditionalGeneration
+    reference = family.from_pretrained(folder, dtype=getattr(torch, dtype)).thinker.eval()
     await model.warm_up()
     with report.part("omni: throughput"):
         await throughput(model, reference, report)

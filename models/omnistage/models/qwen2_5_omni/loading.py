@@ -19,6 +19,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint, called, json_object
+from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.memory import private_bytes, written
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.spool import MEDIA_PORTS
@@ -85,6 +86,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         produces=_ports(config, dtype),
         max_sessions=sessions,
         inputs=("text", "image", "audio", "video"),
+        constraints=FORMS,
         settings={
             "dtype": options.told("dtype", dtype),
             "max_batch_size": options.told("max_batch_size", limits.max_sequences),

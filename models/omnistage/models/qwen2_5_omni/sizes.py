@@ -29,6 +29,8 @@ PASS_PATCHES = {"cpu": 8192, "cuda": 65536}
 MAX_FEATURE_BYTES = 2 << 30
 BATCH_ROWS = {"cpu": 512, "cuda": 2048}
 LEAST_CONTEXT = 1024
+DECODERS = 2
+"""Processes that decode media: a long film holds up no picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Sizes:
         feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if is_kept else 0
         why["feature_cache_bytes"] = str(feature_bytes)
         batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]
-        return cls(context, kv_bytes, batch_rows, medium_rows, pass_patches, feature_bytes, wanted.decoders or 1, why)
+        return cls(context, kv_bytes, batch_rows, medium_rows, pass_patches, feature_bytes, wanted.decoders or DECODERS, why)
 
 
 def _cache(config: ThinkerConfig, wanted: OmniOptions, options: LoadOptions, sessions: int, row_bytes: int, most: int) -> tuple[int, int]:

@@ -15,7 +15,8 @@ END = "<|im_end|>"
 
 
 class OmniTokenizer:
-    """piece: the bytes of a token. ends: ids that end an answer. unsayable: ids that no answer has: special ones, and any without text."""
+    """size: ids that there are. special: those of special tokens. piece: the bytes of a token. ends: ids that end an answer. unsayable: ids
+    that no answer has: special ones, and any without text."""
 
     def __init__(self, directory: Path, config: ThinkerConfig) -> None:
         """Raises BadCheckpoint."""
@@ -31,6 +32,7 @@ class OmniTokenizer:
         self.piece = BytePieces(tokenizer.id_to_token, list(special.values()))
         self.ends = frozenset({special[END], *_ends(directory)})
         nothing = {token_id for token_id in range(config.text.vocab_size) if tokenizer.id_to_token(token_id) is None}
+        self.special, self.size = frozenset(special.values()), known
         self.unsayable = frozenset({*special.values(), *nothing}) - self.ends
         self.template = ChatTemplate(_template(directory), special, self.encode, config.ids)
 

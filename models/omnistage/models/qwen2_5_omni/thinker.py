@@ -19,6 +19,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
+from omnistage.models.common.constraint import Constraints, Grammar, kept
 from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.worker import Worker
@@ -65,12 +66,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request, its tokens (of the conversation with one for each medium, or of `verbatim`), and its media with their digests, in order;
-    of those that are streamed the bytes are still to come."""
+    """A request, its tokens (of the conversation with one for each medium, or of `verbatim`), its media with their digests, in order (of
+    those that are streamed the bytes are still to come), and what its text is kept to."""
 
     request: TextRequest
     token_ids: tuple[int, ...]
     media: tuple[tuple[Medium, bytes] | Streamed, ...]
+    grammar: Grammar | None
 
 
 class QwenThinker:
@@ -92,6 +94,14 @@ class QwenThinker:
         self._worker, self._workers, self._info = workers[0], workers, info
         self._reading = asyncio.Semaphore(READING)
         self._spool = Spool()
+        self._constraints = Constraints(
+            tokenizer.piece,
+            tokenizer.encode,
+            tokens=tokenizer.size,
+            special=tokenizer.special,
+            end_ids=sorted(tokenizer.ends),
+            vocabulary=config.text.vocab_size,
+        )
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenThinker:
@@ -106,7 +116,7 @@ class QwenThinker:
 
     @property
     def threads(self) -> Sequence[Activity]:
-        return (self.engine.activity, *(worker.activity for worker in self._workers))
+        return (self.engine.activity, *(worker.activity for worker in self._workers), self._constraints.activity)
 
     def load(self) -> Load:
         stats = self.engine.stats()
@@ -115,6 +125,7 @@ class QwenThinker:
     async def warm_up(self) -> None:
         """Answer one short question about a picture: touches the weights, starts the process that decodes, and keeps the pages of the
         default system prompt."""
+        await self._constraints.warm_up()
         file = io.BytesIO()
         Image.new("RGB", (64, 64)).save(file, "PNG")
         prepared = await self.prepare(TextRequest((Turn("user", (Media("image/png", file.getvalue()), "Hello!")),), seed=0, max_tokens=4))
@@ -126,6 +137,7 @@ class QwenThinker:
         await self.engine.close()
         for worker in self._workers:
             await worker.close()
+        await self._constraints.close()
         await self.reader.close()
 
     async def prepare(self, request: TextRequest) -> Prepared:
@@ -143,20 +155,21 @@ class QwenThinker:
         self._files(media)  # Refuses what says that it is too large.
         if len(media) > MAX_MEDIA:
             raise BadRequest(MEDIA_FIELD, f"at most {MAX_MEDIA} media in one conversation, there are {len(media)}")
-        return await self._worker.run(partial(self._tokenized, request, media))
+        grammar = await self._constraints.of(request)
+        return await self._worker.run(partial(self._tokenized, request, media, grammar))
 
     def _check_characters(self, field: str, count: int) -> None:
         most = self._context * _MAX_TOKEN_CHARACTERS
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
-    def _tokenized(self, request: TextRequest, media: Sequence[Media | Streamed]) -> Prepared:
+    def _tokenized(self, request: TextRequest, media: Sequence[Media | Streamed], grammar: Grammar | None) -> Prepared:
         """The request with its tokens, and digests of its media. Raises BadRequest for what only they tell."""
         if request.verbatim:
             ids = tuple(self.tokenizer.encode(request.verbatim))
             if request.history != ids[: len(request.history)]:
                 raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
-            return Prepared(request, ids, ())
+            return Prepared(request, ids, (), None)
         ids = tuple(self.tokenizer.template.written(request.turns, [_kind(part) for part in media]))
         if len(ids) >= self._context:
             raise BadRequest("thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self._context - 1}")
@@ -164,12 +177,13 @@ class QwenThinker:
             with fitting("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
                 most = min(request.max_tokens, self._context - len(ids)) + 1
-                self.engine.check(self._asked(request, Prompt.of_tokens(ids), max(most, len(request.history) + 1)))
-        return Prepared(request, ids, tuple(part if isinstance(part, Streamed) else self._medium(part, request.client) for part in media))
+                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(ids), max(most, len(request.history) + 1)))
+        read = tuple(part if isinstance(part, Streamed) else self._medium(part, request) for part in media)
+        return Prepared(request, ids, read, grammar)
 
-    def _medium(self, part: Media, client: str) -> tuple[Medium, bytes]:
-        medium = Medium(_kind(part), part.data, part.use_audio, client)
-        return medium, self.reader.digest(medium, client.encode())
+    def _medium(self, part: Media, request: TextRequest) -> tuple[Medium, bytes]:
+        medium = Medium(_kind(part), part.data, part.use_audio, request.client)
+        return medium, self.reader.digest(medium, request.scope.encode())
 
     def _files(self, media: Iterable[object]) -> Files:
         """For those of them that are streamed. Raises BadRequest."""
@@ -211,12 +225,13 @@ class QwenThinker:
             prompt_rows=len(layout),
         )
         with fitting("thinker"):
-            prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.client.encode())
-            asked = self._asked(request, prompt, answer.items, answer.first_slot)
+            prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
+            asked = self._asked(request, prepared.grammar, prompt, answer.items, answer.first_slot)
             self.engine.check(asked)
         async with aclosing(self.engine.submit(asked)) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
-            async for piece in pieces:
-                yield piece
+            with kept():
+                async for piece in pieces:
+                    yield piece
 
     async def _read(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> list[Features]:
         """The features of all media, one after the other and of few requests at once: the pixels that are held are bounded. Those that are
@@ -225,15 +240,15 @@ class QwenThinker:
             return []
         async with self._files(prepared.media) as files:
             await files.take_all(inputs)
-            client = prepared.request.client
-            media = [self._come(files.whole[part.port], client) if isinstance(part, Streamed) else part for part in prepared.media]
+            request = prepared.request
+            media = [self._come(files.whole[part.port], request) if isinstance(part, Streamed) else part for part in prepared.media]
             async with self._reading:
                 return await self._features(media, self._context - len(prepared.token_ids))
 
-    def _come(self, spooled: Spooled, client: str) -> tuple[Medium, bytes]:
+    def _come(self, spooled: Spooled, request: TextRequest) -> tuple[Medium, bytes]:
         part = spooled.streamed
-        medium = Medium(_kind(part), spooled.file, part.use_audio, client, spooled.digest)
-        return medium, self.reader.digest(medium, client.encode())
+        medium = Medium(_kind(part), spooled.file, part.use_audio, request.client, spooled.digest)
+        return medium, self.reader.digest(medium, request.scope.encode())
 
     async def _features(self, media: Sequence[tuple[Medium, bytes]], room: int) -> list[Features]:
         features = list[Features]()
@@ -247,7 +262,9 @@ class QwenThinker:
             room -= rows_of(features[-1].extent, self.config) - 1
         return features
 
-    def _asked(self, request: TextRequest, prompt: Prompt, items: int, taps_from: int | None = None) -> SequenceRequest:
+    def _asked(
+        self, request: TextRequest, grammar: Grammar | None, prompt: Prompt, items: int, taps_from: int | None = None
+    ) -> SequenceRequest:
         """What the engine is asked for. Raises Unfit."""
         return SequenceRequest(
             prompt=prompt,
@@ -259,6 +276,8 @@ class QwenThinker:
             ignore_end=request.ignore_eos,
             banned=self.tokenizer.unsayable,
             logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            constraint=grammar,
             history=tuple((token_id,) for token_id in request.history),
             taps_from=taps_from,
             client=request.client,
