@@ -7,16 +7,18 @@ import hashlib
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from helpers.servers import Stack, all_free, omni_stub, stack
-from omnistage.client import AsyncOmni, BadRequestError, Omni, Video
+from helpers.servers import Stack, all_free, local_router, omni_stub, stack
+from omnistage.client import AsyncOmni, BadRequestError, Done, Omni, TextDelta, Video
 from omnistage.client import request as requests
 from omnistage.client.request import Options
 from omnistage.client.upload import LEAST_BYTES, PORTS, Conversing
 from omnistage.models.toy import formulas
+from omnistage.router.pipeline import load_pipeline
 
 MP4 = b"\0\0\0\x18ftypmp42"
 LENGTH = 12
@@ -24,7 +26,9 @@ LENGTH = 12
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("uploads"), pipeline="toy-omni", family="toy-omni", options={"films": True}) as running:
+    with stack(
+        tmp_path_factory.mktemp("uploads"), pipeline="toy-omni", family="toy-omni", options={"films": True, "interval_s": 0.01}
+    ) as running:
         yield running
 
 
@@ -45,9 +49,9 @@ def digest_of(path: Path) -> formulas.Seen:
         return formulas.film(hashlib.file_digest(file, "sha256").digest())
 
 
-def said(seen: list[formulas.Seen], seed: int) -> str:
+def said(seen: list[formulas.Seen], seed: int, length: int = LENGTH) -> str:
     items = formulas.items(["u", *seen])
-    return "".join(formulas.word(formulas.omni_token(seed, items, n)) for n in range(LENGTH))
+    return "".join(formulas.word(formulas.omni_token(seed, items, n)) for n in range(length))
 
 
 def test_what_is_streamed_and_what_is_not(films: list[Path]) -> None:
@@ -104,6 +108,22 @@ async def test_a_file_that_gets_shorter_or_goes_away_meanwhile_is_told(standing:
                 async for _ in conversing:
                     pass
             conversing.cancel()
+    await all_free(list(standing.addresses.values()))
+
+
+async def test_a_router_that_is_lost_is_replaced_and_sent_the_file_again(standing: Stack, films: list[Path]) -> None:
+    """In the middle of the answer, which goes on where it stopped."""
+    async with AsyncExitStack() as first:
+        lost = await first.enter_async_context(local_router(standing.addresses, load_pipeline("toy-omni")))
+        async with AsyncOmni(address=f"{lost.address},{standing.address}") as omni:
+            text = ""
+            async for event in omni.stream("?", videos=[films[1]], seed=4, max_tokens=20, outputs=["text"]):
+                if isinstance(event, TextDelta):
+                    text += event.text
+                    await first.aclose()
+            assert isinstance(event, Done)
+            assert [failover.stage for failover in event.failovers] == ["router"]
+            assert text == said([digest_of(films[1]), "?"], 4, 20)
     await all_free(list(standing.addresses.values()))
 
 

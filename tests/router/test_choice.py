@@ -26,6 +26,11 @@ def spoken(*types: str, text: str = "", **fields: object) -> omni_pb2.GenerateRe
     return omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=given), **fields)  # type: ignore[arg-type]
 
 
+def streamed(media_type: str) -> omni_pb2.GenerateRequest:
+    part = stage_pb2.Part(port="media0", media_type=media_type)
+    return omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=[stage_pb2.Message(role="user", parts=[part])]))
+
+
 def drawn(*types: str, prompt: str = "", **fields: object) -> omni_pb2.GenerateRequest:
     images = [stage_pb2.Media(media_type=one) for one in types]
     return omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt, images=images), **fields)  # type: ignore[arg-type]
@@ -43,6 +48,7 @@ def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE))
         (spoken(text="hi", outputs=["text", "audio"]), "toy"),
         (spoken("image/png", text="what is this?"), "toy-omni"),
         (spoken("image/png", "audio/wav"), "toy-omni"),
+        (streamed("audio/wav"), "toy-omni"),
         (drawn("image/png", prompt="a walk"), "toy-film"),
         (drawn(prompt="a walk", outputs=["video"]), "toy-film"),
         (omni_pb2.GenerateRequest(outputs=["video"]), "toy-film"),

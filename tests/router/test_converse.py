@@ -14,11 +14,12 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from helpers.ask import Answer, ask, refusal, refused
+from helpers.ask import Answer, ask, refusal, refused, request
+from helpers.chain import Stack
 from helpers.converse import PIECE, Conversation, Pieces, TurnFailed, file_chunks, on_port, zeros
 from helpers.families import PICTURE, SOUND
 from helpers.run import messages
-from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_router, local_stage, omni_stub
+from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_chain, local_router, local_stage, omni_stub
 from helpers.waiting import until
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
@@ -296,6 +297,73 @@ async def test_clients_that_vanish_in_the_middle_leave_nothing():
                     await conversation.read()
                 conversation.call.cancel()
         await all_free([local.address for local, _ in running])
+
+
+# What holds for Generate too -------------------------------------------------------------------------------------------------------------
+
+
+async def test_turns_are_counted_as_requests_are(steady: Stack):
+    def counted(reason: str) -> float:
+        return steady.router.registry.get_sample_value("omnistage_router_requests_total", {"pipeline": "toy", "reason": reason}) or 0
+
+    conversation = Conversation(steady.stub)
+    for seed in range(3):
+        (await conversation.turn(request("How?", seed))).check_toy(seed, "How?")
+    with pytest.raises(TurnFailed, match="BAD_REQUEST"):
+        await conversation.turn(request("How?", thinker={"max_tokens": 1 << 20}))
+    assert (counted("OK"), counted("BAD_REQUEST")) == (3, 1)
+    assert await conversation.end() is grpc.StatusCode.OK
+
+
+async def test_a_deadline_ends_the_call_and_frees_everything():
+    async with house() as (stub, running):
+        conversation = Conversation(stub, timeout_s=1)
+        await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
+        with pytest.raises(grpc.aio.AioRpcError) as over:
+            await conversation.answer()
+        assert over.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await all_free([local.address for local, _ in running])
+
+
+async def test_a_turn_that_is_asked_again_is_answered_once():
+    """By a client whose connection broke: the newer call has the answer."""
+    async with house() as (stub, _):
+        asked = question(with_parts(on_port("media0", "video/mp4")), 1)
+        asked.request_id = "0123456789abcdef" * 2
+        older, newer = Conversation(stub), Conversation(stub)
+        await older.send(turn=asked)
+        while not (await older.read()).HasField("credit"):
+            pass
+        check(await newer.turn(asked, {"media0": file_chunks("media0", b"film")}), seen_film(b"film"), 1)
+        with pytest.raises(TurnFailed, match="SUPERSEDED"):
+            await older.answer()
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["in a turn", "between two"])
+async def test_a_router_that_drains_finishes_turns_and_ends_conversations(running: bool):
+    async with (
+        local_chain({"interval_s": 0.02}) as stages,
+        local_router({kind: stage.address for kind, stage in stages.items()}) as router,
+        omni_stub(router.address) as stub,
+    ):
+        conversation = Conversation(stub)
+        (await conversation.turn(request("How?", 1))).check_toy(1, "How?")
+        if running:
+            await conversation.send(turn=request("And now?", 2))
+            await conversation.read()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(router.service.drain(30))
+            if running:
+                answer = Answer(started=omni_pb2.Started())
+                while answer.usage is None:
+                    message = await conversation.read()
+                    event = omni_pb2.GenerateResponse()
+                    getattr(event, str(message.WhichOneof("event"))).CopyFrom(getattr(message, str(message.WhichOneof("event"))))
+                    answer.take(event)
+                answer.check_toy(2, "And now?")
+            with pytest.raises(grpc.aio.AioRpcError) as ended_:
+                await conversation.read()
+            assert refusal(ended_.value).reason == "DRAINING"
 
 
 # Who is lost -----------------------------------------------------------------------------------------------------------------------------

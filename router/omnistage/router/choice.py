@@ -44,6 +44,7 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     """The kinds of media that a request gives, as pipelines name their inputs: text, image, audio, video; else that of the type."""
     parts = [part for message in request.thinker.messages for part in message.parts]
     types = [part.media.media_type for part in parts if part.HasField("media")]
+    types += [part.media_type for part in parts if part.media_type]  # Of what is streamed.
     types += [image.media_type for image in request.diffusion.images]
     has_text = request.thinker.verbatim or request.diffusion.prompt or any(part.text for part in parts)
     return sorted({media_type.partition("/")[0] for media_type in types} | ({"text"} if has_text else set()))
