@@ -287,6 +287,23 @@ async def test_who_sends_nothing_is_left():
         check(await conversation.turn(question(messages("And now?"), 1)), ("u", "And now?"), 1)
 
 
+async def test_who_reads_nothing_is_left():
+    """Its answer fills the buffers; then the call ends, because nothing more can be written in it."""
+    async with (
+        local_chain({"samples_per_frame": 100_000}) as stages,
+        local_router({kind: stage.address for kind, stage in stages.items()}, stall_limit=0.5) as router,
+        omni_stub(router.address) as stub,
+    ):
+        conversation = Conversation(stub)
+        await conversation.send(turn=request("Say much.", 1))
+        ended = {"pipeline": "toy", "reason": "CLIENT_STALLED"}
+        await until(lambda: router.registry.get_sample_value("omnistage_router_requests_total", ended))
+        with pytest.raises(grpc.aio.AioRpcError) as left:
+            await conversation.answer()
+        assert refusal(left.value).reason == "CLIENT_STALLED"
+        await all_free([stage.address for stage in stages.values()])
+
+
 async def test_clients_that_vanish_in_the_middle_leave_nothing():
     async with house() as (stub, running):
         for moment in range(6):

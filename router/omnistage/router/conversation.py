@@ -43,6 +43,8 @@ class Conversation:
         self._intake: Intake | None = None
         self._is_answered = False
         self._asked: omni_pb2.GenerateRequest | None = None
+        self.is_cut = False
+        """A write was given up, as of an answer that its client does not read: nothing more can be written, and the call has to end."""
 
     # From the client ---------------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +137,11 @@ class Conversation:
         assert name is not None
         self._is_answered = name == "usage"
         getattr(response, name).CopyFrom(getattr(event, name))
-        await self._writer.write(response)
+        try:
+            await self._writer.write(response)
+        except asyncio.CancelledError:
+            self.is_cut = True
+            raise
 
     async def grant(self, credit: stage_pb2.Credit) -> None:
         await self._writer.write(omni_pb2.ConverseResponse(credit=credit))

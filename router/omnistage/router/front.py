@@ -99,7 +99,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             while (request := await self._next_turn(conversation, limit_s)) is not None:
                 failure = await self._turn(partial(_ready, request), context, conversation.write, conversation)
                 if failure is not None:
-                    if failure.reason in OF_THE_CALL:
+                    if failure.reason in OF_THE_CALL or conversation.is_cut:
                         raise failure
                     async with asyncio.timeout(self._stall_limit_s):
                         await conversation.fail(failure)
@@ -222,10 +222,10 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             if self._by_request.get(request) is asked_again:
                 del self._by_request[request]
             asked_again.cancel()
-            run.cancel()
-            if listening is not None:
-                listening.cancel()
-                listening.add_done_callback(_look_at_error)
+            for task in (run, listening):
+                if task is not None:
+                    task.cancel()
+                    task.add_done_callback(_look_at_error)
             await asyncio.wait({run})
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 
 from omnistage.link.link import Link
 from omnistage.router.pipeline import STREAMED
@@ -29,7 +29,7 @@ REPLAY_BYTES = 8 << 20
 ALL_REPLAY_BYTES = 256 << 20
 """Of all turns of a process together; what is beyond keeps nothing."""
 
-Tell = Callable[[stage_pb2.Credit], Awaitable[None]]
+Tell = Callable[[stage_pb2.Credit], Coroutine[None, None, None]]
 
 
 class ReplayRoom:
@@ -84,8 +84,7 @@ class Intake:
         finally:
             self._link = None
             granting.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({granting})
+            granting.add_done_callback(lambda task: task.cancelled() or task.exception())  # Of a call that is over, which its reader tells.
 
     async def put(self, chunk: chunk_pb2.Chunk) -> None:
         """Take a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for one that may not come now."""
@@ -131,7 +130,7 @@ class Intake:
             for port, total in due.items():
                 self._readers[port].granted = total
                 self._since = time.monotonic()
-                await self._tell(stage_pb2.Credit(port=port, total=total))
+                await asyncio.shield(self._tell(stage_pb2.Credit(port=port, total=total)))  # A write that is cut short is the last one.
             if not due:
                 await link.sends()
 
