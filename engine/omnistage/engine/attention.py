@@ -302,9 +302,9 @@ def chosen(spec: DecoderSpec) -> Choice:
         if not backend.is_viable(spec):
             continue
         if rows_are_independent(backend, spec):
-            return Choice(backend, refused + "rows had equal bits in blocks, in batches and alone at load")
+            return Choice(backend, f"{backend.name}: {refused}rows had equal bits in blocks, in batches and alone at load")
         if not backend.is_exact:
-            return Choice(backend, refused + "a row that is computed again may differ in its last bits")
+            return Choice(backend, f"{backend.name}: {refused}a row that is computed again may differ in its last bits")
         refused += f"not {backend.name}: a row depended on its neighbours at load; "
     raise ValueError(f"no way to attend on {spec.device}: {refused}")
 

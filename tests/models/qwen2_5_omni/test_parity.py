@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from helpers import lengths, media_files
 from helpers.models import text_pieces
 from helpers.omni_reference import Expected, OmniReference
-from omnistage.models.interface import Media, Part, TextRequest, Turn
+from omnistage.engine import attention, sampler
+from omnistage.models.interface import Media, Part, Sampling, TextRequest, Turn
 from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni import loading
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
@@ -110,13 +117,16 @@ def turns(kind: str, source: random.Random) -> tuple[Turn, ...]:
 async def requests(kinds: list[str], reference: OmniReference, never: frozenset[int], source: random.Random) -> list[Asked]:
     """Questions and their answers, each with enough different tokens."""
     made = list[Asked]()
-    for kind in kinds:
+    for number, kind in enumerate(kinds):
+        penalty = 1.3 if number % 3 == 0 else 1.0
         while True:
             conversation = turns(kind, source)
-            expected = reference.answer(conversation, await reference.read(conversation), TOKENS, never)
+            seen = await reference.read(conversation)
+            expected = reference.answer(conversation, seen, TOKENS, never, repetition_penalty=penalty)
             if len(set(expected.tokens)) >= DISTINCT:
                 break
-        made.append(Asked(kind, TextRequest(conversation, seed=0, max_tokens=TOKENS, ignore_eos=True), expected))
+        drawn = Sampling(repetition_penalty=penalty)
+        made.append(Asked(kind, TextRequest(conversation, seed=0, sampling=drawn, max_tokens=TOKENS, ignore_eos=True), expected))
     return made
 
 
@@ -178,3 +188,61 @@ async def test_greedy_text_is_that_of_transformers(rounds: int, omni_checkpoint:
         assert model.engine.stats().preemptions or not others
         await model.close()
         assert sum(ties) + sum(again) <= 0.01 * TOKENS * (len(asked) + 4)
+
+
+# What it must see ---------------------------------------------------------------------------------------------------------------------
+
+
+def _wrong_sections(patch: pytest.MonkeyPatch) -> None:
+    """The axes of positions have each other's parts of a head."""
+
+    def wrong(folder: Path) -> ThinkerConfig:
+        config = read_thinker_config(folder)
+        return replace(config, text=replace(config.text, rope_sections=config.text.rope_sections[::-1]))
+
+    patch.setattr(loading, "read_thinker_config", wrong)
+
+
+def _wrong_penalty(patch: pytest.MonkeyPatch) -> None:
+    """Positive logits are multiplied, negative ones divided."""
+    edited = sampler._edited
+
+    def wrong(logits: torch.Tensor, rows: Sequence[sampler.Draws], *rest: Any) -> object:
+        for row in rows:
+            row.sampling = replace(row.sampling, repetition_penalty=1 / row.sampling.repetition_penalty)
+        made = edited(logits, rows, *rest)
+        for row in rows:
+            row.sampling = replace(row.sampling, repetition_penalty=1 / row.sampling.repetition_penalty)
+        return made
+
+    patch.setattr(sampler, "_edited", wrong)
+
+
+def _wrong_mask(patch: pytest.MonkeyPatch) -> None:
+    """A row does not see itself, but for the first one."""
+    make = attention._Tile.of
+
+    def wrong(members: Any, spec: Any) -> attention._Tile:
+        tile = make(members, spec)
+        mask = tile.mask.clone()
+        for run, member in enumerate(members):
+            for at in range(member.count):
+                if member.start + at:
+                    mask[run, :, at, :, member.start + at] = float("-inf")
+        return replace(tile, mask=mask)
+
+    patch.setattr(attention._Tile, "of", wrong)
+
+
+@pytest.mark.parametrize("mistake", [_wrong_sections, _wrong_penalty, _wrong_mask], ids=lambda mistake: mistake.__name__.strip("_"))
+async def test_a_mistake_would_be_seen(
+    mistake: Callable[[pytest.MonkeyPatch], None], omni_checkpoint: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    model = loaded(omni_checkpoint, {}, tmp_path)
+    never = model.tokenizer.unsayable | model.tokenizer.ends
+    made = await requests(["image", "videos", "long text"], OmniReference(omni_checkpoint), never, random.Random(seed))
+    with pytest.raises(AssertionError, match=" is not "):
+        for one in made:
+            await agreement(model, one)
+    await model.close()

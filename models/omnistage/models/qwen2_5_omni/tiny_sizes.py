@@ -82,10 +82,11 @@ class Size:
 
 SIZES: Mapping[str, Size] = {
     "tiny": Size(
-        thinker=DecoderSize(layers=2, hidden=64, ffn=128, heads=4, kv_heads=2, head_size=16, rope_sections=(2, 3, 3)),
+        # Heads as large together as those that attention runs as it does in a model of any size.
+        thinker=DecoderSize(layers=3, hidden=192, ffn=320, heads=6, kv_heads=2, head_size=32, rope_sections=(4, 6, 6)),
         vision=VisionSize(layers=3, hidden=64, ffn=96, heads=4, full_attention=(1,)),
         audio=AudioSize(layers=2, hidden=64, ffn=128, heads=4),
-        talker=DecoderSize(layers=2, hidden=48, ffn=96, heads=4, kv_heads=2, head_size=16, rope_sections=(2, 3, 3)),
+        talker=DecoderSize(layers=2, hidden=96, ffn=192, heads=6, kv_heads=2, head_size=32, rope_sections=(4, 6, 6)),
         dit=DitSize(
             hidden=64,
             heads=4,
