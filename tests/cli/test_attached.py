@@ -18,6 +18,7 @@ from omnistage.cli.attached import Attached
 from omnistage.cli.pipelines import layout_for
 from omnistage.cli.speak import Question
 from omnistage.client import Omni, Options, RequestError
+from omnistage.client.request import for_conversation
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 
@@ -92,7 +93,6 @@ def test_what_a_person_sees_at_a_terminal(address: str, files: Path) -> None:
         ("image", "empty.png", "empty.png is empty"),
         ("image", "question.wav", "question.wav is audio/wav, not a picture"),
         ("audio", "cat.png", "cat.png is image/png, not a sound"),
-        ("video", "long.mp4", "long.mp4 is 70.0 MiB; a request holds at most 64 MiB"),
         ("image", "https://a.b/c.png", "https://a.b/c.png is a URL, and neither client nor servers fetch anything"),
     ],
 )
@@ -104,6 +104,13 @@ def test_what_cannot_be_read_is_named_with_its_option(
     with pytest.raises(RequestError) as caught:
         question.checked()
     assert caught.value.message.startswith(f"--{kind}: {told}")
+
+
+def test_a_film_that_is_larger_than_a_request_is_streamed(files: Path) -> None:
+    question = Question("x", False, None, None, False, Options(), attached=[Attached("video", str(files / "long.mp4"), use_audio=True)])
+    asked = for_conversation(question.checked().conversation, Options())
+    film, _ = asked.complete().thinker.messages[0].parts
+    assert (film.port, film.use_audio, film.total_bytes, list(asked.uploads)) == ("media0", True, 70 << 20, ["media0"])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from omnistage.client.conversation import Part
+    from omnistage.client.conversation import Medium
 
 KINDS = ("image", "audio", "video")
 
@@ -23,11 +23,11 @@ class Attached:
     path: str
     use_audio: bool = False
 
-    def read(self) -> Part:
+    def read(self) -> Medium:
         """Raises BadRequestError that names the option and the file."""
-        from omnistage.client.media import Video, to_part
+        from omnistage.client.media import Video, to_medium
 
-        return to_part(Video(self.path, self.use_audio) if self.kind == "video" else self.path, self.kind, f"--{self.kind}")
+        return to_medium(Video(self.path, self.use_audio) if self.kind == "video" else self.path, self.kind, f"--{self.kind}")
 
 
 class Attaching(TyperCommand):

@@ -23,7 +23,7 @@ from omnistage.cli.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
 from omnistage.cli.words import words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
-from omnistage.client.conversation import Conversation, Part
+from omnistage.client.conversation import Conversation, Medium
 from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
 from omnistage.client.request import Options, for_conversation
@@ -44,7 +44,7 @@ class Question:
     options: Options
     system: str | None = None
     attached: Sequence[Attached] = ()
-    parts: Sequence[Part] = ()
+    parts: Sequence[Medium] = ()
     schema: Path | None = None
 
     @property

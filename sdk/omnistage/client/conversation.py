@@ -24,10 +24,13 @@ ROLES = ("system", "user", "assistant")
 LISTS = {"images": "image", "audios": "audio", "videos": "video"}
 TURN_KEYS = ("role", "content", *LISTS)
 
-ReadPart = Callable[[], stage_pb2.Part | Upload]
+Medium = stage_pb2.Part | Upload
+"""One that is in the request, or is streamed beside it."""
+
+ReadPart = Callable[[], Medium]
 """Reads a medium. Raises BadRequestError."""
 
-ToRead = Callable[[object, str, str], stage_pb2.Part | Upload]
+ToRead = Callable[[object, str, str], Medium]
 
 Part = stage_pb2.Part | ReadPart
 
@@ -80,6 +83,8 @@ def checked_text(field: str, value: object) -> str:
 def _part(item: object, where: str) -> Part:
     if isinstance(item, stage_pb2.Part):
         return item
+    if isinstance(item, Upload):
+        return lambda: item
     if not isinstance(item, Mapping):
         raise BadRequestError.of(where, "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}")
     kind = item.get("type")
