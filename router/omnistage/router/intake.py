@@ -55,7 +55,8 @@ class Intake:
         """ports: that the client is to fill. tell: gives it room. stall_s: time that it may leave room unused."""
         self._payloads: Mapping[str, str] = {port.name: STREAMED[port.payload] for port in ports}
         self._readers = {port: PortReader(port) for port in self._payloads}
-        self._window = max(WINDOW // max(len(self._readers), 1), 2)
+        self.window = max(WINDOW // max(len(self._readers), 1), 2)
+        """Chunks of one port that the client may be ahead."""
         self._tell = tell
         self._stall_s = stall_s
         self._since = time.monotonic()
@@ -123,9 +124,9 @@ class Intake:
         """Room for every port at once, and more as pieces of it go down."""
         while self.waits_for:
             due = {
-                port: link.sent(port) + self._window
+                port: link.sent(port) + self.window
                 for port, reader in self._readers.items()
-                if not reader.ended and reader.granted - link.sent(port) <= self._window // 2
+                if not reader.ended and reader.granted - link.sent(port) <= self.window // 2
             }
             for port, total in due.items():
                 self._readers[port].granted = total
