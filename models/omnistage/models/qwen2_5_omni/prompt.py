@@ -120,14 +120,14 @@ class Layout:
 
 def laid_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
     """The prompt of token ids, in which each id of a medium stands for all of its rows. extents: of the media, in order."""
-    media = {config.ids.image, config.ids.video, config.ids.audio}
-    rows = _Rows(config)
-    waiting = iter(extents)
-    for token_id in ids:
-        if token_id in media:
-            rows.medium(next(waiting))
-        else:
-            rows.text(token_id)
+    written = np.array(ids, np.int64)
+    places = np.flatnonzero(np.isin(written, (config.ids.image, config.ids.video, config.ids.audio)))
+    rows, start = _Rows(config), 0
+    for place, extent in zip(places.tolist(), extents, strict=True):
+        rows.text(written[start:place])
+        rows.medium(extent)
+        start = place + 1
+    rows.text(written[start:])
     return rows.layout()
 
 
@@ -141,8 +141,9 @@ class _Rows:
         self._most = 0
         self._count = 0
 
-    def text(self, token_id: int) -> None:
-        self._add(np.array([token_id]), np.full((3, 1), self._next))
+    def text(self, token_ids: NDArray[np.int64]) -> None:
+        if len(token_ids):
+            self._add(token_ids, self._counted(len(token_ids)))
 
     def medium(self, extent: Extent) -> None:
         if extent.grid is None:
@@ -157,7 +158,11 @@ class _Rows:
         return Layout(ids, positions, self._most + 1 - self._count, tuple(self._media))
 
     def _sound(self, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return np.full(rows, self._config.ids.audio), np.broadcast_to(np.arange(rows) + self._next, (3, rows))
+        return np.full(rows, self._config.ids.audio), self._counted(rows)
+
+    def _counted(self, rows: int) -> NDArray[np.int64]:
+        """Places that count on, the same on all axes."""
+        return np.broadcast_to(np.arange(rows) + self._next, (3, rows))
 
     def _seen(self, extent: Extent) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         grid, config = extent.grid, self._config
