@@ -58,7 +58,7 @@ async def answer(model: SmolThinker, request: TextRequest) -> Answer:
 
 def texts(model: SmolThinker, request: TextRequest, tokens: tuple[int, ...]) -> list[str]:
     """What an undisturbed run has said after each number of tokens, before it ends."""
-    detokenizer = Detokenizer(model._piece, request.stop)
+    detokenizer = Detokenizer(model.tokenizer.piece, request.stop)
     said = [""]
     for token in tokens:
         said.append(said[-1] + detokenizer.push(token))
@@ -125,7 +125,7 @@ async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int) ->
 
 async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolThinker, seed: int) -> None:
     """The first byte of the longest characters is made certain: each waits for its next byte, and is replaced when none comes."""
-    lead = next(token for token in range(49152) if thinker._piece(token) == b"\xf0")
+    lead = next(token for token in range(49152) if thinker.tokenizer.piece(token) == b"\xf0")
     request = ask("Smile!", seed=seed, sampling=Sampling(temperature=1.0, top_k=50, logit_bias={lead: 100.0}))
     whole = await check_cuts(thinker, request)
     said = texts(thinker, request, whole.tokens)
@@ -185,7 +185,7 @@ async def test_a_history_that_cannot_be_is_refused(thinker: SmolThinker, request
 
 
 async def test_a_history_with_a_stop_string_in_it_is_refused(thinker: SmolThinker) -> None:
-    tokens = tuple(thinker._encode("All is said and done here"))
+    tokens = tuple(thinker.tokenizer.encode("All is said and done here"))
     await thinker.prepare(ask("x", history=tokens))
     with pytest.raises(BadRequest, match="stop string"):
         await thinker.prepare(ask("x", history=tokens, stop=("and",)))

@@ -126,7 +126,7 @@ async def test_deltas_join_to_the_decoded_ids_for_any_ids(thinker: SmolThinker, 
     rng = random.Random(seed)
     for _ in range(10_000):
         ids = rng.choices(range(tokenizer.get_vocab_size()), k=rng.randrange(1, 24))
-        detokenizer = Detokenizer(thinker._piece)
+        detokenizer = Detokenizer(thinker.tokenizer.piece)
         deltas = [detokenizer.push(token_id) for token_id in ids]
         assert "".join([*deltas, detokenizer.finish()]) == tokenizer.decode(ids, skip_special_tokens=True)
 
@@ -221,7 +221,7 @@ async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(th
     for piece in (piece for answer in alone for piece in answer):
         assert len(piece.top_logprobs) == len(piece.logprobs) == len(piece.token_ids)
         for token_id, logprob, top in zip(piece.token_ids, piece.logprobs, piece.top_logprobs, strict=True):
-            assert (top[0].token_id, top[0].piece) == (token_id, thinker._piece(token_id))
+            assert (top[0].token_id, top[0].piece) == (token_id, thinker.tokenizer.piece(token_id))
             assert top[0].logprob == pytest.approx(logprob, abs=1e-4)
             assert len(top) == 3 and top[0].logprob >= top[1].logprob >= top[2].logprob
     assert thinker.load().kv_pages_used == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -85,6 +86,25 @@ async def test_it_goes_on_after_any_token(model: QwenThinker, rounds: int, seed:
         whole = await tokens(model, request)
         cut = source.randrange(1, TOKENS)
         assert await tokens(model, replace(request, history=whole[:cut])) == whole[cut:]
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["an answer", "text that is given"])
+async def test_a_history_becomes_text_on_a_thread(model: QwenThinker, is_given: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is, others run meanwhile."""
+    piece, threads = model.tokenizer.piece, list[str]()
+
+    def noted(token_id: int) -> bytes:
+        threads.append(threading.current_thread().name)
+        return piece(token_id)
+
+    text = "All that was said and heard before. " * 40
+    ids = model.tokenizer.encode(text)
+    answer = replace(asked(seed, tokens=len(ids)), history=ids, finished=FinishReason.LENGTH)
+    request = TextRequest((), seed, verbatim=text, history=ids) if is_given else answer
+    monkeypatch.setattr(model.tokenizer, "piece", noted)
+    async with aclosing(said(model, request, {"text": 0} if is_given else {"prompt": 0})) as pieces:
+        assert [piece async for piece in pieces]
+    assert threads == ["tokenizer"] * len(ids)
 
 
 async def rows(model: QwenThinker, request: TextRequest) -> tuple[int, dict[str, np.ndarray]]:

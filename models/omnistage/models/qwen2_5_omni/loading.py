@@ -17,16 +17,15 @@ from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
-from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint, called, json_object
 from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.memory import private_bytes, written
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.spool import MEDIA_PORTS
+from omnistage.models.common.thinker import TEXT, limits_of
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of, hardware
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
@@ -38,7 +37,7 @@ from omnistage.models.qwen2_5_omni.media import Asks, MediaReader, picture_pass,
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
-from omnistage.models.qwen2_5_omni.thinker import HIDDEN, PROMPT, TEXT, QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import HIDDEN, PROMPT, QwenThinker
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "1"
@@ -99,18 +98,18 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
             "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
         },
     )
-    workers = [Worker("tokenizer", 1), Worker("encoders", options.threads)]
+    encoders = Worker("encoders", options.threads)
     reader = MediaReader(
         config,
         MediaDecoder(processes=sizes.decoders),
         Asks(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows),
         spectrograms,
-        picture_queue(workers[1], parts.vision, pictures.colours, most_rows=sizes.pass_patches, together=together),
-        sound_queue(workers[1], parts.audio, most_rows=sizes.pass_patches, together=together),
+        picture_queue(encoders, parts.vision, pictures.colours, most_rows=sizes.pass_patches, together=together),
+        sound_queue(encoders, parts.audio, most_rows=sizes.pass_patches, together=together),
         FeatureCache(sizes.feature_bytes),
         info.revision.encode(),
     )
-    return QwenThinker(config, engine, tokenizer, reader, workers, info, sizes.context)
+    return QwenThinker(config, engine, tokenizer, reader, encoders, info, sizes.context)
 
 
 def _ports(config: ThinkerConfig, dtype: str) -> tuple[PortSpec, ...]:
@@ -202,15 +201,3 @@ def _name(folder: Path) -> str:
     """How people call the model of a folder: as its own config does, if that names it."""
     named = json_object(folder / "config.json").get("_name_or_path")
     return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()
-
-
-def limits_of(sessions: int, batch: int = 0, rows: int = 0) -> Limits:
-    """Of the engine, for so many sessions. batch, rows: of a step; 0: what is usual. Raises LoadError.
-
-    A replica that takes another one's place has up to twice its sessions: all of them may wait at once."""
-    limits = Limits(max_sequences=batch or sessions, max_waiting=2 * sessions)
-    if not rows:
-        return limits
-    if rows < PAGE_ROWS:
-        raise LoadError(f"max_batch_tokens {rows}: a piece of a prompt alone has {PAGE_ROWS}")
-    return replace(limits, max_rows=rows)

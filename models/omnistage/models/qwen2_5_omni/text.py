@@ -5,43 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnistage.engine.detokenizer import BytePieces
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
-from omnistage.models.common.tokenizer import read_tokenizer
+from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.prompt import ChatTemplate
 
 END = "<|im_end|>"
 
 
-class OmniTokenizer:
-    """size: ids that there are. special: those of special tokens. piece: the bytes of a token. ends: ids that end an answer. unsayable: ids
-    that no answer has: special ones, and any without text."""
+class OmniTokenizer(TextTokenizer):
+    """template: writes conversations. unsayable: without those that end an answer."""
 
     def __init__(self, directory: Path, config: ThinkerConfig) -> None:
         """Raises BadCheckpoint."""
-        self._tokenizer = tokenizer = read_tokenizer(directory)
-        # Text of a request never becomes a special token: a user cannot end their own turn.
-        tokenizer.encode_special_tokens = True
-        known = tokenizer.get_vocab_size()
-        if known > config.text.vocab_size:
-            raise BadCheckpoint(f"{directory}: the tokenizer has {known} tokens, the model {config.text.vocab_size}")
-        special = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        if END not in special:
+        vocabulary = config.text.vocab_size
+        super().__init__(read_tokenizer(directory), vocabulary)
+        if self.size > vocabulary:
+            raise BadCheckpoint(f"{directory}: the tokenizer has {self.size} tokens, the model {vocabulary}")
+        if END not in self.special:
             raise BadCheckpoint(f"{directory / 'tokenizer.json'} has no special token {END}")
-        self.piece = BytePieces(tokenizer.id_to_token, list(special.values()))
-        self.ends = frozenset({special[END], *_ends(directory)})
-        nothing = {token_id for token_id in range(config.text.vocab_size) if tokenizer.id_to_token(token_id) is None}
-        self.special, self.size = frozenset(special.values()), known
-        self.unsayable = frozenset({*special.values(), *nothing}) - self.ends
-        self.template = ChatTemplate(_template(directory), special, self.encode, config.ids)
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Ids of a text, without special tokens."""
-        # Unlike `encode`, a batch lets other threads of Python run meanwhile.
-        (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        ids: list[int] = encoded.ids
-        return ids
+        self.ends = frozenset({self.special[END], *_ends(directory)})
+        self.unsayable -= self.ends
+        self.template = ChatTemplate(_template(directory), self.special, self.encode, config.ids)
 
 
 def _template(directory: Path) -> str:

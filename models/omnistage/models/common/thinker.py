@@ -1,0 +1,221 @@
+"""What Thinkers on the engine do alike: refuse, make tokens on a thread, say text that is given, and answer from the engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, TypeVar
+
+from omnistage.engine.detokenizer import Detokenizer
+from omnistage.engine.engine import Engine
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.scheduler import Limits
+from omnistage.models.common.answer import AnswerAssembler, answered
+from omnistage.models.common.arrays import array_of
+from omnistage.models.common.constraint import Constraints, Grammar, kept
+from omnistage.models.common.requests import check_constraint, check_parts
+from omnistage.models.common.tokenizer import TextTokenizer
+from omnistage.models.common.worker import Worker
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import (
+    Activity,
+    BadRequest,
+    FinishReason,
+    Load,
+    ModelInfo,
+    Part,
+    Piece,
+    Rows,
+    TextPiece,
+    TextRequest,
+    Turn,
+    Wanted,
+    no_inputs,
+)
+
+TEXT = "text"
+_PIECE_TOKENS = 8
+_MAX_TOKEN_CHARACTERS = 8
+"""A text with more characters than this for each token of the context is refused before it becomes tokens, which costs time. English has
+about 4.5 to a token of a usual vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A request and its tokens: of the prompt, or of `verbatim`."""
+
+    request: TextRequest
+    token_ids: tuple[int, ...]
+
+
+P = TypeVar("P", bound=Tokenized)
+
+
+class EngineThinker(ABC, Generic[P]):
+    """Implements `ThinkerModel` but for what is the family's own."""
+
+    def __init__(self, engine: Engine, tokenizer: TextTokenizer, info: ModelInfo, context: int, workers: Sequence[Worker] = ()) -> None:
+        """context: tokens of a conversation with its answer. workers: threads of the family beside those of the engine, the tokenizer and
+        the grammars; they are closed with the model."""
+        self.engine, self.tokenizer, self._info, self._context = engine, tokenizer, info, context
+        self._worker = Worker("tokenizer", threads=1)
+        self._workers = (self._worker, *workers)
+        self._banned = tokenizer.unsayable - tokenizer.ends
+        self._constraints = Constraints(
+            tokenizer.piece,
+            tokenizer.encode,
+            tokens=tokenizer.size,
+            special=tokenizer.special.values(),
+            end_ids=sorted(tokenizer.ends),
+            vocabulary=tokenizer.vocabulary,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self.engine.activity, *(worker.activity for worker in self._workers), self._constraints.activity)
+
+    def load(self) -> Load:
+        stats = self.engine.stats()
+        return Load(queued=stats.waiting + self._worker.queued, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
+
+    async def warm_up(self) -> None:
+        """Answer one short question: touches every weight, and keeps the pages of the default system prompt."""
+        await self._answer_once("Hello!")
+
+    async def _answer_once(self, *parts: Part) -> None:
+        await self._constraints.warm_up()
+        prepared = await self.prepare(TextRequest((Turn("user", parts),), seed=0, max_tokens=4))
+        async with aclosing(self.generate(prepared, no_inputs(), {TEXT: 0})) as pieces:
+            async for _ in pieces:
+                pass
+
+    async def close(self) -> None:
+        await self.engine.close()
+        for worker in self._workers:
+            await worker.close()
+        await self._constraints.close()
+
+    # Before the run --------------------------------------------------------------------------------------------------------------------
+
+    async def prepare(self, request: TextRequest) -> P:
+        """See ThinkerModel.prepare. Text is counted before anything is done with it, and becomes tokens on a thread."""
+        self._check(request)
+        grammar = await self._constraints.of(request)
+        return await self._worker.run(partial(self._tokenized, request, grammar))
+
+    def _check(self, request: TextRequest) -> None:
+        """What can be told without tokens. Raises BadRequest."""
+        check_parts(request, self._info)
+        check_constraint(request, self._info)
+        vocabulary = self.tokenizer.vocabulary
+        if not all(0 <= token_id < vocabulary for token_id in request.history):
+            raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
+        if not self.tokenizer.unsayable.isdisjoint(request.history):
+            raise BadRequest("resume.history", "special tokens are in no answer")
+        self._check_characters("thinker.verbatim", len(request.verbatim))
+        self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
+
+    def _check_characters(self, field: str, count: int) -> None:
+        most = self._context * _MAX_TOKEN_CHARACTERS
+        if count > most:
+            raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
+
+    def _tokenized(self, request: TextRequest, grammar: Grammar | None) -> P:
+        """The request with its tokens. Raises BadRequest for what only they tell."""
+        if request.verbatim:
+            ids = self.tokenizer.encode(request.verbatim)
+            if request.history != ids[: len(request.history)]:
+                raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
+        else:
+            ids = self.prompt(request.turns)
+            if len(ids) >= self._context:
+                raise BadRequest(
+                    "thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self._context - 1}"
+                )
+        return self._prepared(request, ids, grammar)
+
+    @abstractmethod
+    def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        """Token ids of a conversation, open for the assistant's answer. Raises BadRequest."""
+
+    @abstractmethod
+    def _prepared(self, request: TextRequest, ids: tuple[int, ...], grammar: Grammar | None) -> P:
+        """What the run needs, made on the tokenizer's thread. ids: of the prompt, or of `verbatim`. Raises BadRequest."""
+
+    def _asked(
+        self, request: TextRequest, grammar: Grammar | None, prompt: Prompt, items: int, taps_from: int | None = None
+    ) -> SequenceRequest:
+        """What the engine is asked for. Raises Unfit."""
+        return SequenceRequest(
+            prompt=prompt,
+            seed=request.seed,
+            max_items=items,
+            sampling=request.sampling,
+            min_items=request.min_tokens,
+            end_ids=self.tokenizer.ends,
+            ignore_end=request.ignore_eos,
+            # One in the history of an answer would open another turn in it.
+            banned=self._banned,
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            history=tuple((token_id,) for token_id in request.history),
+            constraint=grammar,
+            taps_from=taps_from,
+            client=request.client,
+        )
+
+    # The run ---------------------------------------------------------------------------------------------------------------------------
+
+    async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        """Yield pieces as they are ready. At most `sequence.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
+        text is not among the ids; a stop string's tokens are, its text is not."""
+        pieces = self._say(prepared, wanted) if prepared.request.verbatim else self._think(prepared, inputs, wanted)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    async def _say(self, prepared: P, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        request, ids = prepared.request, prepared.token_ids
+        answer = await self._worker.run(
+            partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
+        )
+        for first in range(len(request.history), len(ids), _PIECE_TOKENS):
+            for token_id in ids[first : first + _PIECE_TOKENS]:
+                answer.token(token_id)
+            for piece in answer.take():
+                yield piece
+        answer.end(FinishReason.STOP)
+        for piece in answer.take():
+            yield piece
+
+    async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+        answer, asked = await self._begun(prepared, inputs, wanted)
+        async with aclosing(self.engine.submit(asked)) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
+            with kept():
+                async for piece in pieces:
+                    yield piece
+
+    @abstractmethod
+    async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
+        """The answer as far as its history, and what the engine is asked for; not for text that is given. A long history is assembled on
+        a thread. Raises BadRequest or Full."""
+
+
+def limits_of(sessions: int, batch: int = 0, rows: int = 0) -> Limits:
+    """Of the engine, for so many sessions. batch, rows: of a step; 0: what is usual. Raises LoadError.
+
+    A replica that takes another one's place has up to twice its sessions: all of them may wait at once."""
+    limits = Limits(max_sequences=batch or sessions, max_waiting=2 * sessions)
+    if not rows:
+        return limits
+    if rows < PAGE_ROWS:
+        raise LoadError(f"max_batch_tokens {rows}: a piece of a prompt alone has {PAGE_ROWS}")
+    return replace(limits, max_rows=rows)
