@@ -220,8 +220,8 @@ def piece(seq: int = 0, first: int = 0, *, port: str = "media0", last: bool = Fa
 
 
 FILM_TURN = Event(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
-BURST = 40_000
-"""Chunks that nobody waits for room for. Room is given as they go down: sooner or later it is given late."""
+HURRIED = Event(turn=FILM_TURN.turn)
+"""What comes behind it does not wait for the first room."""
 
 BROKEN: dict[str, tuple[list[Event | None], str]] = {
     "nothing at all": ([None], "OK"),
@@ -237,7 +237,7 @@ BROKEN: dict[str, tuple[list[Event | None], str]] = {
     "another payload": ([FILM_TURN, Event(chunk=chunk_pb2.Chunk(port="media0", text=chunk_pb2.TextChunk(text="x"), count=1))], "PROTOCOL"),
     "items without a payload": ([FILM_TURN, Event(chunk=chunk_pb2.Chunk(port="media0", count=1))], "PROTOCOL"),
     "a half-close in the middle": ([FILM_TURN, piece(), None], "HALF_CLOSED"),
-    "more than there is room for": ([FILM_TURN, *(piece(n, n) for n in range(BURST))], "CREDIT_EXCEEDED"),
+    "more than there is room for": ([HURRIED, *(piece(n, n) for n in range(40))], "CREDIT_EXCEEDED"),
     "more bytes than a chunk has": ([FILM_TURN, piece(data=bytes(PIECE + 1))], "BAD_REQUEST"),
     "credit": ([FILM_TURN, Event(credit=stage_pb2.Credit(port="text", total=9))], "BAD_REQUEST"),
 }
@@ -245,7 +245,7 @@ BROKEN: dict[str, tuple[list[Event | None], str]] = {
 
 @pytest.mark.parametrize("what", BROKEN)
 async def test_who_breaks_the_rules_is_told(what: str):
-    """Sent as soon as the first room is given."""
+    """Sent as soon as the first room is given, or at once."""
     events, reason = BROKEN[what]
     async with house(interval_s=0.05) as (stub, _):
         conversation = Conversation(stub)
