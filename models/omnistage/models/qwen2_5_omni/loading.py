@@ -19,7 +19,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
 from omnistage.models.common.checkpoint import BadCheckpoint, called, json_object
 from omnistage.models.common.constraint import FORMS
-from omnistage.models.common.memory import private_bytes, written
+from omnistage.models.common.memory import free_bytes, private_bytes, written
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.spool import MEDIA_PORTS
 from omnistage.models.common.thinker import TEXT, limits_of
@@ -58,7 +58,8 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     config = read_thinker_config(folder)
     tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
     parts = read_parts(folder, config, _DTYPES[dtype], device)
-    sizes = Sizes.chosen(config, options, sessions, page_bytes(parts.decoder.spec) // PAGE_ROWS)
+    free = free_bytes(options.device, options.gpu_memory_utilization)
+    sizes = Sizes.chosen(config, options, sessions=sessions, row_bytes=page_bytes(parts.decoder.spec) // PAGE_ROWS, free=free)
     limits = limits_of(sessions, options.max_batch_size, sizes.batch_rows)
     is_kept = options.enable_cache is not False
     engine = Engine(

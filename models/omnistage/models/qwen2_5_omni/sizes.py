@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.models.common.memory import free_bytes, written
+from omnistage.models.common.memory import written
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
@@ -49,10 +49,9 @@ class Sizes:
     why: dict[str, str]
 
     @classmethod
-    def chosen(cls, config: ThinkerConfig, options: LoadOptions, sessions: int, row_bytes: int) -> Self:
-        """row_bytes: keys and values of one row. Raises LoadError where what somebody asked for cannot be."""
+    def chosen(cls, config: ThinkerConfig, options: LoadOptions, *, sessions: int, row_bytes: int, free: int) -> Self:
+        """row_bytes: keys and values of one row. free: bytes that are free. Raises LoadError where what somebody asked for cannot be."""
         wanted, kind = OmniOptions.from_settings(options.family), options.device.partition(":")[0]
-        free = free_bytes(options.device, options.gpu_memory_utilization)
         why = {"free_memory": f"{written(free)} after the weights"}
         context, kv_bytes = _cache(config, wanted, options, sessions, row_bytes, int(free * KV_SHARE[kind]))
         why["kv_cache_bytes"] = f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions"

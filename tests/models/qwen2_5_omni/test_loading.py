@@ -1,0 +1,173 @@
+"""What a checkpoint lacks or has too much is named, and a Thinker takes what there is of the memory that is free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from omnistage.models.common.memory import free_bytes, private_bytes, written
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
+from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
+from omnistage.models.qwen2_5_omni.sizes import DECODERS, LEAST_CONTEXT, MEDIUM_ROWS, PASS_PATCHES, Sizes
+from omnistage.models.registry import recognise
+
+GIB = 1 << 30
+ROW_BYTES = 36 << 10
+"""Keys and values of one token of the 3B, in bfloat16."""
+
+
+@pytest.fixture
+def copied(omni_checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint to be changed: links, which whoever changes a file replaces."""
+    for path in omni_checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    """An object in JSON."""
+    values = json.loads(path.read_text())
+    how(values)
+    path.unlink()
+    path.write_text(json.dumps(values))
+
+
+def change_weights(folder: Path, how: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """The weights of the first shard."""
+    index = folder / "model.safetensors.index.json"
+    shard = sorted(set(json.loads(index.read_text())["weight_map"].values()))[0]
+    weights = load_file(folder / shard)
+    how(weights)
+    (folder / shard).unlink()
+    save_file(weights, folder / shard, {"format": "pt"})
+
+    def listed(values: dict[str, Any]) -> None:
+        others = {name: file for name, file in values["weight_map"].items() if file != shard}
+        values["weight_map"] = others | dict.fromkeys(weights, shard)
+
+    change(index, listed)
+
+
+def refused(folder: Path, **settings: Any) -> str:
+    with pytest.raises((LoadError, ValueError)) as told:
+        load_thinker(folder, LoadOptions(path=folder, dtype="float32", **settings))
+    return str(told.value)
+
+
+@pytest.mark.parametrize("inner", [True, False], ids=["of the Thinker", "of all"])
+def test_quantized_weights_are_refused_by_name(copied: Path, inner: bool) -> None:
+    quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    change(copied / "config.json", lambda config: (config["thinker_config"] if inner else config).update(quantized))
+    assert "quantized by gptq are not supported" in refused(copied)
+
+
+def test_a_weight_that_is_missing_or_that_nobody_reads_is_named(copied: Path) -> None:
+    change_weights(copied, lambda weights: weights.pop("thinker.visual.blocks.0.attn.q.weight"))
+    assert "thinker.visual.blocks.0.attn.q.weight" in refused(copied)
+    change_weights(copied, lambda weights: weights.update({"thinker.visual.blocks.0.attn.q.weight": torch.zeros(64, 64)}))
+    change_weights(copied, lambda weights: weights.update({"thinker.visual.surprise.weight": torch.zeros(2)}))
+    assert "has 1 weights that this model does not, the first is thinker.visual.surprise.weight" in refused(copied)
+
+
+@pytest.mark.parametrize(
+    ("file", "how", "told"),
+    [
+        ("config.json", lambda v: v["thinker_config"]["text_config"].update(use_sliding_window=True), "sliding windows"),
+        ("config.json", lambda v: v["thinker_config"]["text_config"]["rope_scaling"].update(rope_type="yarn", type="yarn"), "'yarn'"),
+        ("config.json", lambda v: v["thinker_config"].pop("audio_token_index"), "audio_token_i"),
+        ("config.json", lambda v: v["thinker_config"]["vision_config"].update(depth="two"), "'depth'"),
+        ("preprocessor_config.json", lambda v: v.update(patch_size=16), "'patch_size' is 16"),
+        ("preprocessor_config.json", lambda v: v.update(feature_size=80), "80 mel bins"),
+        ("chat_template.json", lambda v: v.clear(), "no chat template"),
+    ],
+)
+def test_a_file_that_does_not_fit_the_model_is_named(copied: Path, file: str, how: Callable[[dict[str, Any]], object], told: str) -> None:
+    change(copied / file, how)
+    if file == "chat_template.json":
+        change(copied / "tokenizer_config.json", lambda values: values.pop("chat_template", None))
+    assert told in refused(copied)
+
+
+def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Path) -> None:
+    """Its own spelling of the config, and a checkpoint in one file in another type."""
+    published = read_thinker_config(omni_checkpoint)
+
+    def spelt(config: dict[str, Any]) -> None:
+        text = config["thinker_config"]["text_config"]
+        text["rope_parameters"] = {**text.pop("rope_scaling"), "rope_theta": text.pop("rope_theta")}
+        for name in ("image", "audio", "video"):
+            config["thinker_config"][f"{name}_token_id"] = config["thinker_config"].pop(f"{name}_token_index")
+
+    change(copied / "config.json", spelt)
+    index = copied / "model.safetensors.index.json"
+    shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    weights = {name: weight.half() for shard in shards for name, weight in load_file(copied / shard).items()}
+    for path in (index, *(copied / shard for shard in shards)):
+        path.unlink()
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    assert read_thinker_config(copied) == published
+    assert recognise(copied) == "qwen2_5_omni"
+    parts = read_parts(copied, published, torch.float32, torch.device("cpu"))
+    assert parts.decoder.spec.dtype == torch.float32
+
+
+def test_options_that_cannot_be_are_told(omni_checkpoint: Path) -> None:
+    assert "unknown options ['speed'] of qwen2_5_omni" in refused(omni_checkpoint, family={"speed": 1})
+    assert "option context of qwen2_5_omni is -1" in refused(omni_checkpoint, family={"context": -1})
+    assert "option decoders of qwen2_5_omni is 'two'" in refused(omni_checkpoint, family={"decoders": "two"})
+    assert "room for" in refused(omni_checkpoint, kv_cache_bytes=1000)
+    assert "give more, or a smaller context" in refused(omni_checkpoint, kv_cache_bytes=1 << 20, family={"context": 32768})
+
+
+# Sizes ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config(omni_checkpoint: Path) -> ThinkerConfig:
+    return read_thinker_config(omni_checkpoint)
+
+
+def sizes(config: ThinkerConfig, free: int, sessions: int = 64, **settings: Any) -> Sizes:
+    return Sizes.chosen(config, LoadOptions(**settings), sessions=sessions, row_bytes=ROW_BYTES, free=free)
+
+
+def test_what_is_free_decides(config: ThinkerConfig) -> None:
+    large, small, tight = (sizes(config, free) for free in (64 * GIB, 8 * GIB, GIB // 2))
+    assert large.kv_bytes == 64 * 4096 * ROW_BYTES, "no more than all sessions have a use for"
+    assert small.kv_bytes == int(0.4 * 8 * GIB)
+    assert tight.kv_bytes == int(0.4 * GIB / 2)
+    assert large.context == small.context == config.text.context
+    assert tight.context < config.text.context and tight.context * ROW_BYTES <= tight.kv_bytes and tight.context % 32 == 0
+    assert f"{tight.context} of the {config.text.context}" in tight.why["context"]
+    assert large.feature_bytes == 2 * GIB > small.feature_bytes > tight.feature_bytes > 0
+    assert large.pass_patches == PASS_PATCHES["cpu"] > tight.pass_patches >= tight.medium_rows
+    assert large.medium_rows == MEDIUM_ROWS["cpu"]
+    assert large.decoders == DECODERS
+    with pytest.raises(LoadError, match=f"{LEAST_CONTEXT} are the least; free some memory"):
+        sizes(config, 10 << 20)
+
+
+def test_what_is_asked_for_is_taken(config: ThinkerConfig) -> None:
+    family = {"context": 4096, "medium_rows": 300, "feature_cache_bytes": 77, "decoders": 5}
+    asked = sizes(config, 8 * GIB, family=family, kv_cache_bytes=GIB, max_batch_tokens=99)
+    assert (asked.context, asked.medium_rows, asked.feature_bytes, asked.decoders) == (4096, 300, 77, 5)
+    assert (asked.kv_bytes, asked.batch_rows) == (GIB, 99)
+    assert sizes(config, 8 * GIB, enable_cache=False).feature_bytes == 0
+    assert sizes(config, 8 * GIB, sessions=1).kv_bytes == config.text.context * ROW_BYTES, "one whole context at least"
+
+
+def test_memory_is_measured() -> None:
+    before, free = private_bytes(), free_bytes("cpu")
+    held = torch.ones(100 << 18)
+    assert private_bytes() - before >= 99 << 20
+    assert 0 < free < 1 << 44
+    assert [written(size) for size in (5, 2048, 3 << 20, 3 * GIB // 2)] == ["5 B", "2 KiB", "3 MiB", "1.5 GiB"]
+    del held
