@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVIC
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo up down test test-long check format lock protos bench-default bench-engine bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo up down test test-long drills check format lock protos bench-default bench-engine bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -44,6 +44,12 @@ test-long: setup-dev model ## all tests and the long forms that `make test` leav
 	@status=0; \
 	$(BIN)/pytest -n 2 --dist loadfile -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m serial $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	exit $$status
+
+drills: setup-dev model ## the long forms alone: full matrices of models and settings, hundreds of losses (ARGS=... goes to pytest)
+	@status=0; \
+	$(BIN)/pytest -n 2 --dist loadfile -m "long and not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest -m "long and serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 
 check: setup-dev ## lint, types, contract, import rules, container files
