@@ -35,7 +35,7 @@ MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
 """Of one conversation."""
 
-READING = 4
+READING = 16
 """Requests whose media are read at once."""
 
 
