@@ -277,7 +277,7 @@ def test_a_backend_that_breaks_its_claim_is_found_out_and_told(
 def test_a_backend_that_claims_nothing_is_used_and_the_settings_say_so(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ATTENTION", (Loose, RowAttention))
     choice = chosen(tiny_decoder(dtype).spec)
-    assert isinstance(choice.backend, Loose) and choice.reason == "a row that is computed again may differ in its last bits"
+    assert isinstance(choice.backend, Loose) and choice.reason == "loose: a row that is computed again may differ in its last bits"
 
 
 def test_heads_whose_products_are_too_small_run_row_by_row() -> None:
