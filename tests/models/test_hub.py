@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -60,8 +61,9 @@ def wanted(files: dict[str, File]) -> dict[str, bytes]:
 
 
 def partials(home: Path) -> list[int]:
-    """Sizes of the files that were begun."""
-    return [path.stat().st_size for path in home.rglob("*.incomplete")]
+    """Sizes of the files that were begun. Folders may come and go meanwhile."""
+    begun = [Path(folder) / name for folder, _, names in os.walk(home) for name in names if name.endswith(".incomplete")]
+    return [path.stat().st_size for path in begun if path.exists()]
 
 
 # Names ----------------------------------------------------------------------------------------------------------------------------------

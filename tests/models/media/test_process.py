@@ -284,6 +284,8 @@ def test_the_kernel_refuses_files_sockets_processes_and_signals(tmp_path: Path) 
     assert done.stdout == "all tried\n"
 
 
+TESTS = Path(__file__).parents[2]
+
 OWNER = """
 import asyncio, sys
 from helpers import media_files
@@ -301,7 +303,8 @@ asyncio.run(main())
 
 
 def test_it_dies_with_its_parent_at_once() -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))}
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, env=environment) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         os.kill(pid, signal.SIGSTOP)  # so that it cannot notice by itself
