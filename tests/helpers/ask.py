@@ -59,6 +59,9 @@ class Answer:
     def text(self) -> str:
         return "".join(chunk.text.text for chunk in self.of("text"))
 
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.of("text") for token in chunk.text.token_ids]
+
     def samples(self) -> NDArray[np.int16]:
         return np.frombuffer(b"".join(chunk.audio.data for chunk in self.of("audio")), "<i2")
 

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from helpers.ask import TIMEOUT_S, Answer
+from helpers.disturbed import Step, Steps
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 PIECE = 256 << 10
@@ -55,12 +56,14 @@ class Conversation:
         asked: omni_pb2.GenerateRequest,
         media: Mapping[str, Pieces] | None = None,
         pause: Pause | None = None,
+        *steps: Step,
     ) -> Answer:
-        """Ask, stream the media, and read the whole answer. pause: before every chunk. Raises TurnFailed."""
+        """Ask, stream the media, and read the whole answer, each step taken in its turn. pause: before every chunk. Raises TurnFailed, and
+        AssertionError if the answer ends before the last step."""
         self.room.clear()
         await self.send(turn=asked)
         async with self.streaming(media or {}, pause):
-            return await self.answer()
+            return await self.answer(*steps)
 
     @asynccontextmanager
     async def streaming(self, media: Mapping[str, Pieces], pause: Pause | None = None) -> AsyncIterator[None]:
@@ -75,9 +78,9 @@ class Conversation:
                 with suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await task
 
-    async def answer(self) -> Answer:
-        """The rest of a turn. Raises TurnFailed."""
-        answer = Answer()
+    async def answer(self, *steps: Step) -> Answer:
+        """The rest of a turn, each step taken in its turn. Raises TurnFailed, and AssertionError if it ends before the last step."""
+        answer, planned = Answer(), Steps(*steps)
         while answer.usage is None:
             message = await self.read()
             name = message.WhichOneof("event")
@@ -87,6 +90,8 @@ class Conversation:
                 event = omni_pb2.GenerateResponse()
                 getattr(event, str(name)).CopyFrom(getattr(message, str(name)))
                 answer.take(event)
+                await planned.take(answer)
+        planned.check_taken(answer)
         return answer
 
     async def end(self) -> grpc.StatusCode:

@@ -34,6 +34,23 @@ class Step:
     act: Callable[[], Awaitable[None]]
 
 
+class Steps:
+    """To be taken one after the other, as an answer comes."""
+
+    def __init__(self, *steps: Step) -> None:
+        self._left = deque(steps)
+
+    async def take(self, answer: Answer) -> None:
+        """Those that are due."""
+        while self._left and self._left[0].when(answer):
+            await self._left.popleft().act()
+
+    def check_taken(self, answer: Answer) -> None:
+        """The answer is over: an assertion error if it was too early."""
+        chunks = f"{len(answer.of('text'))} and {len(answer.of('audio'))} chunks"
+        assert not self._left, f"the answer ended {len(self._left)} steps too early: {chunks}"
+
+
 def begun(answer: Answer) -> bool:
     """Opened everywhere, and no output yet."""
     return answer.started is not None
@@ -56,13 +73,12 @@ async def ask_through(
     stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, *steps: Step, timeout_s: float = TIMEOUT_S
 ) -> Answer:
     """The whole answer, each step taken in its turn. Raises AioRpcError, and AssertionError if the answer ends before the last step."""
-    answer, left = Answer(), deque(steps)
+    answer, planned = Answer(), Steps(*steps)
     async for event in stub.Generate(asked, timeout=timeout_s):
         answer.take(event)
-        while left and left[0].when(answer):
-            await left.popleft().act()
+        await planned.take(answer)
     assert answer.usage is not None
-    assert not left, f"the answer ended {len(left)} steps too early: {len(answer.of('text'))} and {len(answer.of('audio'))} chunks"
+    planned.check_taken(answer)
     return answer
 
 

@@ -419,6 +419,7 @@ async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
         else:
             with pytest.raises(TurnFailed) as told:
                 await answering
-            assert told.value.reason == "STAGE_LOST" and "ask again" in told.value.failed.message
+            assert told.value.reason == "STAGE_LOST" and "stream it again" in told.value.failed.message
+            assert told.value.failed.metadata["stage"] == "thinker"
             assert told.value.failed.retry_delay.ToTimedelta().total_seconds() > 0
             check(await conversation.turn(asked, {"media0": zeros("media0", size)}), seen_film(bytes(size)), 1)

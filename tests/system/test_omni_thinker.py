@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from helpers import lengths, media_files
 from helpers.ask import Answer, ask, refused
+from helpers.converse import Conversation, TurnFailed, file_chunks, on_port
 from helpers.disturbed import Step, ask_through, begun, disturbed, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import all_free, omni_stub
 from omnistage.client import AsyncOmni, Video
 from omnistage.client.request import Options
+from omnistage.router.intake import REPLAY_BYTES
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = pytest.mark.slow
 
 TOKENS = 60
+LONG_ANSWER = 500
+"""Tokens, so that there are many to come when a Thinker is struck after the first few."""
+
 SAMPLING = stage_pb2.Sampling(temperature=1, top_p=0.9, repetition_penalty=1.05)
 
 
@@ -69,12 +74,64 @@ async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[Answer], bool
     await all_free([house.address(name) for name in house.stages])
 
 
+def streamed(seed: int) -> omni_pb2.GenerateRequest:
+    """A long answer to a picture that is in the request and to a film that is streamed."""
+    picture = stage_pb2.Part(media=stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
+    asked = question(seed, tokens=LONG_ANSWER)
+    asked.thinker.messages[0].parts.extend([picture, on_port("media0", "video/mp4")])
+    return asked
+
+
+def with_nothing(film: bytes, nothing: int) -> bytes:
+    """The same film with so many bytes of nothing behind it, as the format allows."""
+    return film + (nothing + 8).to_bytes(4, "big") + b"free" + bytes(nothing)
+
+
+async def test_a_thinker_is_killed_while_it_writes_of_what_was_streamed(house: Fleet, seed: int) -> None:
+    film = media_files.film(seed, sound_s=2)
+
+    async def kill() -> None:
+        await killed_holder(house, "thinker")
+
+    async with disturbed(house, alike=False) as stub:
+        conversation = Conversation(stub)
+        answer = await conversation.turn(
+            streamed(seed), {"media0": file_chunks("media0", film, [10_000])}, None, Step(text_chunks(5), kill)
+        )
+        answer.check_whole()
+        assert [failover.kind for failover in answer.failovers] == [stage_pb2.STAGE_KIND_THINKER]
+        whole = await conversation.turn(streamed(seed), {"media0": file_chunks("media0", film)})
+        assert not whole.failovers and answer.tokens() == whole.tokens()
+    await all_free([house.address(name) for name in house.stages])
+
+
+async def test_a_thinker_is_killed_and_more_was_streamed_to_it_than_is_kept(house: Fleet, seed: int) -> None:
+    """The client is told what was lost, when to ask again, and what to do; it does so, and in the same call."""
+    film = media_files.film(seed, sound_s=2)
+    large = with_nothing(film, REPLAY_BYTES)
+
+    async def kill() -> None:
+        await killed_holder(house, "thinker")
+
+    async with disturbed(house, alike=False) as stub:
+        conversation = Conversation(stub)
+        with pytest.raises(TurnFailed) as told:
+            await conversation.turn(streamed(seed), {"media0": file_chunks("media0", large)}, None, Step(text_chunks(5), kill))
+        failed = told.value.failed
+        assert (failed.reason, failed.code, failed.metadata["stage"]) == ("STAGE_LOST", grpc.StatusCode.UNAVAILABLE.value[0], "thinker")
+        assert failed.retry_delay.ToTimedelta().total_seconds() > 0 and "ask and stream it again" in failed.message
+        again = await conversation.turn(streamed(seed), {"media0": file_chunks("media0", large)})
+        again.check_whole()
+        assert not again.failovers
+        assert again.tokens() == (await conversation.turn(streamed(seed), {"media0": file_chunks("media0", film)})).tokens()
+    await all_free([house.address(name) for name in house.stages])
+
+
 async def test_a_film_that_is_larger_than_a_request_is_seen_as_a_small_one_is(house: Fleet, tmp_path: Path, seed: int) -> None:
-    """The same film with 70 MiB of nothing behind it, as the format allows: the client streams it."""
-    data, nothing = media_files.film(seed, sound_s=2), 70 << 20
+    """The same film with 70 MiB of nothing behind it: the client streams it."""
+    data = media_files.film(seed, sound_s=2)
     large = tmp_path / "film.mp4"
-    large.write_bytes(data + (nothing + 8).to_bytes(4, "big") + b"free")
-    os.truncate(large, len(data) + nothing + 8)
+    large.write_bytes(with_nothing(data, 70 << 20))
     options: Options = {"seed": seed, "max_tokens": 20, "ignore_eos": True, "temperature": 1}
     async with AsyncOmni(address=house.address("router")) as omni:
         small, streamed = [await omni.generate("What?", videos=[Video(film, use_audio=True)], **options) for film in (data, large)]

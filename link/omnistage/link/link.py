@@ -59,7 +59,8 @@ class Link:
         revisions: of the stages that began the session, if another link of the caller's did."""
         self._channels = channels
         self._kind = route.kind
-        self._stage = kind_name(route.kind)
+        self.stage = kind_name(route.kind)
+        """Its name, as errors have it."""
         self._request = request
         self._new_sender = sender
         self._deadline = Deadline(deadline)
@@ -104,7 +105,7 @@ class Link:
         request = self._next_request(hops)
         stream = await Stream.open(
             self._channels,
-            self._stage,
+            self.stage,
             address,
             request,
             Sender(None) if self._inline_only else self._new_sender(),
@@ -243,7 +244,7 @@ class Link:
             case "keep":
                 self._feed.keep(message.keep)
             case "opened":
-                raise protocol_error(f"{self._stage} sent Opened twice", stage=self._stage)
+                raise protocol_error(f"{self.stage} sent Opened twice", stage=self.stage)
         return False  # Events of a newer stage are ignored, as the contract says.
 
     # Losing ----------------------------------------------------------------------------------------------------------------------
@@ -266,13 +267,13 @@ class Link:
         if lost:
             self._search.lose(stream.address)
         self._inline_only = self._inline_only or error.reason == "STALE_REFERENCE"
-        log.warning("link.lost", stage=self._stage, address=stream.address, reason=error.reason, message=error.message)
+        log.warning("link.lost", stage=self.stage, address=stream.address, reason=error.reason, message=error.message)
         granted = dict(self._granted)
         await self._search.find(self._binding, self._open_at)
         self.failovers += 1
         await self._catch_up(granted)
         pause = time.monotonic() - seen
-        log.info("link.replaced", stage=self._stage, lost=stream.address, address=self.address, pause_s=round(pause, 3))
+        log.info("link.replaced", stage=self.stage, lost=stream.address, address=self.address, pause_s=round(pause, 3))
         return stage_pb2.RunResponse(
             failover=stage_pb2.Failover(
                 kind=self._kind, lost=stream.address, replica=self.address, reason=error.message, pause=duration(pause)

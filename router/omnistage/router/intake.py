@@ -81,7 +81,7 @@ class Intake:
         try:
             yield
         except StageError as error:
-            raise _said_to_clients(error) from None
+            raise _said_to_clients(error, link.stage) from None
         finally:
             self._link = None
             granting.cancel()
@@ -136,9 +136,9 @@ class Intake:
                 await link.sends()
 
 
-def _said_to_clients(error: StageError) -> StageError:
+def _said_to_clients(error: StageError, stage: str) -> StageError:
     """A client knows no log: for it a stage was lost, and asking again helps."""
     if error.reason != "REPLAY_EXPIRED":
         return error
-    message = f"the first stage was lost after more had been streamed to it than this router keeps ({error.message}); ask again"
-    return StageError("STAGE_LOST", message)
+    message = f"the {stage} was lost after more had been streamed to it than this router keeps ({error.message}): ask and stream it again"
+    return StageError("STAGE_LOST", message, metadata={"stage": stage})
