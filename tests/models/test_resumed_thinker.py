@@ -199,7 +199,7 @@ async def test_a_special_token_is_in_no_answer_and_in_no_history(thinker: SmolTh
     assert len(special) > 2 and end in special
     asked = TextRequest(turns=(Turn("user", ("Tell me a story.",)),), seed=1, max_tokens=8)
     for token_id in special:
-        with pytest.raises(BadRequest, match="special"):
+        with pytest.raises(BadRequest, match=f"token {token_id} is in no answer"):
             await thinker.prepare(replace(asked, history=(504, token_id, 260)))
     pushing = Sampling(temperature=1.0, logit_bias={token_id: 100.0 for token_id in special if token_id != end})
     pushed = await answer(thinker, replace(asked, sampling=pushing, ignore_eos=True))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
+import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
@@ -217,6 +220,23 @@ async def test_media_that_cannot_be_read_are_told_and_the_next_is_answered(model
         await tokens(model, asked(seed, part))
     assert refused.value.field == MEDIA_FIELD
     assert len(await tokens(model, asked(seed, picture(seed)))) == TOKENS
+
+
+async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Path, seed: int, tmp_path: Path) -> None:
+    """Special ones, those that only end an answer, and what the checkpoint says that ends one, though it is text."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(omni_checkpoint, folder, copy_function=os.link)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [300]}))
+    model = loaded(folder)
+    special = model.tokenizer.special.values()
+    assert 300 not in special and model.tokenizer.ends & set(special)
+    for token_id in {300, *special, *model.tokenizer.ends}:
+        with pytest.raises(BadRequest, match=rf"resume.history: token {token_id} "):
+            await model.prepare(replace(asked(seed), history=(301, token_id, 302)))
+    await model.prepare(replace(asked(seed), history=(301, 302)))
+    await model.close()
 
 
 async def test_a_prompt_that_is_too_long_is_told_before_it_is_encoded(omni_checkpoint: Path, seed: int) -> None:

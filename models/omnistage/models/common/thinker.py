@@ -65,6 +65,7 @@ class EngineThinker(ABC, Generic[P]):
         self._worker = Worker("tokenizer", threads=1)
         self._workers = (self._worker, *workers)
         self._banned = tokenizer.unsayable - tokenizer.ends
+        self._never_said = tokenizer.unsayable | tokenizer.ends
         self._constraints = Constraints(
             tokenizer.piece,
             tokenizer.encode,
@@ -118,8 +119,9 @@ class EngineThinker(ABC, Generic[P]):
         vocabulary = self.tokenizer.vocabulary
         if not all(0 <= token_id < vocabulary for token_id in request.history):
             raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
-        if not self.tokenizer.unsayable.isdisjoint(request.history):
-            raise BadRequest("resume.history", "special tokens are in no answer")
+        if never := self._never_said.intersection(request.history):
+            told = f"token {min(never)} is in no answer: it is special, or ends one; give the tokens that came, and those alone"
+            raise BadRequest("resume.history", told)
         self._check_characters("thinker.verbatim", len(request.verbatim))
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
 

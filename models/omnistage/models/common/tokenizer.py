@@ -19,8 +19,8 @@ class TextTokenizer:
     """Text to tokens, and a token to its bytes.
 
     vocabulary: ids that the decoder's head has. size: those of them that are tokens. special: ids of special tokens by their text. piece:
-    the bytes of a token, none for a special one. ends: ids that end an answer; a family sets them. unsayable: ids that no history has, and
-    that are never drawn unless they end the answer: special ones, and any without text.
+    the bytes of a token, none for a special one. ends: ids that end an answer and are in none; a family sets them. unsayable: ids that
+    are in no answer, and are drawn only to end it: special ones, and any without text.
     """
 
     ends: frozenset[int]

@@ -14,7 +14,7 @@ END = "<|im_end|>"
 
 
 class OmniTokenizer(TextTokenizer):
-    """template: writes conversations. unsayable: without those that end an answer."""
+    """template: writes conversations."""
 
     def __init__(self, directory: Path, config: ThinkerConfig) -> None:
         """Raises BadCheckpoint."""
@@ -25,7 +25,6 @@ class OmniTokenizer(TextTokenizer):
         if END not in self.special:
             raise BadCheckpoint(f"{directory / 'tokenizer.json'} has no special token {END}")
         self.ends = frozenset({self.special[END], *_ends(directory)})
-        self.unsayable -= self.ends
         self.template = ChatTemplate(_template(directory), self.special, self.encode, config.ids)
 
 
