@@ -27,7 +27,7 @@ FILE = {
             "stop": ["END"],
             "sampling": {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1},
         },
-        "talker": {"voice": "anna", "speed": 1.25},
+        "talker": {"voice": "anna", "speed": 1.25, "sampling": {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}},
     },
 }
 PIPELINES = {"speaker": Pipeline.model_validate(FILE), "other": Pipeline.model_validate({**FILE, "name": "other", "defaults": {}})}
@@ -59,6 +59,13 @@ def test_a_client_that_says_how_to_draw_says_it_whole():
     assert greedy.top_p == pytest.approx(0.9) and greedy.repetition_penalty == pytest.approx(1.1)
     warm = thinker(sampling=stage_pb2.Sampling(temperature=1.5, top_p=1.0, repetition_penalty=1.0)).sampling
     assert (warm.temperature, warm.top_k, warm.top_p, warm.repetition_penalty) == (1.5, 0, 1.0, 1.0)
+
+
+def test_so_of_a_talker_too():
+    asked = omni_pb2.GenerateRequest(talker=stage_pb2.TalkerParams(sampling=stage_pb2.Sampling()))
+    greedy = validate(asked, PIPELINES).params["talker"].talker
+    assert (greedy.sampling.temperature, greedy.sampling.top_k, greedy.voice) == (0, 0, "anna")
+    assert greedy.sampling.top_p == pytest.approx(0.8) and greedy.sampling.repetition_penalty == pytest.approx(1.05)
 
 
 def test_a_list_of_the_client_takes_the_place_of_the_pipelines():

@@ -109,8 +109,8 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
     params = pipeline.default_params()
     for kind, values in params.items():
         given = getattr(request, kind)
-        if kind == "thinker" and given.HasField("sampling"):
-            _keep_absent_penalty(values.thinker.sampling, given.sampling)
+        if "sampling" in given.DESCRIPTOR.fields_by_name and given.HasField("sampling"):
+            _keep_absent_penalty(getattr(values, kind).sampling, given.sampling)
         if kind == "thinker" and given.stop:
             values.thinker.ClearField("stop")  # A merge would append, and make more of them than a request may have.
         getattr(values, kind).MergeFrom(given)
