@@ -97,6 +97,15 @@ def test_a_revision_changes_with_the_files_and_not_with_their_place(files: Path,
     assert named(files, device="cuda:1") == named(files, device="cuda:0") and named(files) == before
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "spk_dict.pt", "merges.txt", "tokenizer.model"])
+def test_every_file_that_an_answer_may_depend_on_counts(files: Path, name: str) -> None:
+    before = named(files)
+    (files / name).write_bytes(b"one")
+    with_it = named(files)
+    (files / name).write_bytes(b"other")
+    assert len({before, with_it, named(files)}) == 3
+
+
 def test_bits_and_shape_of_a_result_count(files: Path) -> None:
     def of(*results: torch.Tensor) -> str:
         return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 T = TypeVar("T")
 
-PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model")
-"""Files of a checkpoint that a model is made from."""
+PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.pt")
+"""Files of a checkpoint that a model is made from: weights, configs, vocabularies, chat templates, voices."""
 
 DIGITS = 12
 
