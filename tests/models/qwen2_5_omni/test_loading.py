@@ -145,7 +145,7 @@ def test_what_is_free_decides(config: ThinkerConfig) -> None:
     assert small.kv_bytes == int(0.4 * 8 * GIB)
     assert tight.kv_bytes == int(0.4 * GIB / 2)
     assert large.context == small.context == config.text.context
-    assert tight.context < config.text.context and tight.context * ROW_BYTES <= tight.kv_bytes and tight.context % 32 == 0
+    assert tight.context == 4096 < config.text.context and tight.kv_bytes < 8192 * ROW_BYTES
     assert f"{tight.context} of the {config.text.context}" in tight.why["context"]
     assert large.feature_bytes == 2 * GIB > small.feature_bytes > tight.feature_bytes > 0
     assert large.pass_patches == PASS_PATCHES["cpu"] > tight.pass_patches >= tight.medium_rows
@@ -153,6 +153,17 @@ def test_what_is_free_decides(config: ThinkerConfig) -> None:
     assert large.decoders == DECODERS
     with pytest.raises(LoadError, match=f"{LEAST_CONTEXT} are the least; free some memory"):
         sizes(config, 10 << 20)
+
+
+def test_replicas_with_about_as_much_memory_have_the_same_context(config: ThinkerConfig) -> None:
+    """It decides when an answer ends. What somebody asks for is taken as it is where there is room."""
+    contexts = [sizes(config, free << 20).context for free in range(90, 3000, 7)]
+    assert sorted(set(contexts)) == [1 << power for power in range(10, 16)] and contexts == sorted(contexts)
+    assert sizes(config, GIB, family={"context": 5000}).context == 5000
+    assert sizes(config, GIB, sessions=1, family={"context": 5001}).kv_bytes >= 157 * 32 * ROW_BYTES, "whole pages"
+    assert sizes(config, GIB, family={"context": 500}).context == 500
+    with pytest.raises(LoadError, match="room for 480 tokens of one conversation, 500 are the least"):
+        sizes(config, int(490 * ROW_BYTES / 0.4), family={"context": 500})
 
 
 def test_what_is_asked_for_is_taken(config: ThinkerConfig) -> None:

@@ -239,6 +239,15 @@ async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Pa
     await model.close()
 
 
+async def test_where_an_answer_ends_elsewhere_it_does_not_go_on(omni_checkpoint: Path, seed: int) -> None:
+    """Replicas whose contexts differ, by options or by the memory that is free, have unlike revisions."""
+    models = [loaded(omni_checkpoint, family={"context": context, "medium_rows": 64}) for context in (300, 320)]
+    ends = [len(await tokens(model, asked(seed, tokens=1000))) for model in models]
+    assert ends[0] < ends[1] and models[0].info.revision != models[1].info.revision
+    for model in models:
+        await model.close()
+
+
 async def test_a_prompt_that_is_too_long_is_told_before_it_is_encoded(omni_checkpoint: Path, seed: int) -> None:
     model = loaded(omni_checkpoint, family={"context": 1024})
     with pytest.raises(BadRequest, match="has room for"):

@@ -80,7 +80,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
             device=hardware(options.device),
             threads=options.threads,
             results=[*results, *encoded],
-            settings=str(sizes.medium_rows),
+            settings=f"{sizes.context} {sizes.medium_rows}",
         ),
         accepts=MEDIA_PORTS,
         produces=_ports(config, dtype),

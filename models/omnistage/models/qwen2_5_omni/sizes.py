@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.models.common.memory import written
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
@@ -69,20 +69,24 @@ class Sizes:
 
 
 def _cache(config: ThinkerConfig, wanted: OmniOptions, options: LoadOptions, sessions: int, row_bytes: int, most: int) -> tuple[int, int]:
-    """The context and the bytes of its cache, which holds one whole context at least. most: bytes that there is room for."""
+    """The context and the bytes of its cache, which holds one whole context at least. most: bytes that there is room for.
+
+    A context that there is no room for becomes a power of two: it decides when an answer ends, so replicas whose free memory differs a
+    little have to come to the same one."""
     whole = min(wanted.context or config.text.context, config.text.context)
+    least = pages_for(whole) * PAGE_ROWS * row_bytes
     if given := options.kv_cache_bytes:
-        if given < whole * row_bytes and wanted.context:
-            raise LoadError(
-                f"kv_cache_bytes {given}: one context of {whole} tokens takes {whole * row_bytes}; give more, or a smaller context"
-            )
+        if given < least and wanted.context:
+            raise LoadError(f"kv_cache_bytes {given}: one context of {whole} tokens takes {least}; give more, or a smaller context")
         room = given
     else:
-        room = min(max(whole, sessions * min(USUAL_ROWS, whole)) * row_bytes, most)
-    context = min(whole, room // row_bytes // PAGE_ROWS * PAGE_ROWS)
-    if context < min(whole, LEAST_CONTEXT):
+        room = min(max(least, sessions * min(USUAL_ROWS, whole) * row_bytes), most)
+    if room >= least:
+        return whole, room
+    rows = room // row_bytes // PAGE_ROWS * PAGE_ROWS
+    if rows < LEAST_CONTEXT:
         raise LoadError(
-            f"kv_cache_bytes {room}: room for {context} tokens of one conversation, {LEAST_CONTEXT} are the least; "
+            f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(whole, LEAST_CONTEXT)} are the least; "
             f"{'give more' if given else 'free some memory'}"
         )
-    return context, room
+    return 1 << rows.bit_length() - 1, room
