@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers.tiny import TINY, tiny_decoder, tiny_weights
+from omnistage.engine import results as engine_results
 from omnistage.engine.attention import PagedAttention, RowAttention
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.pages import PAGE_ROWS
@@ -16,7 +17,17 @@ WEIGHTS = ("embed_tokens.weight", "lm_head.weight", *(f"layers.{layer}.{name}.we
 
 
 def results(decoder: PackedDecoder) -> list[torch.Tensor]:
-    return fixed_results(decoder, decoder.logits, RowAttention())
+    """What was computed."""
+    return fixed_results(decoder, decoder.logits, RowAttention())[1:]
+
+
+def test_another_revision_of_the_engine_gives_other_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So every model on it has another revision."""
+    decoder = tiny_decoder()
+    before = fixed_results(decoder, decoder.logits, RowAttention())
+    monkeypatch.setattr(engine_results, "REVISION", engine_results.REVISION + 1)
+    after = fixed_results(decoder, decoder.logits, RowAttention())
+    assert not torch.equal(before[0], after[0]) and all(map(torch.equal, before[1:], after[1:]))
 
 
 def test_it_is_read_as_a_prompt_is_and_its_last_row_alone() -> None:
@@ -47,5 +58,5 @@ def test_attention_shows_in_every_run() -> None:
             return lambda *args: attend(*args) * (1.0 if plan.runs[0].start else 1.001)
 
     decoder = tiny_decoder()
-    plain, shifted = (fixed_results(decoder, decoder.logits, backend) for backend in (PagedAttention(), Shifted()))
+    plain, shifted = (fixed_results(decoder, decoder.logits, backend)[1:] for backend in (PagedAttention(), Shifted()))
     assert not any(map(torch.equal, plain, shifted)), "what the first page became is seen by all that follow"

@@ -17,14 +17,19 @@ FIXED_ROWS = 5 * PAGE_ROWS // 2
 """Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
 
 
+REVISION = 1
+"""Grows whenever the engine, or what models on it share, could give other items for equal input: what no fixed sequence shows, such as how
+tokens are drawn or become text."""
+
+
 def fixed_results(decoder: Decoder, logits: Callable[[torch.Tensor], torch.Tensor], attention: AttentionBackend) -> list[torch.Tensor]:
-    """Hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs as a prompt is, and of one more that is decoded.
+    """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs as a prompt is, and of one more that is decoded.
 
     A row does not depend on its company, so these are the bits of every product and of attention, whatever a step takes."""
     cache = KVCache(decoder.spec, pages_for(FIXED_ROWS + 1))
     cache.follow(range(pages_for(FIXED_ROWS + 1)), ())
     starts = [*range(0, FIXED_ROWS, PAGE_ROWS), FIXED_ROWS]
-    results = []
+    results = [torch.tensor(REVISION)]
     with torch.inference_mode():
         for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
             plan = _plan(decoder.spec, start, end - start)

@@ -41,7 +41,7 @@ from omnistage.models.qwen2_5_omni.thinker import HIDDEN, PROMPT, QwenThinker
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "1"
-"""Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
+"""Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 MAX_SESSIONS = 64
 

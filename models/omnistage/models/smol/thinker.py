@@ -42,7 +42,7 @@ words. With the marks around it these are the 32 tokens of a page, so the engine
 MAX_SESSIONS = 64
 KV_CACHE_BYTES = 512 << 20
 _CODE_REVISION = "6"
-"""Part of the revision; grows whenever this code or the engine could give other tokens for equal input."""
+"""Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 _LANGUAGE = "model."
 _UNUSED = ("audio_tower.", "visual.")
