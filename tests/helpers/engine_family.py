@@ -78,11 +78,11 @@ def speech(prompt_rows: Array, rows: Array, *, voice: int = 0) -> NDArray[np.uin
     return np.array(frames, np.uint32)
 
 
-def _spoken_prompt(rows: Array, voice: int) -> Prompt:
+def _spoken_prompt(rows: Array, voice: int, scope: str = "") -> Prompt:
     vectors = np.array(rows, np.float32)  # A copy: what came in is overwritten by what comes next.
     items = np.concatenate([[[voice, START]], np.zeros((len(vectors), 2), np.int64)])
     given = (Given(1, torch.from_numpy(vectors), hashlib.sha256(vectors.tobytes()).digest()),) if len(vectors) else ()
-    return Prompt(items, given)
+    return Prompt(items, given, scope=scope.encode())
 
 
 # On the engine -------------------------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class StarvingTalker(OnEngine):
         prompt, early, ended = await _prompt_and_early(inputs)
         voice = VOICES.index(prepared.voice or VOICES[0])
         with fitting("talker"):
-            asked = self._asked(prepared, _spoken_prompt(prompt, voice))
+            asked = self._asked(prepared, _spoken_prompt(prompt, voice, prepared.scope))
         async with aclosing(self.engine.submit(asked)) as stream:
             feed = Feed(stream, inputs)
             feed.give(early, last=ended)

@@ -74,13 +74,19 @@ class Made:
 
 
 async def run_logic(
-    logic: StageLogic, params: stage_pb2.StageParams, inputs: Sequence[Input] = (), start: Start | None = None, *, seed: int = 5
+    logic: StageLogic,
+    params: stage_pb2.StageParams,
+    inputs: Sequence[Input] = (),
+    start: Start | None = None,
+    *,
+    seed: int = 5,
+    scope: str = "",
 ) -> Made:
     """Prepare a session and run it to its end, as the shell does: what only the next hop names is unknown when it is prepared."""
     start = start or Start()
     hidden = {"hidden", "features"}
     known = Start({port: first for port, first in start.first.items() if port not in hidden}, start.ended - hidden, start.history)
-    work = await logic.prepare(stage_pb2.Open(params=params, seed=seed), known)
+    work = await logic.prepare(stage_pb2.Open(params=params, seed=seed, scope=scope), known)
     made = Made(work.needs)
     async with aclosing(work.run(_each(inputs), Timing(), start)) as outputs:
         async for output in outputs:

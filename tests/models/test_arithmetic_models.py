@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -15,10 +16,14 @@ from helpers.arithmetic import IDS
 from helpers.arithmetic_models import TAIL, ArithmeticTalker, ArithmeticThinker, frames_by_hand
 from helpers.engine_family import StarvingTalker
 from helpers.families import PICTURE, PROMPT, SMALL_ROWS, until_a_seven
+from helpers.logic import pieces_of, run_logic
 from helpers.models import said
+from helpers.run import params
 from helpers.waiting import until
+from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.interface import BadRequest, FinishReason, Media, Piece, Rows, Sampling, SpeechRequest, TextPiece, TextRequest, Turn
 from omnistage.models.toy.files import png
+from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import parse
 
 COUNT = 40
@@ -127,6 +132,21 @@ async def test_speech_that_the_engine_could_never_make_is_refused_before(
         await talker.prepare(SpeechRequest(1, **change))
     assert refused.value.field == field
     await talker.close()
+
+
+async def test_a_talker_finds_the_rows_of_its_own_scope_only(seed: int) -> None:
+    talker = StarvingTalker()
+    logic, rng, prompt = TalkerStage(talker), random.Random(seed), np.arange(200, dtype=np.float32).reshape(100, 2) % 20
+    inputs = [*pieces_of("prompt", prompt, rng), *pieces_of("hidden", np.empty((0, 2), np.float32), rng)]
+
+    async def computed(scope: str) -> int:
+        before = talker.engine.stats().rows
+        await run_logic(logic, params("talker", max_frames=1), inputs, scope=scope)
+        return talker.engine.stats().rows - before
+
+    whole = 1 + len(prompt)
+    assert [await computed(scope) for scope in ("one", "one", "other", "")] == [whole, whole % PAGE_ROWS, whole, whole]
+    await logic.close()
 
 
 async def test_speech_starves_until_its_next_row_comes() -> None:

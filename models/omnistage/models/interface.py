@@ -329,8 +329,8 @@ class ThinkerModel(Model, Protocol[P]):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. client: as in
-    TextRequest.
+    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. client,
+    scope: as in TextRequest.
 
     To go on with speech that an equal request began: history: [frames, codebooks], the codes made so far, for a model whose codes are kept
     by the caller; None for others.
@@ -342,6 +342,7 @@ class SpeechRequest:
     max_frames: int = 0
     speed: float = 1.0
     client: str = ""
+    scope: str = ""
     history: NDArray[np.uint32] | None = None
 
 

@@ -32,7 +32,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "talker")
-        speech = replace(parse(request.params.talker, request.seed), client=request.client)
+        speech = replace(parse(request.params.talker, request.seed), client=request.client, scope=request.scope)
         if self._output.compact:
             history = self._codes(start)
             if self._output.name not in start.ended:
