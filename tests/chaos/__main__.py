@@ -27,7 +27,7 @@ from rich.table import Table
 
 from chaos import checks
 from chaos.clients import ANSWERED, CANCELLED, WRONG, Load, Outcome
-from chaos.house import MOUNT_BYTES, House, house
+from chaos.house import MOUNT, MOUNT_BYTES, House, house
 from chaos.memory import ALLOWED_BYTES, Memory
 from chaos.plan import Disturbance, plan
 from helpers.processes import MARK, Family
@@ -81,7 +81,9 @@ async def _run(seed: int, seconds: float, logs: Path, family: Family, *, can_fil
     """The whole of it; what was wrong."""
     before = checks.files()
     memory = Memory(warm_s=max(15.0, min(60.0, seconds / 4)))
-    with house(logs) as running:
+    spool = (MOUNT if can_fill else logs) / "spool"
+    spool.mkdir()
+    with house(logs, spool) as running:
         # The seed alone decides what is disturbed and when. What a client does next depends on when it has its answer.
         disturbances = plan(seed, seconds, running.names, can_fill=can_fill)
         load = Load(running, random.Random(seed))
@@ -95,6 +97,7 @@ async def _run(seed: int, seconds: float, logs: Path, family: Family, *, can_fil
     wrong += [f"{name} has grown from {warm} to {end}" for name, warm, end, flat in memory.grown() if not flat]
     wrong += [*checks.cut_off(running), *checks.logged(logs), *checks.zombies()]
     wrong += [f"process {pid} is left" for pid in family.pids()]
+    wrong += [f"{path} is left" for path in spool.iterdir()]
     wrong += [f"shared memory {name} is left" for name in sorted(checks.files() - before)]
     _print(running, load.outcomes, memory)
     return wrong

@@ -1,98 +1,13 @@
-"""What was asked, and whether what comes back is exactly that: checked chunk by chunk, so that the part of an answer that was cancelled or
+"""Whether what comes back is exactly what was asked for: checked chunk by chunk, so that the part of an answer that was cancelled or
 lost is checked as well."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 
-from helpers.ask import request
+from chaos.questions import Drawing, Looking, Question, Speech, check_text, expect
 from omnistage.client import AudioChunk, Done, Event, Picture, TextDelta
-from omnistage.models.toy import formulas
-from omnistage.models.toy.files import png
-from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
-
-SAMPLES_PER_FRAME = 960
-SIDE = 48
-"""Of a picture, in pixels."""
-
-
-class WrongAnswer(AssertionError):
-    """An answer has a gap, a repeat or other content than the formulas of the toy models."""
-
-
-def expect(is_right: bool, what: str) -> None:
-    if not is_right:
-        raise WrongAnswer(what)
-
-
-@dataclass(frozen=True)
-class Speech:
-    """A question to the speaking pipeline. length: tokens of its answer. outputs: the ports wanted."""
-
-    prompt: str
-    seed: int
-    length: int
-    outputs: tuple[str, ...] = ("text", "audio")
-
-    def request(self) -> omni_pb2.GenerateRequest:
-        return request(self.prompt, self.seed, thinker={"max_tokens": self.length, "ignore_eos": True}, outputs=self.outputs)
-
-    @cached_property
-    def tokens(self) -> list[int]:
-        return [formulas.token(self.seed, self.prompt, n) for n in range(self.length)]
-
-    @cached_property
-    def samples(self) -> np.ndarray:
-        """[n] int16."""
-        return (formulas.audio(self.seed, self.prompt, self.length, SAMPLES_PER_FRAME)[:, 0] * 32768).astype("<i2")
-
-    def totals(self) -> dict[str, int]:
-        """Items of every port that is wanted."""
-        all_ports = {"text": self.length, "audio": self.length * formulas.FRAMES_PER_ROW * SAMPLES_PER_FRAME}
-        return {port: all_ports[port] for port in self.outputs}
-
-    def check(self, chunk: chunk_pb2.Chunk) -> None:
-        """The content of a chunk at its place."""
-        begin, end = chunk.first, chunk.first + chunk.count
-        if chunk.port == "text":
-            tokens = self.tokens[begin:end]
-            expect(list(chunk.text.token_ids) == tokens, f"tokens {begin} to {end} are {list(chunk.text.token_ids)}, not {tokens}")
-            expect(chunk.text.text == "".join(map(formulas.word, tokens)), f"text of tokens {begin} to {end}: {chunk.text.text!r}")
-        elif chunk.count:
-            expect(chunk.audio.data == self.samples[begin:end].tobytes(), f"samples {begin} to {end} are wrong")
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A question to the drawing pipeline."""
-
-    seed: int
-    results: int
-    previews: int
-    steps: int
-
-    def request(self) -> omni_pb2.GenerateRequest:
-        params = stage_pb2.DiffusionParams(
-            prompt="a slope", width=SIDE, height=SIDE, steps=self.steps, results=self.results, previews=self.previews
-        )
-        return omni_pb2.GenerateRequest(model="toy-picture", seed=self.seed, diffusion=params, outputs=["image"])
-
-    def totals(self) -> dict[str, int]:
-        return {"image": self.results}
-
-    def picture(self, number: int) -> bytes:
-        pixels = (self.seed + number + np.add.outer(np.arange(SIDE), np.arange(SIDE))) % 256
-        return png(pixels.astype(np.uint8))
-
-    def check(self, chunk: chunk_pb2.Chunk) -> None:
-        if chunk.count:
-            expect(chunk.image.data.data == self.picture(chunk.first), f"picture {chunk.first} is wrong")
-
-
-Question = Speech | Drawing
+from omnistage.v1 import chunk_pb2, omni_pb2
 
 
 class Heard:
@@ -149,10 +64,9 @@ class Collected:
     def take(self, event: Event) -> None:
         """Raises WrongAnswer."""
         match event, self._question:
-            case TextDelta(), Speech() as question:
+            case TextDelta(), (Speech() | Looking()) as question:
                 begin, end = self._move("text", event.first_token, len(event.token_ids))
-                expect(list(event.token_ids) == question.tokens[begin:end], f"tokens {begin} to {end} are wrong")
-                expect(event.text == "".join(map(formulas.word, event.token_ids)), f"text of tokens {begin} to {end}: {event.text!r}")
+                check_text(question.tokens, begin, end - begin, event.text, event.token_ids)
             case AudioChunk(), Speech() as question:
                 begin, end = self._move("audio", event.first_sample, len(event.samples))
                 expect(np.array_equal(event.samples * 32768, question.samples[begin:end]), f"samples {begin} to {end} are wrong")

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from chaos.answers import SIDE, Collected, Drawing, Heard, Question, Speech, WrongAnswer
+from chaos.answers import Collected, Heard
+from chaos.conversations import stopped_streaming, two_turns
 from chaos.house import House
+from chaos.questions import LIVE, SIDE, Drawing, Looking, Question, Speech
 from helpers.ask import GenerateCall, refusal
+from helpers.converse import TurnFailed
 from helpers.peer import Wire
 from helpers.servers import CLIENT_OPTIONS, omni_stub
 from omnistage.client import AsyncOmni, OmniError, RouterLostError, UnavailableError
 from omnistage.client.request import Options
+from omnistage.client.upload import LEAST_BYTES
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
 TIMEOUT_S = 60.0
@@ -29,6 +33,12 @@ RETRYABLE = frozenset({"STAGE_LOST", "OVERLOADED", "DRAINING"})
 BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 NARROW = [*CLIENT_OPTIONS, ("grpc.http2.bdp_probe", 0)]
 """Of a client that does not read: the window of its connection stays as small as it begins."""
+
+LARGE = "library, a large film"
+IN_REQUEST = "stub, media in the request"
+CONVERSING = ("conversation", "stops streaming", "vanishes while it streams")
+FILM_BYTES = (10, 100_000, 3_000_000, 12_000_000)
+"""The last one is more than a router keeps for a replay."""
 
 ANSWERED, CANCELLED, ROUTER_LOST, WRONG = "answered", "left by its client", "router lost", "WRONG"
 
@@ -61,6 +71,11 @@ class Load:
             "stub, pictures": (1, self._stub),
             "library, text and sound": (4, self._library),
             "library, pictures": (1, self._library),
+            IN_REQUEST: (2, self._stub),
+            LARGE: (1, self._library),
+            CONVERSING[0]: (3, self._converses),
+            CONVERSING[1]: (1, self._stops_streaming),
+            CONVERSING[2]: (1, self._vanishes_streaming),
             "slow": (1, self._slow),
             "stops reading": (1, self._stops_reading),
             "vanishes": (1, self._vanishes),
@@ -91,8 +106,11 @@ class Load:
             failovers, router_losses = await self.clients[client][1](question)
         except _Left:
             result = CANCELLED
-        except WrongAnswer as error:
+        except AssertionError as error:
             result, wrong = WRONG, f"{question}: {error}"
+        except TurnFailed as error:
+            result, wrong = self._judge_turn(error, client, begun)
+            delay_s = RETRY_DELAY_S
         except grpc.aio.AioRpcError as error:
             result, wrong = self._judge_stub(error, client, begun)
             delay_s = RETRY_DELAY_S
@@ -105,6 +123,13 @@ class Load:
 
     def _question(self, client: str) -> Question:
         self._number += 1
+        if client == LARGE:
+            return Looking(self._number, 40, ("video",), True, LEAST_BYTES)
+        if client in (IN_REQUEST, *CONVERSING):
+            kinds = self._rng.sample(("image", "audio", "video", *[LIVE] * (client != IN_REQUEST)), self._rng.randint(1, 3))
+            return Looking(
+                self._number, self._rng.choice((1, 10, 40, 100)), tuple(kinds), client != IN_REQUEST, self._rng.choice(FILM_BYTES)
+            )
         if "pictures" in client:
             return Drawing(self._number, self._rng.randint(1, 4), self._rng.randint(0, 3), self._rng.randint(2, 40))
         outputs = {"stub, text only": ("text",), "stub, sound only": ("audio",)}.get(client, ("text", "audio"))
@@ -125,6 +150,13 @@ class Load:
             return told.reason, ""
         return self._judge_reason(told.reason, told.retry_delay_s, told.message, begun)
 
+    def _judge_turn(self, error: TurnFailed, client: str, begun: float) -> tuple[str, str]:
+        failed = error.failed
+        if failed.reason == "CLIENT_STALLED" and client == CONVERSING[1]:
+            return failed.reason, ""
+        delay_s = failed.retry_delay.ToTimedelta().total_seconds() if failed.HasField("retry_delay") else None
+        return self._judge_reason(failed.reason, delay_s, failed.message, begun)
+
     def _judge_library(self, error: OmniError, begun: float) -> tuple[str, str]:
         router = self._house.in_trouble("router", begun, time.monotonic())
         if isinstance(error, UnavailableError):
@@ -139,7 +171,8 @@ class Load:
         now = time.monotonic()
         if reason not in RETRYABLE or retry_delay_s is None:
             return WRONG, f"{reason or 'INTERNAL'}, which says nothing of trying again: {message}"
-        if not (self._house.any_stage_in_trouble(begun, now) or self._house.in_trouble("router", begun, now)):
+        full = reason == "OVERLOADED" and self._house.was_full(begun, now)  # Streamed media are put aside on that mount.
+        if not (full or self._house.any_stage_in_trouble(begun, now) or self._house.in_trouble("router", begun, now)):
             return WRONG, f"{reason} although nothing was disturbed: {message}"
         return reason, ""
 
@@ -158,6 +191,9 @@ class Load:
         if isinstance(question, Speech):
             options.update({"outputs": question.outputs, "max_tokens": question.length, "ignore_eos": True})
             events = self._omni.stream(question.prompt, **options)
+        elif isinstance(question, Looking):
+            options.update({"pipeline": "toy-media", "max_tokens": question.length, "ignore_eos": True})
+            events = self._omni.stream("?", videos=[medium.data for medium in question.media], **options)
         else:
             options.update({"pipeline": "toy-picture", "outputs": ["image"], "width": SIDE, "height": SIDE})
             options.update({"results": question.results, "previews": question.previews, "steps": question.steps})
@@ -206,6 +242,27 @@ class Load:
             except _Left:
                 await asyncio.sleep(self._rng.uniform(0, 4))
                 raise
+
+    async def _converses(self, question: Question) -> tuple[int, int]:
+        assert isinstance(question, Looking)
+        return await two_turns(self._shared, question, TIMEOUT_S), 0
+
+    async def _stops_streaming(self, question: Question) -> tuple[int, int]:
+        assert isinstance(question, Looking)
+        await stopped_streaming(self._shared, question, TIMEOUT_S)
+        return 0, 0
+
+    async def _vanishes_streaming(self, question: Question) -> tuple[int, int]:
+        assert isinstance(question, Looking)
+        async with self._behind_a_wire() as (stub, wire):
+            talking = asyncio.create_task(two_turns(stub, question, TIMEOUT_S))
+            await asyncio.wait({talking}, timeout=self._rng.expovariate(1 / 0.3))
+            if talking.done():
+                return talking.result(), 0
+            wire.cut()
+            talking.cancel()
+            await asyncio.wait({talking})
+            raise _Left
 
     async def _read_for_a_while(self, call: GenerateCall, heard: Heard, leave: Callable[[], None]) -> tuple[int, int]:
         """Read an answer, leave it at a random moment. Raises _Left; returns if it was over before."""

@@ -7,22 +7,44 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.answers import SAMPLES_PER_FRAME
 from chaos.plan import Action, Disturbance
+from chaos.questions import SAMPLES_PER_FRAME
 from helpers.fleet import Fleet
 from helpers.hanging import ENVIRONMENT, HANG, WAKE
 from helpers.servers import NotReady, stage_flags
 
 MOUNT = Path("/dev/shm")
 MOUNT_BYTES = 256 << 20
-REPLICAS = {"thinker": 2, "talker": 2, "code2wav": 2, "diffusion": 2}
+REPLICAS = 2
 OPTIONS = {"interval_s": 0.02, "width": 4096, "samples_per_frame": SAMPLES_PER_FRAME}
 """Rows of 16 KiB: a piece of four is above the limit for inline tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a pipeline, of which there are REPLICAS."""
+
+    pipeline: str
+    kind: str
+    family: str = "toy"
+    options: Mapping[str, object] = field(default_factory=lambda: OPTIONS)
+
+
+STAGES = {
+    "thinker": Stage("toy", "thinker"),
+    "talker": Stage("toy", "talker"),
+    "code2wav": Stage("toy", "code2wav"),
+    "diffusion": Stage("toy-picture", "diffusion"),
+    "looker": Stage("toy-media", "thinker", "toy-omni", {"interval_s": 0.02, "films": True, "microphone": True}),
+}
+"""By the name of their processes, which a number follows."""
+
+PIPELINES = ("toy", "toy-picture", str(Path(__file__).with_name("toy-media.yaml")))
 
 ARENA_BYTES = 128 << 20
 STALL_LIMIT_S = 3.0
@@ -63,6 +85,10 @@ class House:
     def in_trouble(self, name: str, begun: float, ended: float) -> int:
         """How many troubles of the process touched this time."""
         return sum(one.begun <= ended and one.ended + AFTERMATH_S >= begun for one in self.troubles.get(name, []))
+
+    def was_full(self, begun: float, ended: float) -> bool:
+        """Whether the mount was, at any time of this."""
+        return self.in_trouble("", begun, ended) > 0
 
     def any_stage_in_trouble(self, begun: float, ended: float) -> bool:
         return any(self.in_trouble(name, begun, ended) for name in self.names if name != "router")
@@ -148,19 +174,21 @@ def fill(path: Path) -> None:
 
 
 @contextmanager
-def house(log_folder: Path) -> Iterator[House]:
-    """All of them serving."""
+def house(log_folder: Path, spool: Path) -> Iterator[House]:
+    """All of them serving. spool: where media are put aside that clients stream."""
     fleet = Fleet(log_folder)
+    environment = {**ENVIRONMENT, "TMPDIR": str(spool)}
     try:
-        for kind, count in REPLICAS.items():
-            for number in range(count):
+        for name, stage in STAGES.items():
+            for number in range(REPLICAS):
                 # One of two sends every tensor through shared memory, the other one large ones only.
                 limit = ("--inline-limit", "0") if number % 2 == 0 else ()
-                flags = [*stage_flags(OPTIONS), "--arena-bytes", str(ARENA_BYTES), *limit]
-                fleet.add(f"{kind}-{number}", "helpers.hanging", f"omnistage.{kind}", *flags, environment=ENVIRONMENT)
+                flags = [*stage_flags(stage.options, stage.family), "--arena-bytes", str(ARENA_BYTES), *limit]
+                fleet.add(f"{name}-{number}", "helpers.hanging", f"omnistage.{stage.kind}", *flags, environment=environment)
         fleet.ready()
-        stages = ",".join(f"{name.partition('-')[0]}={fleet.address(name)}" for name in fleet.stages)
-        flags = ["--pipeline", "toy,toy-picture", "--stages", stages, "--grace", "3", "--stall-limit", str(STALL_LIMIT_S)]
+        kept = {name: STAGES[name.partition("-")[0]] for name in fleet.stages}
+        stages = ",".join(f"{stage.pipeline}/{stage.kind}={fleet.address(name)}" for name, stage in kept.items())
+        flags = ["--pipeline", ",".join(PIPELINES), "--stages", stages, "--grace", "3", "--stall-limit", str(STALL_LIMIT_S)]
         fleet.add("router", "helpers.hanging", "omnistage.router", *flags, environment=ENVIRONMENT)
         fleet.ready("router")
         yield House(fleet)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from chaos import checks
-from chaos.answers import Collected, Heard, Speech, WrongAnswer
+from chaos.answers import Collected, Heard
 from chaos.memory import ALLOWED_BYTES, Memory, Sample
 from chaos.plan import ENDS, Action, is_spared, plan
+from chaos.questions import LIVE, Looking, Speech, WrongAnswer
 from omnistage.client import AudioChunk, TextDelta
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2
@@ -46,6 +47,33 @@ def take(events: list[omni_pb2.GenerateResponse]) -> None:
 
 def test_the_right_answer_is_right() -> None:
     take(answer())
+
+
+def looked(kinds: tuple[str, ...], *, streamed: bool) -> list[omni_pb2.GenerateResponse]:
+    """What a toy says to these media, as the only chunk of an answer; a question with the same media is to find it right."""
+    question = Looking(5, 8, kinds, streamed, 1000)
+    text = chunk_pb2.TextChunk(text="".join(map(formulas.word, question.tokens)), token_ids=question.tokens)
+    chunk = chunk_pb2.Chunk(port="text", count=8, last=True, text=text)
+    events = [omni_pb2.GenerateResponse(started=omni_pb2.Started()), omni_pb2.GenerateResponse(chunk=chunk)]
+    return [*events, omni_pb2.GenerateResponse(usage=omni_pb2.Usage())]
+
+
+def test_an_answer_to_other_media_is_seen() -> None:
+    shown = ("image", "video", LIVE, "audio")
+    for streamed in (True, False):
+        question = Looking(5, 8, shown, streamed, 1000)
+        heard = Heard(question)
+        for event in looked(shown, streamed=not streamed):
+            heard.take(event)
+        heard.check_whole()
+        assert len(question.pieces()) == (4 if streamed else 1)
+        assert sum(part.WhichOneof("content") == "media" for part in question.request().thinker.messages[0].parts) == 3 * (not streamed)
+        for other in (shown[1:], (shown[1], shown[0], *shown[2:])):
+            events = looked(other, streamed=streamed)
+            with pytest.raises(WrongAnswer):
+                wrong = Heard(question)
+                for event in events:
+                    wrong.take(event)
 
 
 def drop_one(events: list[omni_pb2.GenerateResponse]) -> None:

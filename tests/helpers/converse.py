@@ -8,12 +8,17 @@ from contextlib import asynccontextmanager, suppress
 
 import grpc
 import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
 
 from helpers.ask import TIMEOUT_S, Answer
 from helpers.disturbed import Step, Steps
+from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 PIECE = 256 << 10
+HOP = 960
+"""Samples of a piece of live sound."""
 
 Pieces = Iterable[chunk_pb2.Chunk]
 Pause = Callable[[], Awaitable[object]]
@@ -81,24 +86,36 @@ class Conversation:
     async def answer(self, *steps: Step) -> Answer:
         """The rest of a turn, each step taken in its turn. Raises TurnFailed, and AssertionError if it ends before the last step."""
         answer, planned = Answer(), Steps(*steps)
-        while answer.usage is None:
+        async for event in self.events():
+            answer.take(event)
+            await planned.take(answer)
+        planned.check_taken(answer)
+        return answer
+
+    async def events(self) -> AsyncIterator[omni_pb2.GenerateResponse]:
+        """The rest of a turn as Generate would tell it, up to its Usage. Raises TurnFailed."""
+        over = False
+        while not over:
             message = await self.read()
-            name = message.WhichOneof("event")
+            name = str(message.WhichOneof("event"))
             if name == "turn_failed":
                 raise TurnFailed(message.turn_failed)
             if name != "credit":
                 event = omni_pb2.GenerateResponse()
-                getattr(event, str(name)).CopyFrom(getattr(message, str(name)))
-                answer.take(event)
-                await planned.take(answer)
-        planned.check_taken(answer)
-        return answer
+                getattr(event, name).CopyFrom(getattr(message, name))
+                over = name == "usage"
+                yield event
 
     async def end(self) -> grpc.StatusCode:
         """Half-close, and the status; nothing more may come."""
         await self.call.done_writing()
         assert await self.call.read() is grpc.aio.EOF
         return await self.call.code()
+
+    async def failure(self) -> grpc.aio.AioRpcError:
+        """How the call failed: a write to one that is over says no more than that."""
+        call = self.call
+        return grpc.aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details())
 
     async def _stream(self, port: str, pieces: Pieces, pause: Pause | None) -> None:
         for chunk in pieces:
@@ -118,6 +135,21 @@ def file_chunks(port: str, data: bytes, sizes: Sequence[int] = (PIECE,)) -> Piec
         yield chunk_pb2.Chunk(port=port, seq=seq, first=at, count=len(part), media=chunk_pb2.MediaChunk(data=part))
         at, seq = at + len(part), seq + 1
     yield chunk_pb2.Chunk(port=port, seq=seq, first=at, last=True)
+
+
+def sound_chunks(port: str, sound: NDArray[np.int16], sizes: Sequence[int] = (HOP,)) -> Pieces:
+    """Live sound of the toys' rate in pieces of these sizes, again and again."""
+    at, seq = 0, 0
+    while at < len(sound):
+        part = sound[at : at + sizes[seq % len(sizes)]]
+        audio = chunk_pb2.AudioChunk(
+            data=part.astype("<i2").tobytes(),
+            encoding=chunk_pb2.AUDIO_ENCODING_PCM16,
+            sample_rate_hz=formulas.SAMPLE_RATE_HZ,
+            channel_count=1,
+        )
+        yield chunk_pb2.Chunk(port=port, seq=seq, first=at, count=len(part), last=at + len(part) == len(sound), audio=audio)
+        at, seq = at + len(part), seq + 1
 
 
 def zeros(port: str, size: int) -> Pieces:

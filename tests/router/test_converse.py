@@ -11,12 +11,11 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 import pytest
 
 from helpers.ask import Answer, ask, refusal, refused, request
 from helpers.chain import Stack
-from helpers.converse import PIECE, Conversation, Pieces, TurnFailed, file_chunks, on_port, zeros
+from helpers.converse import PIECE, Conversation, Pieces, TurnFailed, file_chunks, on_port, sound_chunks, zeros
 from helpers.families import PICTURE, SOUND
 from helpers.run import messages
 from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_chain, local_router, local_stage, omni_stub
@@ -73,21 +72,6 @@ def check(answer: Answer, seen: tuple[formulas.Seen, ...], seed: int) -> None:
     assert answer.text() == "".join(formulas.word(formulas.omni_token(seed, items, n)) for n in range(LENGTH))
 
 
-def spoken(sound: np.ndarray, sizes: Sequence[int]) -> Pieces:
-    """Sound for the microphone in pieces of these sizes."""
-    at, seq = 0, 0
-    while at < len(sound):
-        part = sound[at : at + sizes[seq % len(sizes)]]
-        audio = chunk_pb2.AudioChunk(
-            data=part.astype("<i2").tobytes(),
-            encoding=chunk_pb2.AUDIO_ENCODING_PCM16,
-            sample_rate_hz=formulas.SAMPLE_RATE_HZ,
-            channel_count=1,
-        )
-        yield chunk_pb2.Chunk(port=MICROPHONE, seq=seq, first=at, count=len(part), last=at + len(part) == len(sound), audio=audio)
-        at, seq = at + len(part), seq + 1
-
-
 FILM = random.Random(7).randbytes(700_001)
 MEDIA = {"media2": ("image/png", png(PICTURE)), "media5": ("audio/wav", wav(SOUND, formulas.SAMPLE_RATE_HZ)), "media0": ("video/mp4", FILM)}
 ASKED = with_parts(
@@ -102,7 +86,7 @@ SEEN: tuple[formulas.Seen, ...] = ("u", "What is ", PICTURE, SOUND, formulas.fil
 def streams(chance: random.Random) -> dict[str, Pieces]:
     """All media of ASKED in pieces of any size."""
     cut: dict[str, Pieces] = {port: file_chunks(port, data, cuts(chance, len(data))) for port, (_, data) in MEDIA.items()}
-    return cut | {MICROPHONE: spoken(SOUND[:777], cuts(chance, 777))}
+    return cut | {MICROPHONE: sound_chunks(MICROPHONE, SOUND[:777], cuts(chance, 777))}
 
 
 def cuts(chance: random.Random, size: int) -> list[int]:
@@ -268,14 +252,8 @@ async def test_who_breaks_the_rules_is_told(what: str):
                     return
             assert (reason, await conversation.call.code()) == ("OK", grpc.StatusCode.OK)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            error = await ended(conversation)
+            error = await conversation.failure()
             assert refusal(error).reason == reason
-
-
-async def ended(conversation: Conversation) -> grpc.aio.AioRpcError:
-    """How the call failed."""
-    call = conversation.call
-    return grpc.aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details())
 
 
 async def test_who_sends_nothing_is_left():
@@ -375,10 +353,7 @@ async def test_a_router_that_drains_finishes_turns_and_ends_conversations(runnin
             group.create_task(router.service.drain(30))
             if running:
                 answer = Answer(started=omni_pb2.Started())
-                while answer.usage is None:
-                    message = await conversation.read()
-                    event = omni_pb2.GenerateResponse()
-                    getattr(event, str(message.WhichOneof("event"))).CopyFrom(getattr(message, str(message.WhichOneof("event"))))
+                async for event in conversation.events():
                     answer.take(event)
                 answer.check_toy(2, "And now?")
             with pytest.raises(grpc.aio.AioRpcError) as ended_:

@@ -1,0 +1,184 @@
+"""What is asked, and what every part of a right answer must be: text, sound and pictures by the formulas of the toy models."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helpers.ask import request
+from helpers.converse import PIECE, Pieces, file_chunks, on_port, sound_chunks
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import png, wav
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+
+SAMPLES_PER_FRAME = 960
+SIDE = 48
+"""Of a picture that is drawn, in pixels."""
+
+LIVE = "microphone"
+"""The port of live sound."""
+
+
+class WrongAnswer(AssertionError):
+    """An answer has a gap, a repeat or other content than the formulas of the toy models."""
+
+
+def expect(is_right: bool, what: str) -> None:
+    if not is_right:
+        raise WrongAnswer(what)
+
+
+def check_text(tokens: Sequence[int], first: int, count: int, text: str, token_ids: Sequence[int]) -> None:
+    """A piece of an answer of these tokens, at its place."""
+    end = first + count
+    expect(list(token_ids) == tokens[first:end], f"tokens {first} to {end} are {list(token_ids)}, not {tokens[first:end]}")
+    expect(text == "".join(map(formulas.word, token_ids)), f"text of tokens {first} to {end}: {text!r}")
+
+
+@dataclass(frozen=True)
+class Speech:
+    """A question to the speaking pipeline. length: tokens of its answer. outputs: the ports wanted."""
+
+    prompt: str
+    seed: int
+    length: int
+    outputs: tuple[str, ...] = ("text", "audio")
+
+    def request(self) -> omni_pb2.GenerateRequest:
+        return request(self.prompt, self.seed, thinker={"max_tokens": self.length, "ignore_eos": True}, outputs=self.outputs)
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        return [formulas.token(self.seed, self.prompt, n) for n in range(self.length)]
+
+    @cached_property
+    def samples(self) -> np.ndarray:
+        """[n] int16."""
+        return (formulas.audio(self.seed, self.prompt, self.length, SAMPLES_PER_FRAME)[:, 0] * 32768).astype("<i2")
+
+    def totals(self) -> dict[str, int]:
+        """Items of every port that is wanted."""
+        all_ports = {"text": self.length, "audio": self.length * formulas.FRAMES_PER_ROW * SAMPLES_PER_FRAME}
+        return {port: all_ports[port] for port in self.outputs}
+
+    def check(self, chunk: chunk_pb2.Chunk) -> None:
+        """The content of a chunk at its place."""
+        begin, end = chunk.first, chunk.first + chunk.count
+        if chunk.port == "text":
+            check_text(self.tokens, begin, chunk.count, chunk.text.text, chunk.text.token_ids)
+        elif chunk.count:
+            expect(chunk.audio.data == self.samples[begin:end].tobytes(), f"samples {begin} to {end} are wrong")
+
+
+@dataclass(frozen=True)
+class Medium:
+    """One that is shown. media_type: empty for live sound. seen: what the toy makes of it."""
+
+    media_type: str
+    data: bytes
+    seen: formulas.Seen
+
+
+@dataclass(frozen=True)
+class Looking:
+    """A question to the pipeline that sees and hears. kinds: of its media, in order: image, audio, video, and LIVE once at most. streamed:
+    all of them come on ports; live sound always does. film_bytes: of a film."""
+
+    seed: int
+    length: int
+    kinds: tuple[str, ...]
+    streamed: bool
+    film_bytes: int
+
+    @cached_property
+    def media(self) -> list[Medium]:
+        rng = np.random.default_rng(self.seed)
+        return [_medium(kind, rng, self.film_bytes) for kind in self.kinds]
+
+    def _ports(self) -> Mapping[str, Medium]:
+        """What is streamed, and where."""
+        named = {LIVE if kind == LIVE else f"media{n}": medium for n, (kind, medium) in enumerate(zip(self.kinds, self.media, strict=True))}
+        return {port: medium for port, medium in named.items() if self.streamed or port == LIVE}
+
+    def request(self) -> omni_pb2.GenerateRequest:
+        ports = {id(medium): port for port, medium in self._ports().items()}
+        parts = [
+            on_port(ports[id(medium)], medium.media_type, len(medium.data))
+            if id(medium) in ports
+            else stage_pb2.Part(media=stage_pb2.Media(data=medium.data, media_type=medium.media_type))
+            for medium in self.media
+        ]
+        thinker = stage_pb2.ThinkerParams(
+            messages=[stage_pb2.Message(role="user", parts=[*parts, stage_pb2.Part(text="?")])], max_tokens=self.length, ignore_eos=True
+        )
+        return omni_pb2.GenerateRequest(model="toy-media", seed=self.seed, thinker=thinker)
+
+    def pieces(self) -> dict[str, Pieces]:
+        """What is streamed, by port, in pieces of any size."""
+        chance = random.Random(self.seed)
+        cut: dict[str, Pieces] = {}
+        for port, medium in self._ports().items():
+            if port == LIVE:
+                assert isinstance(medium.seen, np.ndarray)
+                cut[port] = sound_chunks(port, medium.seen.astype(np.int16))
+            else:
+                cut[port] = file_chunks(port, medium.data, [chance.randint(1, PIECE), PIECE])
+        return cut
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        first = formulas.omni_token(self.seed, formulas.items(["u", *(medium.seen for medium in self.media), "?"]), 0)
+        return [formulas.later_token(first, n) for n in range(self.length)]
+
+    def totals(self) -> dict[str, int]:
+        return {"text": self.length}
+
+    def check(self, chunk: chunk_pb2.Chunk) -> None:
+        check_text(self.tokens, chunk.first, chunk.count, chunk.text.text, chunk.text.token_ids)
+
+
+def _medium(kind: str, rng: np.random.Generator, film_bytes: int) -> Medium:
+    if kind == "image":
+        pixels = rng.integers(0, 256, rng.integers(1, 65, 2), np.uint8)
+        return Medium("image/png", png(pixels), pixels)
+    if kind == "video":
+        data = b"\0\0\0\x10ftypisom" + rng.bytes(film_bytes)
+        return Medium("video/mp4", data, formulas.film(hashlib.sha256(data).digest()))
+    sound: NDArray[np.int16] = rng.integers(-2000, 2000, rng.integers(1, 20_000), np.int16)
+    return Medium("audio/wav" if kind == "audio" else "", wav(sound, formulas.SAMPLE_RATE_HZ), sound)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A question to the drawing pipeline."""
+
+    seed: int
+    results: int
+    previews: int
+    steps: int
+
+    def request(self) -> omni_pb2.GenerateRequest:
+        params = stage_pb2.DiffusionParams(
+            prompt="a slope", width=SIDE, height=SIDE, steps=self.steps, results=self.results, previews=self.previews
+        )
+        return omni_pb2.GenerateRequest(model="toy-picture", seed=self.seed, diffusion=params, outputs=["image"])
+
+    def totals(self) -> dict[str, int]:
+        return {"image": self.results}
+
+    def picture(self, number: int) -> bytes:
+        pixels = (self.seed + number + np.add.outer(np.arange(SIDE), np.arange(SIDE))) % 256
+        return png(pixels.astype(np.uint8))
+
+    def check(self, chunk: chunk_pb2.Chunk) -> None:
+        if chunk.count:
+            expect(chunk.image.data.data == self.picture(chunk.first), f"picture {chunk.first} is wrong")
+
+
+Question = Speech | Drawing | Looking
