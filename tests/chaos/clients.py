@@ -38,7 +38,8 @@ LARGE = "library, a large film"
 IN_REQUEST = "stub, media in the request"
 CONVERSING = ("conversation", "stops streaming", "vanishes while it streams")
 FILM_BYTES = (10, 100_000, 3_000_000, 12_000_000)
-"""The last one is more than a router keeps for a replay."""
+"""The last one is more than a router keeps for a replay. The first two go in requests too: a server keeps what was freed of large ones
+(host/memory.py), which would look like growth."""
 
 ANSWERED, CANCELLED, ROUTER_LOST, WRONG = "answered", "left by its client", "router lost", "WRONG"
 
@@ -127,9 +128,8 @@ class Load:
             return Looking(self._number, 40, ("video",), True, LEAST_BYTES)
         if client in (IN_REQUEST, *CONVERSING):
             kinds = self._rng.sample(("image", "audio", "video", *[LIVE] * (client != IN_REQUEST)), self._rng.randint(1, 3))
-            return Looking(
-                self._number, self._rng.choice((1, 10, 40, 100)), tuple(kinds), client != IN_REQUEST, self._rng.choice(FILM_BYTES)
-            )
+            film_bytes = self._rng.choice(FILM_BYTES if client != IN_REQUEST else FILM_BYTES[:2])
+            return Looking(self._number, self._rng.choice((1, 10, 40, 100)), tuple(kinds), client != IN_REQUEST, film_bytes)
         if "pictures" in client:
             return Drawing(self._number, self._rng.randint(1, 4), self._rng.randint(0, 3), self._rng.randint(2, 40))
         outputs = {"stub, text only": ("text",), "stub, sound only": ("audio",)}.get(client, ("text", "audio"))

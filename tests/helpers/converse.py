@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from helpers.ask import TIMEOUT_S, Answer
 from helpers.disturbed import Step, Steps
 from omnistage.models.toy import formulas
+from omnistage.router.intake import look_at_error
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 PIECE = 256 << 10
@@ -124,7 +125,9 @@ class Conversation:
             while chunk.seq >= self.room.get(port, 0):
                 self._grown.clear()
                 await self._grown.wait()
-            await asyncio.shield(self.send(chunk=chunk))  # To cancel a write is to cancel the call.
+            sending = asyncio.create_task(self.send(chunk=chunk))
+            sending.add_done_callback(look_at_error)
+            await asyncio.shield(sending)  # To cancel a write is to cancel the call.
 
 
 def file_chunks(port: str, data: bytes, sizes: Sequence[int] = (PIECE,)) -> Pieces:

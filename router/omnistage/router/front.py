@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,7 +17,7 @@ from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.clients import client_of, request_of
 from omnistage.router.conversation import OF_THE_CALL, Conversation
 from omnistage.router.gate import REQUEST_LIMIT_S
-from omnistage.router.intake import Intake, ReplayRoom
+from omnistage.router.intake import Intake, ReplayRoom, look_at_error
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.placement import Placement
@@ -127,7 +126,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         finally:
             for task in (draining, asking):
                 task.cancel()
-                task.add_done_callback(_look_at_error)
+                task.add_done_callback(look_at_error)
 
     async def _turn(
         self,
@@ -225,7 +224,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             for task in (run, listening):
                 if task is not None:
                     task.cancel()
-                    task.add_done_callback(_look_at_error)
+                    task.add_done_callback(look_at_error)
             await asyncio.wait({run})
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
@@ -264,12 +263,6 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
 
 async def _ready(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
     return request
-
-
-def _look_at_error(task: asyncio.Task[Any]) -> None:
-    """An error that does not matter any more; asyncio complains of one that nobody looked at."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _model(served: Served) -> omni_pb2.Model:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from omnistage.link.link import Link
 from omnistage.router.pipeline import STREAMED
@@ -85,7 +86,7 @@ class Intake:
         finally:
             self._link = None
             granting.cancel()
-            granting.add_done_callback(lambda task: task.cancelled() or task.exception())  # Of a call that is over, which its reader tells.
+            granting.add_done_callback(look_at_error)  # Of a call that is over, which its reader tells.
 
     async def put(self, chunk: chunk_pb2.Chunk) -> None:
         """Take a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for one that may not come now."""
@@ -131,9 +132,17 @@ class Intake:
             for port, total in due.items():
                 self._readers[port].granted = total
                 self._since = time.monotonic()
-                await asyncio.shield(self._tell(stage_pb2.Credit(port=port, total=total)))  # A write that is cut short is the last one.
+                telling = asyncio.create_task(self._tell(stage_pb2.Credit(port=port, total=total)))
+                telling.add_done_callback(look_at_error)  # A shield does not, when it is cancelled.
+                await asyncio.shield(telling)  # A write that is cut short is the last one.
             if not due:
                 await link.sends()
+
+
+def look_at_error(task: asyncio.Task[Any]) -> None:
+    """An error that does not matter any more; asyncio complains of one that nobody looked at."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _said_to_clients(error: StageError, stage: str) -> StageError:
