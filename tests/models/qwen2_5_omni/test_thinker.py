@@ -233,7 +233,7 @@ async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Pa
     special = model.tokenizer.special.values()
     assert 300 not in special and model.tokenizer.ends & set(special)
     for token_id in {300, *special, *model.tokenizer.ends}:
-        with pytest.raises(BadRequest, match=rf"resume.history: token {token_id} "):
+        with pytest.raises(BadRequest, match=rf"resume.history: token {token_id} is in no answer"):
             await model.prepare(replace(asked(seed), history=(301, token_id, 302)))
     await model.prepare(replace(asked(seed), history=(301, 302)))
     await model.close()
