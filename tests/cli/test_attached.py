@@ -158,4 +158,5 @@ def test_a_wrong_command_line(words: tuple[str, ...], files: Path) -> None:
 def test_a_film_that_a_running_pipeline_does_not_take(address: str, files: Path) -> None:
     done = omnistage(files, "ask", "x", "--video", "clip.mp4", "--video-sound", "--address", address)
     assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: --video: clip.mp4: ")
     assert "takes text, image and audio, not 'video/mp4'" in done.stderr.splitlines()[0]

@@ -84,8 +84,9 @@ def test_what_is_refused_is_told_as_by_generate(standing: Stack, films: list[Pat
     os.truncate(huge, 1 << 30)
     with Omni(address=standing.address) as omni:
         with pytest.raises(BadRequestError, match="more than 536870912 bytes") as told:
-            omni.generate("?", videos=[huge])
-        assert told.value.fields[0].field == "thinker.messages.parts.port"
+            omni.generate("?", videos=[films[1], huge])
+        assert (told.value.fields[0].field, told.value.metadata["port"]) == ("videos[1]", "media1")
+        assert told.value.message.startswith(f"videos[1]: {huge}: has more than")
         sound = tmp_path / "long.wav"
         sound.write_bytes(b"RIFF\0\0\0\0WAVE")
         os.truncate(sound, 20 << 20)

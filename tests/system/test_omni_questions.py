@@ -95,7 +95,14 @@ def test_a_film_is_seen_and_heard_where_that_is_asked(omni: Omni, files: Path) -
 def test_what_is_broken_is_told_and_the_next_question_is_answered(omni: Omni, files: Path) -> None:
     with pytest.raises(BadRequestError) as caught:
         ask(omni, "What?", images=[files / "cat.png", files / "broken.png"])
-    assert "medium 2 (image)" in caught.value.message
+    (field,) = caught.value.fields
+    assert (field.field, field.description.partition(": ")[0]) == ("conversation[0].images[1]", str(files / "broken.png"))
+    assert (
+        caught.value.message.startswith(f"conversation[0].images[1]: {files / 'broken.png'}: ") and caught.value.metadata["medium"] == "2"
+    )
+    said = {"role": "user", "content": [image(files / "cat.png"), text("What?")]}
+    with pytest.raises(BadRequestError, match=r"^conversation\[1\].content\[1\].image: (?!medium)") as caught:
+        omni.chat([said, {"role": "user", "content": [text("And?"), image((files / "broken.png").read_bytes())]}])
     assert ask(omni, "What?", images=[files / "cat.png"]).text
 
 
@@ -130,6 +137,14 @@ def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Pat
     told = json.loads(done.stdout)
     assert told["text"] == omni.chat(turns, max_tokens=TOKENS, temperature=0).text
     assert (told["pipeline"], told["audio_s"], told["ttfa_s"]) == ("qwen2_5_omni", 0, None)
+
+
+def test_the_command_names_the_file_that_is_broken(omni: Omni, files: Path) -> None:
+    done = omnistage(omni, files, "ask", "What?", "--image", "cat.png", "--audio", "question.wav", "--image", "broken.png")
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: --image: broken.png: ") and "medium" not in error
+    assert hint.startswith("hint: ")
 
 
 def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_checkpoint: Path) -> None:

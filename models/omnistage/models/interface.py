@@ -34,12 +34,15 @@ P = TypeVar("P")
 
 
 class BadRequest(ValueError):
-    """The caller asked for something this model cannot do. `field` names the request field, in proto spelling; the text says what to do."""
+    """The caller asked for something this model cannot do. `field` names the request field, in proto spelling; the text says what to do.
 
-    def __init__(self, field: str, description: str) -> None:
-        super().__init__(f"{field}: {description}")
+    place: which of several it is: `medium`, its number among the media of a conversation, from 1; or `port`, on which it is streamed."""
+
+    def __init__(self, field: str, description: str, **place: str) -> None:
+        super().__init__(": ".join([field, *(f"{name} {which}" for name, which in place.items()), description]))
         self.field = field
         self.description = description
+        self.place = place
 
 
 class Full(RuntimeError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from omnistage.client.conversation import Medium
+    from omnistage.client.media import Medium
 
 KINDS = ("image", "audio", "video")
 

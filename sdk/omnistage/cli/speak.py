@@ -23,9 +23,10 @@ from omnistage.cli.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
 from omnistage.cli.words import words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
-from omnistage.client.conversation import Conversation, Medium
+from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
+from omnistage.client.media import Medium
 from omnistage.client.request import Options, for_conversation
 from omnistage.client.wav import write_wav
 

@@ -15,7 +15,7 @@ from omnistage.client import fork
 from omnistage.client import request as requests
 from omnistage.client.answer import Answer, collect
 from omnistage.client.call import Call, CallLimits
-from omnistage.client.errors import ClosedError, WrongLoopError
+from omnistage.client.errors import BadRequestError, ClosedError, WrongLoopError
 from omnistage.client.events import Event
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
@@ -194,6 +194,10 @@ class AsyncOmni:
             async with aclosing(call.events()) as events:
                 async for event in events:
                     yield event
+        except BadRequestError as error:
+            if (named := asked.named(error)) is None:
+                raise
+            raise named from error
         except asyncio.CancelledError:
             # Closing a channel cancels its calls from inside: for a task that nobody cancelled this is an error, not a cancellation.
             task = asyncio.current_task()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from omnistage.client.errors import BadRequestError
-from omnistage.client.media import KINDS, Video, of_base64, to_medium
-from omnistage.client.upload import Upload
+from omnistage.client.media import KINDS, Medium, Video, of_base64, to_medium
 from omnistage.v1 import stage_pb2
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -24,15 +23,13 @@ ROLES = ("system", "user", "assistant")
 LISTS = {"images": "image", "audios": "audio", "videos": "video"}
 TURN_KEYS = ("role", "content", *LISTS)
 
-Medium = stage_pb2.Part | Upload
-"""One that is in the request, or is streamed beside it."""
+T = TypeVar("T")
 
-ReadPart = Callable[[], Medium]
+ReadMedium = Callable[[], Medium]
 """Reads a medium. Raises BadRequestError."""
 
-ToRead = Callable[[object, str, str], Medium]
-
-Part = stage_pb2.Part | ReadPart
+Part = stage_pb2.Part | ReadMedium
+"""Text, or a medium that is still to be read."""
 
 
 def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
@@ -43,7 +40,7 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
     role, content = turn.get("role"), turn.get("content")
     if role not in ROLES:
         raise BadRequestError.of(f"{where}.role", f"must be {', '.join(ROLES[:-1])} or {ROLES[-1]}")
-    media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{where}."))
+    media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{where}.", to_medium))
     where = f"{where}.content"
     if isinstance(content, str):
         text = [stage_pb2.Part(text=checked_text(where, content))] if content or not media else []
@@ -57,8 +54,8 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
     return role, [_part(item, f"{where}[{i}]") for i, item in enumerate(content)]
 
 
-def listed_media(given: Mapping[str, object], where: str, to_read: ToRead = to_medium) -> Iterator[ReadPart]:
-    """Of images, audios and videos, each a list or None. where: stands before their names. to_read: makes one of them a part."""
+def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
+    """Of images, audios and videos, each a list or None: what reads them. where: stands before their names. to_read: reads one of them."""
     for name, sources in given.items():
         if sources is None:
             continue
@@ -81,9 +78,7 @@ def checked_text(field: str, value: object) -> str:
 
 
 def _part(item: object, where: str) -> Part:
-    if isinstance(item, stage_pb2.Part):
-        return item
-    if isinstance(item, Upload):
+    if isinstance(item, Medium):
         return lambda: item
     if not isinstance(item, Mapping):
         raise BadRequestError.of(where, "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}")

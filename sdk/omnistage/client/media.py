@@ -69,12 +69,31 @@ MediaLike = ImageLike | AudioLike | VideoLike
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One that was read, or is to be streamed. where: what names it to the caller. name: of its file, with a space behind it, if it has
+    one."""
+
+    part: stage_pb2.Part | Upload
+    where: str
+    name: str = ""
+
+    def refused(self, description: str) -> BadRequestError:
+        """The error for one that a server does not take, in the words of the caller."""
+        return BadRequestError.of(self.where, f"{self.name.rstrip()}: {description}" if self.name else description)
+
+
 def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
     """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. where: what names it to the caller.
 
     Every medium that is in a message comes through here. It may block and use the processor: call it on no event loop. Raises
     BadRequestError for what is no medium of that kind, cannot be read, is empty, or is larger than a request.
     """
+    return _read(source, kind, where)[0]
+
+
+def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
+    """See to_part; and the name of the file, as in Medium."""
     for form, its_kind in ((Video, "video"), (Audio, "audio")):
         if isinstance(source, form) and kind != its_kind:
             raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
@@ -84,10 +103,11 @@ def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
         raise BadRequestError.of(where, f"{name}is empty")
     if len(data) > MAX_MESSAGE_BYTES:
         raise _too_large(where, name, f"is {_mib(len(data))}")
-    return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=_media_type(data, told_type, kind, where, name), use_audio=use_audio))
+    media_type = _media_type(data, told_type, kind, where, name)
+    return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=media_type, use_audio=use_audio)), name
 
 
-def to_medium(source: object, kind: str, where: str) -> stage_pb2.Part | Upload:
+def to_medium(source: object, kind: str, where: str) -> Medium:
     """The same, or, of bytes or a file that are too many for a message, what is streamed: of such a file only the beginning is read."""
     file, use_audio = (source.source, source.use_audio) if isinstance(source, Video) and kind == "video" else (source, False)
     found: Path | bytes
@@ -98,10 +118,11 @@ def to_medium(source: object, kind: str, where: str) -> stage_pb2.Part | Upload:
         found, name, told_type = Path(file), f"{file} ", mimetypes.guess_type(Path(file).name)[0]
         size, head = _told(where, str(found), partial(_look, found))
     else:
-        return to_part(source, kind, where)
+        size = 0
     if size <= LEAST_BYTES:
-        return to_part(source, kind, where)
-    return Upload(found, size, _media_type(head, told_type, kind, where, name), use_audio, where)
+        part, name = _read(source, kind, where)
+        return Medium(part, where, name)
+    return Medium(Upload(found, size, _media_type(head, told_type, kind, where, name), use_audio, where), where, name)
 
 
 def _look(path: Path) -> tuple[int, bytes]:

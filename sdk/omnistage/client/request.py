@@ -9,9 +9,9 @@ from typing import Any, TypedDict
 
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
-from omnistage.client.conversation import Part, ReadPart, checked_text, listed_media, turn_of
+from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
 from omnistage.client.errors import BadRequestError
-from omnistage.client.media import AudioLike, ImageLike, VideoLike, to_part
+from omnistage.client.media import AudioLike, ImageLike, Medium, VideoLike, to_medium, to_part
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import omni_pb2, stage_pb2
 
@@ -102,7 +102,7 @@ DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "r
 NEVER_ZERO = ("max_tokens", "sample_rate_hz", "width", "height", "steps", "results")
 PROTO_NAMES = {"pipeline": "model"}
 """Options that the protos call otherwise."""
-Unread = Callable[[dict[str, Upload]], int]
+Unread = Callable[[list[Medium]], int]
 
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 
@@ -111,13 +111,17 @@ class Request:
     """A request whose form is checked, and whose media are still to be read. Use it once."""
 
     def __init__(self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = ()) -> None:
-        """request: without options. unread: what reads a medium into its place there, and returns its bytes; or, of one
-        that is streamed, puts it among the uploads. Raises BadRequestError for a
-        value of an option that cannot be, TypeError for an unknown one."""
+        """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
+        bytes, as far as they are in the request. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown
+        one."""
         self._request, self._unread = request, unread
-        self.uploads: dict[str, Upload] = {}
-        """Files that are streamed, by port; known when the request is complete."""
+        self._media: list[Medium] = []
         _set_options(request, options)
+
+    @property
+    def uploads(self) -> dict[str, Upload]:
+        """Files that are streamed, by port; known when the request is complete."""
+        return {port: medium.part for port, medium in _streamed(self._media).items() if isinstance(medium.part, Upload)}
 
     @property
     def has_unread(self) -> bool:
@@ -129,10 +133,22 @@ class Request:
         and for a request that is too large for every router."""
         size = 0
         for read in self._unread:
-            size += read(self.uploads)
+            size += read(self._media)
             _check_size(size)
         _check_size(self._request.ByteSize())
         return self._request
+
+    def named(self, error: BadRequestError) -> BadRequestError | None:
+        """A server's refusal of a medium, which it knows by its number or its port, in the words of the caller; None for one of anything
+        else."""
+        named = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
+        for name, media in named.items():
+            which = error.metadata.get(name, "")
+            if which in media:
+                told = media[which].refused(error.message.removeprefix(f"{error.metadata.get('field')}: {name} {which}: "))
+                told.metadata = error.metadata
+                return told
+        return None
 
 
 def for_prompt(
@@ -140,7 +156,7 @@ def for_prompt(
 ) -> Request:
     """One user turn, with media if any."""
     checked_text("prompt", prompt)
-    parts: list[Part] = list(listed_media({"images": images, "audios": audios, "videos": videos}, ""))
+    parts: list[Part] = list(listed_media({"images": images, "audios": audios, "videos": videos}, "", to_medium))
     if prompt or not parts:
         parts.append(stage_pb2.Part(text=prompt))
     return _for_turns([("user", parts)], options)
@@ -164,7 +180,7 @@ def for_drawing(prompt: str, images: Sequence[ImageLike], options: Options) -> R
     """A picture of `prompt`, starting from `images` if there are any."""
     checked_text("prompt", prompt)
     request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
-    unread = [partial(_read_media, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "", to_part)]
+    unread = [partial(_read_picture, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "", to_part)]
     return Request(request, options, unread)
 
 
@@ -176,28 +192,32 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
             if isinstance(part, stage_pb2.Part):
                 message.parts.append(part)
             else:
-                unread.append(partial(_read_part, part, message.parts.add()))
+                unread.append(partial(_read_medium, part, message.parts.add()))
     return Request(request, options, unread)
 
 
-def _read_part(read: ReadPart, place: stage_pb2.Part, uploads: dict[str, Upload]) -> int:
-    part = read()
+def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
+    medium, port = read(), len(_streamed(media))
+    part = medium.part
+    media.append(medium)
     if isinstance(part, stage_pb2.Part):
         place.CopyFrom(part)
         return len(part.media.data)
-    if len(uploads) == len(PORTS):
-        raise BadRequestError.of(part.where, f"is one file above {LEAST_BYTES >> 20} MiB too many; a request has at most {len(PORTS)}")
-    port = PORTS[len(uploads)]
-    uploads[port] = part
-    place.CopyFrom(part.part(port))
+    if port == len(PORTS):
+        raise BadRequestError.of(medium.where, f"is one file above {LEAST_BYTES >> 20} MiB too many; a request has at most {len(PORTS)}")
+    place.CopyFrom(part.part(PORTS[port]))
     return 0
 
 
-def _read_media(read: ReadPart, place: stage_pb2.Media, uploads: dict[str, Upload]) -> int:
+def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, media: list[Medium]) -> int:
     part = read()
-    assert isinstance(part, stage_pb2.Part)
     place.CopyFrom(part.media)
     return len(part.media.data)
+
+
+def _streamed(media: Iterable[Medium]) -> dict[str, Medium]:
+    """Those that are no part of the request, by port."""
+    return dict(zip(PORTS, (medium for medium in media if isinstance(medium.part, Upload)), strict=False))
 
 
 def time_limit_s(options: Options) -> float:

@@ -131,9 +131,11 @@ def _shortened(message: str) -> str:
     return message if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 4].decode(errors="ignore") + " ..."
 
 
-def bad_request(field: str, description: str) -> StageError:
-    """A bad field of a request; `field` in proto spelling."""
-    return StageError("BAD_REQUEST", f"{field}: {description}", metadata={"field": field})
+def bad_request(field: str, description: str, **place: str) -> StageError:
+    """A bad field of a request; `field` in proto spelling. place: which of several it is, as in omnistage.models.interface.BadRequest; a
+    client knows its own name of it."""
+    message = ": ".join([field, *(f"{name} {which}" for name, which in place.items()), description])
+    return StageError("BAD_REQUEST", message, metadata={"field": field, **place})
 
 
 def protocol_error(message: str, **metadata: str) -> StageError:

@@ -21,12 +21,12 @@ _FIELDS: Mapping[tuple[str, str], str] = {
 
 def check_parts(request: TextRequest, info: ModelInfo) -> None:
     """Every part of every turn is something that the model takes."""
-    for turn in request.turns:
-        for part in turn.parts:
-            if isinstance(part, Media):
-                check_medium(part, info, "thinker.messages.parts.media")
-            elif isinstance(part, Streamed):
-                _check_streamed(part, info)
+    media = (part for turn in request.turns for part in turn.parts if not isinstance(part, str))
+    for number, part in enumerate(media, 1):
+        if isinstance(part, Media):
+            check_medium(part, info, "thinker.messages.parts.media", medium=str(number))
+        else:
+            _check_streamed(part, info)
 
 
 def _check_streamed(part: Streamed, info: ModelInfo) -> None:
@@ -34,16 +34,16 @@ def _check_streamed(part: Streamed, info: ModelInfo) -> None:
     if port is None:
         raise BadRequest("thinker.messages.parts.port", f"{info.name} has no input port {part.port[:32]!r}; send the media in the message")
     if port.content is Content.MEDIA:
-        check_medium(part, info, "thinker.messages.parts.media_type")
+        check_medium(part, info, "thinker.messages.parts.media_type", port=part.port)
     elif part.media_type:
         raise BadRequest("thinker.messages.parts.media_type", f"port {port.name!r} of {info.name} carries {port.content.value} as it is")
 
 
-def check_medium(media: Media | Streamed, info: ModelInfo, field: str) -> None:
-    """One picture, sound or film is of a kind that the model takes."""
+def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: str) -> None:
+    """One picture, sound or film is of a kind that the model takes. place: as in BadRequest."""
     medium = media.media_type.partition("/")[0]
     if medium not in info.inputs or medium == "text":
-        raise BadRequest(field, f"{info.name} takes {_listed(info.inputs)}, not {media.media_type[:64]!r}; leave it out")
+        raise BadRequest(field, f"{info.name} takes {_listed(info.inputs)}, not {media.media_type[:64]!r}; leave it out", **place)
 
 
 def check_constraint(request: TextRequest, info: ModelInfo) -> None:

@@ -138,9 +138,9 @@ class _File:
         if size > self._most:
             raise _too_large(self.streamed, self._most)
         if total and (size > total or (last and size < total)):
-            raise BadRequest(f"{FIELD}.total_bytes", f"said {total} bytes for port {self.streamed.port!r}, {size} came")
+            raise BadRequest(f"{FIELD}.total_bytes", f"said {total} bytes, {size} came", port=self.streamed.port)
         if last and not size:
-            raise BadRequest(f"{FIELD}.port", f"port {self.streamed.port!r} has no bytes: send the file itself")
+            raise BadRequest(f"{FIELD}.port", "has no bytes: send the file itself", port=self.streamed.port)
 
     def write(self, data: bytes, *, last: bool) -> None:
         """The next bytes. Raises Full where the disk is."""
@@ -175,6 +175,6 @@ def _close(files: Iterable[_File]) -> None:
 def _too_large(streamed: Streamed, most: int) -> BadRequest:
     return BadRequest(
         f"{FIELD}.port",
-        f"the medium on port {streamed.port!r} has more than {most} bytes, the most of {streamed.media_type or 'its kind'}: send a part of "
-        "it, or a smaller one",
+        f"has more than {most} bytes, the most of {streamed.media_type or 'its kind'}: send a part of it, or a smaller one",
+        port=streamed.port,
     )

@@ -169,7 +169,7 @@ class QwenThinker(EngineThinker[Prepared]):
             try:
                 features.append(await self.reader.features(medium, digest, room))
             except BadMedia as error:
-                raise BadRequest(MEDIA_FIELD, f"medium {number} ({medium.kind}): {error}") from None
+                raise BadRequest(MEDIA_FIELD, str(error), medium=str(number)) from None
             except (DecoderFull, DecoderFailed) as error:
                 raise Full(str(error)) from None
             room -= rows_of(features[-1].extent, self.config) - 1

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -195,21 +196,28 @@ class OmniThinker(_Omni):
 
 
 def _prepared(request: TextRequest) -> Prepared:
-    return Prepared(request, tuple(seen for turn in request.turns for seen in [turn.role[0], *map(_read, turn.parts)]))
+    numbers = map(str, count(1))
+    seen = ((turn.role[0], *(_read(part, numbers) for part in turn.parts)) for turn in request.turns)
+    return Prepared(request, tuple(chain.from_iterable(seen)))
 
 
-def _read(part: Part) -> formulas.Seen | Streamed:
-    return _seen(part, "thinker.messages.parts.media") if isinstance(part, Media) else part
+def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
+    """numbers: of the media of a conversation."""
+    if isinstance(part, str):
+        return part
+    number = next(numbers)
+    return _seen(part, "thinker.messages.parts.media", medium=number) if isinstance(part, Media) else part
 
 
 def _seen_in(medium: Spooled) -> formulas.Seen:
     """A medium that came on a port."""
     if medium.streamed.media_type.startswith("video/"):
         return formulas.film(medium.digest)
-    return _seen(Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0)), "thinker.messages.parts.port")
+    media = Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0))
+    return _seen(media, "thinker.messages.parts.port", port=medium.streamed.port)
 
 
-def _seen(media: Media, field: str) -> formulas.Seen:
+def _seen(media: Media, field: str, **place: str) -> formulas.Seen:
     try:
         if media.media_type.startswith("video/"):
             return formulas.film(media.digest)
@@ -217,7 +225,7 @@ def _seen(media: Media, field: str) -> formulas.Seen:
             return pixels_of(media.data)
         return samples_of(media.data, formulas.SAMPLE_RATE_HZ)
     except Unreadable as error:
-        raise BadRequest(field, str(error)) from None
+        raise BadRequest(field, str(error), **place) from None
 
 
 def _most_bytes(streamed: Streamed) -> int:

@@ -39,7 +39,7 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except BadRequest as refusal:
-        raise bad_request(refusal.field, refusal.description) from None
+        raise bad_request(refusal.field, refusal.description, **refusal.place) from None
     except Full as full:
         raise StageError("OVERLOADED", f"{full}; try again") from None
 
