@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from helpers.processes import Family
+from omnistage.cli.show import settings_lines
 from omnistage.client import Omni
+from omnistage.client.listing import Replica
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -116,6 +118,22 @@ def test_status_tells_what_every_stage_chose(toy_address: str) -> None:
     for stage in ("thinker", "talker", "code2wav"):
         (line,) = [line for line in shown if line.startswith(f"{stage}  ") and "family" in line]
         assert "device cpu (default)" in line and "threads 1 (default)" in line
+
+
+def test_bytes_are_written_for_people() -> None:
+    settings = {
+        "arena_bytes": "536870912 (default)",
+        "context": "32768 of the 32768 that the model was made for",
+        "feature_cache_bytes": "0",
+        "kv_cache_bytes": "2523136000, for 68512 tokens of 64 sessions",
+        "other_bytes": "as they come",
+        "small_bytes": "1023",
+    }
+    _, line = settings_lines([Replica("toy", "thinker", "toy", "x:1", 1, "serving", 0, 0, "", settings)])
+    assert re.sub(r"\[[^]]*\]", "", line).split("  ")[1] == (
+        "arena_bytes 512 MiB (default), context 32768 of the 32768 that the model was made for, feature_cache_bytes 0 B, "
+        "kv_cache_bytes 2.35 GiB, for 68512 tokens of 64 sessions, other_bytes as they come, small_bytes 1023 B"
+    )
 
 
 @pytest.mark.parametrize(("width", "gone"), [(120, set()), (80, {"transport"}), (60, {"transport", "model", "pipeline"})])

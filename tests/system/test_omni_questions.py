@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +146,16 @@ def test_the_command_names_the_file_that_is_broken(omni: Omni, files: Path) -> N
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: --image: broken.png: ") and "medium" not in error
     assert hint.startswith("hint: ")
+
+
+def test_status_tells_what_memory_was_taken_for_people_and_for_scripts(omni: Omni, files: Path) -> None:
+    (replica,) = json.loads(omnistage(omni, files, "status", "--json").stdout)["replicas"]
+    number = re.match(r"\d+(?=, for \d+ tokens)", replica["settings"]["kv_cache_bytes"])
+    assert number and int(number[0]) >= 1 << 20
+    shown = omnistage(omni, files, "status").stdout
+    told = re.search(r"kv_cache_bytes ([\d.]+) ([KMG])iB, for \d+ tokens", shown)
+    assert told and float(told[1]) * (1 << 10 * (1 + "KMG".index(told[2]))) == pytest.approx(int(number[0]), rel=1e-2)
+    assert re.search(r"feature_cache_bytes [\d.]+ [KMG]iB", shown)
 
 
 def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_checkpoint: Path) -> None:

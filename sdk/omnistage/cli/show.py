@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -23,6 +24,9 @@ DROPPED = ("transport", "model", "pipeline", "queue", "pid")
 
 WIDE = 200
 """Wider than any row."""
+
+_NUMBER = re.compile(r"[0-9]+\b")
+_UNITS = {"GiB": 30, "MiB": 20, "KiB": 10}
 
 COLOURS = {"serving": "green", "draining": "yellow"}
 
@@ -56,19 +60,29 @@ async def show_status(address: str | None, as_json: bool, timeout_s: float, verb
     else:
         console = _console()
         console.print(_fitting(replicas, console))
-        for line in _settings(replicas):
+        for line in settings_lines(replicas):
             console.print(line, highlight=False)
 
 
-def _settings(replicas: Sequence[Replica]) -> list[str]:
+def settings_lines(replicas: Sequence[Replica]) -> list[str]:
     """What the stages chose, below the table: a line for all replicas of a stage that chose the same."""
     told = [
         f"[bold]{replica.stage}[/]  "
-        + ", ".join(f"[dim]{escape(name)}[/] {escape(value)}" for name, value in sorted(replica.settings.items()))
+        + ", ".join(f"[dim]{escape(name)}[/] {escape(_for_humans(name, value))}" for name, value in sorted(replica.settings.items()))
         for replica in replicas
         if replica.settings
     ]
     return ["", *dict.fromkeys(told)] if told else []
+
+
+def _for_humans(name: str, value: str) -> str:
+    """The value of a setting. Of one in bytes the number with a unit; what is said behind it stays, and --json has it as it is."""
+    number = _NUMBER.match(value)
+    if not name.endswith("_bytes") or number is None:
+        return value
+    size = int(number[0])
+    unit, bits = next(((unit, bits) for unit, bits in _UNITS.items() if size >> bits), ("B", 0))
+    return f"{size / (1 << bits):.4g} {unit}{value[number.end() :]}"
 
 
 def _pipeline_of(pipeline_name: str) -> Pipeline:
