@@ -65,6 +65,11 @@ class LoadOptions:
         """Whether somebody has said what a setting is to be."""
         return bool(getattr(self, name) != DEFAULTS[name])
 
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether what prompts that begin alike have in common is kept, where nobody says otherwise."""
+        return self.enable_cache is not False
+
     def told(self, name: str, value: object) -> str:
         """A value that was chosen for a setting, and whether somebody asked for it."""
         return shown(value) if self.given(name) else f"{shown(value)} (default)"

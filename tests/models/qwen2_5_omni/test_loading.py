@@ -18,6 +18,7 @@ from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_con
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
 from omnistage.models.qwen2_5_omni.sizes import DECODERS, LEAST_CONTEXT, MEDIUM_ROWS, PASS_PATCHES, Sizes
 from omnistage.models.registry import recognise
+from omnistage.models.smol.thinker import SmolThinker
 
 GIB = 1 << 30
 ROW_BYTES = 36 << 10
@@ -117,6 +118,12 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
     assert recognise(copied) == "qwen2_5_omni"
     parts = read_parts(copied, published, torch.float32, torch.device("cpu"))
     assert parts.decoder.spec.dtype == torch.float32
+
+
+def test_a_dtype_that_no_thinker_computes_in_is_told(omni_checkpoint: Path, default_model: Path) -> None:
+    for load, folder in ((load_thinker, omni_checkpoint), (SmolThinker.loaded, default_model / "thinker")):
+        with pytest.raises(LoadError, match="dtype must be one of bfloat16, float32, got 'float16'"):
+            load(folder, LoadOptions(path=folder, dtype="float16"))
 
 
 def test_options_that_cannot_be_are_told(omni_checkpoint: Path) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
+import torch
+
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS
@@ -20,6 +22,7 @@ from omnistage.models.common.constraint import Constraints, Grammar, kept
 from omnistage.models.common.requests import check_constraint, check_parts
 from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
+from omnistage.models.devices import dtype_of
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Activity,
@@ -36,8 +39,13 @@ from omnistage.models.interface import (
     Wanted,
     no_inputs,
 )
+from omnistage.models.options import LoadOptions
 
 TEXT = "text"
+MAX_SESSIONS = 64
+"""Where nobody says how many."""
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _PIECE_TOKENS = 8
 _MAX_TOKEN_CHARACTERS = 8
 """A text with more characters than this for each token of the context is refused before it becomes tokens, which costs time. English has
@@ -209,6 +217,25 @@ class EngineThinker(ABC, Generic[P]):
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """The answer as far as its history, and what the engine is asked for; not for text that is given. A long history is assembled on
         a thread. Raises BadRequest or Full."""
+
+
+def chosen_dtype(dtype: str, device: str) -> tuple[str, torch.dtype]:
+    """What a Thinker computes in, by its name and for torch. auto: what the device multiplies well. Raises LoadError."""
+    name = dtype_of(device) if dtype == "auto" else dtype
+    if name not in _DTYPES:
+        raise LoadError(f"dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
+    return name, _DTYPES[name]
+
+
+def told_settings(options: LoadOptions, dtype: str, limits: Limits) -> dict[str, str]:
+    """What was chosen for the settings that every Thinker has, for its info."""
+    chosen = {
+        "dtype": dtype,
+        "max_batch_size": limits.max_sequences,
+        "max_batch_tokens": limits.max_rows,
+        "enable_cache": options.keeps_prompts,
+    }
+    return {name: options.told(name, value) for name, value in chosen.items()}
 
 
 def limits_of(sessions: int, batch: int = 0, rows: int = 0) -> Limits:

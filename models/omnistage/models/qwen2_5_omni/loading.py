@@ -22,10 +22,10 @@ from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.memory import free_bytes, private_bytes, written
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.spool import MEDIA_PORTS
-from omnistage.models.common.thinker import TEXT, limits_of
+from omnistage.models.common.thinker import MAX_SESSIONS, TEXT, chosen_dtype, limits_of, told_settings
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
-from omnistage.models.devices import dtype_of, hardware
+from omnistage.models.devices import hardware
 from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
@@ -43,31 +43,27 @@ from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 CODE_REVISION = "1"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
-MAX_SESSIONS = 64
-
 _PREFIX = "thinker."
 _OTHERS = ("talker.", "token2wav.")
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
-    dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
+    dtype, torch_dtype = chosen_dtype(options.dtype, options.device)
     device, sessions = torch.device(options.device), options.max_sessions or MAX_SESSIONS
     torch.set_num_threads(options.threads)
     config = read_thinker_config(folder)
     tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
-    parts = read_parts(folder, config, _DTYPES[dtype], device)
+    parts = read_parts(folder, config, torch_dtype, device)
     free = free_bytes(options.device, options.gpu_memory_utilization)
     sizes = Sizes.chosen(config, options, sessions=sessions, row_bytes=page_bytes(parts.decoder.spec) // PAGE_ROWS, free=free)
     limits = limits_of(sessions, options.max_batch_size, sizes.batch_rows)
-    is_kept = options.enable_cache is not False
     engine = Engine(
         parts.decoder,
         TokenHead(parts.decoder.logits),
         pages=sizes.kv_bytes // page_bytes(parts.decoder.spec),
         limits=limits,
-        kept_pages=None if is_kept else 0,
+        kept_pages=None if options.keeps_prompts else 0,
     )
     together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
     results = computed(partial(fixed_results, parts.decoder, parts.decoder.logits, engine.attention.backend), options.threads)
@@ -88,10 +84,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         inputs=("text", "image", "audio", "video"),
         constraints=FORMS,
         settings={
-            "dtype": options.told("dtype", dtype),
-            "max_batch_size": options.told("max_batch_size", limits.max_sequences),
-            "max_batch_tokens": options.told("max_batch_tokens", limits.max_rows),
-            "enable_cache": options.told("enable_cache", is_kept),
+            **told_settings(options, dtype, limits),
             **sizes.why,
             "private_memory": f"{written(private_bytes())} of this process alone, the cache as far as it was touched",
             "products": parts.products,

@@ -61,8 +61,7 @@ class Sizes:
         pass_patches = max(min(PASS_PATCHES[kind], int(free * PASS_SHARE) // patch_bytes), medium_rows)
         why["encoder_memory"] = f"{written(pass_patches * patch_bytes)}, for {pass_patches} patches in one pass"
         why["medium_rows"] = f"{medium_rows} tokens of one picture or film"
-        is_kept = options.enable_cache is not False
-        feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if is_kept else 0
+        feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
         why["feature_cache_bytes"] = str(feature_bytes)
         batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]
         return cls(context, kv_bytes, batch_rows, medium_rows, pass_patches, feature_bytes, wanted.decoders or DECODERS, why)

@@ -25,10 +25,10 @@ from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS, Grammar
 from omnistage.models.common.requests import fitting
 from omnistage.models.common.revision import computed, revision
-from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized, limits_of
+from omnistage.models.common.thinker import MAX_SESSIONS, TEXT, EngineThinker, Tokenized, chosen_dtype, limits_of, told_settings
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.common.weights import Weights
-from omnistage.models.devices import dtype_of, hardware
+from omnistage.models.devices import hardware
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, Content, ModelInfo, Piece, PortSpec, TextRequest, Turn, Wanted
 from omnistage.models.options import LoadOptions
@@ -39,14 +39,12 @@ DEFAULT_SYSTEM = (
 """Used when a conversation has no system turn: the answer is to be heard, not read. Found by trying: a model of this size follows few
 words. With the marks around it these are the 32 tokens of a page, so the engine keeps it from one request to the next."""
 
-MAX_SESSIONS = 64
 KV_CACHE_BYTES = 512 << 20
 _CODE_REVISION = "6"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 _LANGUAGE = "model."
 _UNUSED = ("audio_tower.", "visual.")
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +96,9 @@ class SmolThinker(EngineThinker[Prepared]):
         engine; None: those for so many sessions. kv_bytes: size of the KV cache, at least one full context; memory is used as it is
         touched. kept_pages, poison: see `Engine`. settings: for the info. Raises LoadError, or ValueError for ill-shaped weights.
         """
-        dtype = dtype_of(device) if dtype == "auto" else dtype
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+        dtype, torch_dtype = chosen_dtype(dtype, device)
         torch.set_num_threads(threads)
-        decoder = read_decoder(directory, _DTYPES[dtype], torch.device(device))
+        decoder = read_decoder(directory, torch_dtype, torch.device(device))
         pages = kv_bytes // page_bytes(decoder.spec)
         if (least := pages_for(decoder.spec.context)) > pages:
             raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least * page_bytes(decoder.spec)}")
@@ -126,16 +122,8 @@ class SmolThinker(EngineThinker[Prepared]):
         assert folder is not None
         sessions = options.max_sessions or MAX_SESSIONS
         limits = limits_of(sessions, options.max_batch_size, options.max_batch_tokens)
-        dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
+        dtype, _ = chosen_dtype(options.dtype, options.device)
         kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
-        is_kept = options.enable_cache is not False
-        chosen = {
-            "dtype": dtype,
-            "max_batch_size": limits.max_sequences,
-            "max_batch_tokens": limits.max_rows,
-            "kv_cache_bytes": kv_bytes,
-            "enable_cache": is_kept,
-        }
         return cls.from_directory(
             folder,
             device=options.device,
@@ -144,8 +132,8 @@ class SmolThinker(EngineThinker[Prepared]):
             max_sessions=sessions,
             limits=limits,
             kv_bytes=kv_bytes,
-            kept_pages=None if is_kept else 0,
-            settings={name: options.told(name, value) for name, value in chosen.items()},
+            kept_pages=None if options.keeps_prompts else 0,
+            settings={**told_settings(options, dtype, limits), "kv_cache_bytes": options.told("kv_cache_bytes", kv_bytes)},
         )
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
