@@ -13,9 +13,17 @@ import pytest
 from hypothesis import settings
 
 from helpers.processes import MARK, Family
+from omnistage.models.devices import check_possible
+from omnistage.models.errors import LoadError
 
 # Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Before anything imports Triton, as Transformers does: where no GPU can be, its kernels are interpreted.
+try:
+    check_possible("cuda")
+except LoadError:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell that starts something in the background has it ignore Ctrl-C, and nohup the hang-up: all that a test starts would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
