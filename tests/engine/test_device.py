@@ -12,7 +12,7 @@ import torch
 
 from helpers.elsewhere import GPU, Device, on_the_device
 from helpers.tiny import TINY, tiny_weights
-from omnistage.engine.attention import SdpaAttention, chosen
+from omnistage.engine.attention import SdpaAttention, TritonAttention, chosen
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import KVCache
@@ -102,7 +102,7 @@ def test_an_answer_of_a_device_is_that_of_the_processor_and_no_step_waits_for_wh
     with torch.inference_mode(), entered(device):
         decoder = PackedDecoder(CONFIG, on_the_device(weights))
         assert decoder.products == "blocks of 64 rows" and decoder.spec.device == GPU
-        assert isinstance(chosen(decoder.spec).backend, SdpaAttention)
+        assert isinstance(chosen(decoder.spec).backend, TritonAttention if torch.cuda.is_available() else SdpaAttention)
         there, taps_there, logprobs_there = answers(decoder, device)
     assert there == items
     torch.testing.assert_close(logprobs_there, logprobs, atol=1e-4, rtol=1e-4)

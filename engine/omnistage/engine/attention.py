@@ -8,6 +8,8 @@ hold the next one is taken.
 * `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. Keys and values are copied out of
   their pages, one after the other into the same piece of memory, small enough to stay in the cache next to the core: main memory is read
   once. Masked pages behind the end of a run change nothing as long as the library makes its sums in one sweep.
+* `TritonAttention`, for accelerators: a kernel of our own, which reads pages where they are, in order. A row has always as many neighbours
+  in a product, so nothing about them can change its bits.
 * `SdpaAttention`, for accelerators: the same batches through PyTorch's own attention, which chooses its kernel.
 * `RowAttention`: each row by itself, over exactly its own length.
 """
@@ -18,6 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from subprocess import SubprocessError
 from typing import Protocol
 
 import torch
@@ -42,6 +46,12 @@ _SWEEPS: tuple[Mapping[torch.dtype, int], ...] = ({torch.float32: 12, torch.bflo
 """So many pages are summed in one sweep, with zeros behind it or not: MKL takes 384 places in float32 with AVX-512 and 192 with AVX2,
 oneDNN 1,024 in bfloat16. The first that holds is used."""
 
+_NEAR = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+"""Relative error, of what a head puts out, that rounding in a dtype does not reach."""
+
+_TOLD = 300
+"""Characters of an error that are told."""
+
 _LEAST_PRODUCT = 16**3
 """PyTorch gives a batched product of up to so many multiplications to another kernel than larger ones."""
 
@@ -55,6 +65,10 @@ class AttentionBackend(Protocol):
     @property
     def is_exact(self) -> bool:
         """Whether it claims that a row does not depend on its neighbours. One that claims nothing is used, and the settings say so."""
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What it raises where its kernels cannot be made. One that makes them on this machine is tried for its numbers, too."""
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         """Whether it can be used for these heads on this device."""
@@ -70,6 +84,7 @@ class PagedAttention:
     """
 
     is_exact = True
+    failures = ()
 
     def __init__(self, sweep: Mapping[torch.dtype, int] = _SWEEPS[0]) -> None:
         self._sweep = sweep
@@ -93,11 +108,32 @@ class PagedAttention:
         return self._scratch[:size].view(matrices, *like.shape[1:])
 
 
+class TritonAttention:
+    """Implements `AttentionBackend`. Triton comes with the builds of torch for accelerators; processors do without."""
+
+    name = "triton over pages"
+    is_exact = True
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        from omnistage.engine.paged_kernel import TritonError
+
+        # Of Triton and its assembler; of the C compiler that it calls, of what is loaded then, and of the folder where that is kept.
+        return TritonError, RuntimeError, SubprocessError, AssertionError, ImportError, OSError
+
+    def is_viable(self, spec: DecoderSpec) -> bool:
+        return spec.device.type == "cuda" and torch.cuda.is_available() and find_spec("triton") is not None
+
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+        return _Triton(cache, spec, plan)
+
+
 class SdpaAttention:
     """Implements `AttentionBackend`."""
 
     name = "sdpa over gathered pages"
     is_exact = False
+    failures = ()
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         return spec.device.type != "cpu"
@@ -111,6 +147,7 @@ class RowAttention:
 
     name = "row by row"
     is_exact = True
+    failures = ()
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         return True
@@ -121,6 +158,7 @@ class RowAttention:
 
 ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
     *(partial(PagedAttention, sweep) for sweep in _SWEEPS),
+    TritonAttention,
     SdpaAttention,
     RowAttention,
 )
@@ -244,6 +282,19 @@ def _padded(rows: torch.Tensor) -> torch.Tensor:
     return functional.pad(rows, (0, 0, 0, short)) if short > 0 else rows
 
 
+class _Triton(_Bound):
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+        super().__init__(cache, spec, plan)
+        from omnistage.engine import paged_kernel
+
+        self._attend = paged_kernel.attend
+        told, self._tiles = paged_kernel.tiles(plan.runs, self._group)
+        self._told = to_device(told, spec.device)
+
+    def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
+        self._attend(self._spec, queries.contiguous(), self._cache.layer(layer), self._told, self._tiles, result)
+
+
 class _Sdpa(_Bound):
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
         super().__init__(cache, spec, plan)
@@ -301,22 +352,39 @@ def chosen(spec: DecoderSpec) -> Choice:
         backend = make()
         if not backend.is_viable(spec):
             continue
-        if rows_are_independent(backend, spec):
+        fault = fault_of(backend, spec)
+        if not fault:
             return Choice(backend, f"{backend.name}: {refused}rows had equal bits in blocks, in batches and alone at load")
         if not backend.is_exact:
             return Choice(backend, f"{backend.name}: {refused}a row that is computed again may differ in its last bits")
-        refused += f"not {backend.name}: a row depended on its neighbours at load; "
+        refused += f"not {backend.name}: {fault} at load; "
     raise ValueError(f"no way to attend on {spec.device}: {refused}")
+
+
+def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
+    """What was found against a backend, or nothing."""
+    try:
+        if backend.failures and not numbers_agree(backend, spec):
+            return "its numbers were not those of sdpa in float32"
+        return "" if rows_are_independent(backend, spec) else "a row depended on its neighbours"
+    except backend.failures as error:
+        return f"it failed with {type(error).__name__} ({' '.join(str(error).split())[:_TOLD]})"
+
+
+def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
+    """Measure whether rows are what SDPA makes of the same numbers in float32, as near as their own dtype has them: those of whole pages
+    at several numbers of pages, and single ones among others."""
+    bench, exact = _Bench(backend, spec), _Bench(SdpaAttention(), spec, torch.float32)
+    return all(
+        bool(((mine.float() - other).norm(dim=-1) <= _NEAR[spec.dtype] * other.norm(dim=-1)).all())
+        for mine, other in zip(bench.rows(), exact.rows(), strict=True)
+    )
 
 
 def rows_are_independent(backend: AttentionBackend, spec: DecoderSpec) -> bool:
     """Measure whether rows have equal bits in runs of every length, and alone and among others, at several numbers of pages."""
     bench = _Bench(backend, spec)
-    # The kernel hangs on the sizes of a product: every count at few, small and large numbers of pages, few counts at the others.
-    every, few = range(1, PAGE_ROWS), (1, 5, PAGE_ROWS - 1)
-    return all(
-        bench.cuts_agree(pages, counts) for pages, counts in ((1, every), (3, every), (16, every), (2, few), (6, few), (40, few))
-    ) and (bench.company_agrees())
+    return all(bench.cuts_agree(pages, counts) for pages, counts in bench.CUTS) and bench.company_agrees()
 
 
 class _Bench:
@@ -325,19 +393,39 @@ class _Bench:
     LENGTHS = (1, 1, 2, 3, 3, 4, 5, 6, 7, 9, 11, 12, 13, 16, 17, 20, 24, 31, 32, 33, 40)
     """Pages that single rows see."""
 
-    def __init__(self, backend: AttentionBackend, spec: DecoderSpec) -> None:
+    CUTS: tuple[tuple[int, Sequence[int]], ...] = (
+        *((pages, range(1, PAGE_ROWS)) for pages in (1, 3, 16)),
+        *((pages, (1, 5, PAGE_ROWS - 1)) for pages in (2, 6, 40)),
+    )
+    """Pages that the rows of a run see, and how many rows of a whole page are tried alone. A library chooses its kernel by the sizes of a
+    product: every count at few, small and large numbers of pages, few counts at the others."""
+
+    WHOLE = (1, 2, 3, 40)
+    """Pages that rows of whole pages see when their numbers are tried."""
+
+    def __init__(self, backend: AttentionBackend, spec: DecoderSpec, dtype: torch.dtype | None = None) -> None:
+        """dtype: to compute in, with the numbers that `spec.dtype` holds."""
         self._backend = backend
-        self._spec = DecoderSpec(1, spec.query_heads, spec.kv_heads, spec.head_size, 1, spec.context, spec.dtype, device=spec.device)
+        self._spec = DecoderSpec(
+            1, spec.query_heads, spec.kv_heads, spec.head_size, 1, spec.context, dtype or spec.dtype, device=spec.device
+        )
         self._cache = KVCache(self._spec, max(self.LENGTHS) + len(self.LENGTHS))
         generator = torch.Generator().manual_seed(0)
-        self._cache.layer(0).copy_(torch.randn(self._cache.layer(0).shape, generator=generator))
-        self._queries = torch.randn(PAGE_ROWS, spec.query_heads, spec.head_size, generator=generator).to(spec.device, spec.dtype)
-        self._stored = torch.randn(PAGE_ROWS, 2 * spec.kv_heads, spec.head_size, generator=generator).to(spec.device, spec.dtype)
+        shapes = self._cache.layer(0).shape, (PAGE_ROWS, spec.query_heads, spec.head_size), (PAGE_ROWS, 2 * spec.kv_heads, spec.head_size)
+        held, *rows = (torch.randn(shape, generator=generator).to(spec.dtype) for shape in shapes)
+        self._cache.layer(0).copy_(held)
+        self._queries, self._stored = (values.to(spec.device, self._spec.dtype) for values in rows)
+
+    def rows(self) -> Iterator[torch.Tensor]:
+        """[rows, query_heads, head_size], of whole pages and of single rows."""
+        for pages in self.WHOLE:
+            yield self._whole(pages).view(-1, self._spec.query_heads, self._spec.head_size)
+        runs = self._singles()
+        yield self._attend(runs, range(len(runs))).view(-1, self._spec.query_heads, self._spec.head_size)
 
     def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
         """Whether the rows of a whole last page are those of its first `count` rows and of its last ones."""
-        start = (pages - 1) * PAGE_ROWS
-        whole = self._attend([PlannedRun(0, PAGE_ROWS, start, tuple(range(pages)))], range(PAGE_ROWS))
+        start, whole = (pages - 1) * PAGE_ROWS, self._whole(pages)
         for count in counts:
             for at in (0, PAGE_ROWS - count):
                 part = self._attend([PlannedRun(0, count, start + at, tuple(range(pages)))], range(at, at + count))
@@ -346,14 +434,22 @@ class _Bench:
         return True
 
     def company_agrees(self) -> bool:
-        """Whether single rows of several sequences are the same in one step and alone. They share all pages but their last ones."""
-        runs = [
-            PlannedRun(at, 1, (pages - 1) * PAGE_ROWS + at, (*range(pages - 1), max(self.LENGTHS) + at))
-            for at, pages in enumerate(self.LENGTHS)
-        ]
+        """Whether single rows of several sequences are the same in one step and alone."""
+        runs = self._singles()
         together = self._attend(runs, range(len(runs)))
         alone = [self._attend([PlannedRun(0, 1, run.start, run.pages)], range(at, at + 1)) for at, run in enumerate(runs)]
         return torch.equal(torch.cat(alone), together)
+
+    def _whole(self, pages: int) -> torch.Tensor:
+        """All rows of a last page."""
+        return self._attend([PlannedRun(0, PAGE_ROWS, (pages - 1) * PAGE_ROWS, tuple(range(pages)))], range(PAGE_ROWS))
+
+    def _singles(self) -> list[PlannedRun]:
+        """Single rows of several sequences, which share all pages but their last ones."""
+        return [
+            PlannedRun(at, 1, (pages - 1) * PAGE_ROWS + at, (*range(pages - 1), max(self.LENGTHS) + at))
+            for at, pages in enumerate(self.LENGTHS)
+        ]
 
     def _attend(self, runs: Sequence[PlannedRun], rows: range) -> torch.Tensor:
         where = slice(rows.start, rows.stop)
@@ -375,8 +471,8 @@ def attend(
     nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)
     plan = Plan(
         rows=StepRows(nothing, nothing),
-        pages=torch.tensor(pages, device=spec.device),
-        places=torch.tensor(slots, device=spec.device) % PAGE_ROWS,
+        pages=torch.tensor(pages, dtype=torch.int64, device=spec.device),
+        places=torch.tensor(slots, dtype=torch.int64, device=spec.device) % PAGE_ROWS,
         runs=tuple(runs),
         drawn=nothing,
     )

@@ -1,0 +1,119 @@
+"""A kernel of attention over paged keys and values, in Triton. Imported only where it is run: without Triton nothing here can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from triton.errors import TritonError
+
+from omnistage.engine.adapter import DecoderSpec
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.plan import PlannedRun
+
+__all__ = ["TritonError", "attend", "tiles"]
+
+TILE = 32
+"""Queries of a program, heads that share keys side by side. Always so many, or another kernel could give a row other bits: a row that
+decodes fills the group of its heads, and the largest run of a group of 7 reads its pages seven times, six of them out of the cache. With 64
+the matrix units of some GPUs take other instructions than with 32."""
+
+_FIELDS = 5
+"""Numbers of a tile: see `tiles`."""
+
+OPTIONS = {"num_warps": 4, "num_stages": 2}
+"""Of the compiler."""
+
+_LEAST_WIDTH = 16
+"""Of a product."""
+
+
+def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
+    """What the programs of one head read, and how many programs there are.
+
+    int32, of each tile: the first row of its run in the step, the rows of the run, the slot of the first, where the pages of the run are
+    told here, and the first query of the tile, counted in the run. Then the pages.
+    """
+    counts = [-(-run.count * group // TILE) for run in runs]
+    total = sum(counts)
+    table = total * _FIELDS
+    told: list[int] = []
+    pages: list[int] = []
+    for run, count in zip(runs, counts, strict=True):
+        for tile in range(count):
+            told += (run.first, run.count, run.start, table + len(pages), tile * TILE)
+        pages += run.pages
+    return torch.tensor(told + pages, dtype=torch.int32), total
+
+
+def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, told: torch.Tensor, total: int, result: torch.Tensor) -> None:
+    """Fill the rows of some runs. queries, result: [rows, query_heads, head_size], contiguous; pages: of one layer, as in `KVCache.layer`;
+    told, total: of `tiles`, on the device."""
+    if not total:
+        return
+    # Triton launches on the device of the thread, wherever the tensors are.
+    with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
+        _attend[(total, spec.kv_heads)](
+            queries,
+            pages,
+            told,
+            result,
+            GROUP=spec.query_heads // spec.kv_heads,
+            KV_HEADS=spec.kv_heads,
+            SIZE=spec.head_size,
+            WIDTH=max(_LEAST_WIDTH, triton.next_power_of_2(spec.head_size)),
+            PAGE=PAGE_ROWS,
+            TILE=TILE,
+            FIELDS=_FIELDS,
+            **OPTIONS,
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(
+    queries: tl.tensor,
+    pages: tl.tensor,
+    told: tl.tensor,
+    result: tl.tensor,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    FIELDS: tl.constexpr,
+) -> None:
+    """One tile of one run and the heads that share one head of keys: pages in order, with a soft max that is kept up as they come
+    (Milakov and Gimelshein, Online normalizer calculation for softmax). Only numbers of the run itself decide what is computed."""
+    tile, head = told + tl.program_id(0) * FIELDS, tl.program_id(1)
+    first, count, start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    table, begin = told + tl.load(tile + 3), tl.load(tile + 4)
+    asked = begin + tl.arange(0, TILE)
+    row, column, place = asked // GROUP, tl.arange(0, WIDTH), tl.arange(0, PAGE)
+    heads = (first + row).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + asked % GROUP
+    at = heads[:, None] * SIZE + column[None, :]
+    is_asked = (row < count)[:, None] & (column < SIZE)[None, :]
+    query = tl.load(queries + at, mask=is_asked, other=0.0)
+    most = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    sums = tl.zeros([TILE, WIDTH], tl.float32)
+    for number in range(start // PAGE + 1):
+        # 64 bits: a layer may have more than 2**31 numbers.
+        page = tl.load(table + number).to(tl.int64) * (2 * KV_HEADS)
+        slot = number * PAGE + place
+        # Nothing behind the run is read: whatever is left there, NaN too, has no part in any sum.
+        is_held = (slot < start + count)[:, None] & (column < SIZE)[None, :]
+        inside = place[:, None] * SIZE + column[None, :]
+        keys = tl.load(pages + (page + head) * (PAGE * SIZE) + inside, mask=is_held, other=0.0)
+        values = tl.load(pages + (page + KV_HEADS + head) * (PAGE * SIZE) + inside, mask=is_held, other=0.0)
+        # "ieee": else float32 would be cut to 10 bits. Slot 0 is seen by every query, so `most` is finite after the first page.
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        scores = tl.where(slot[None, :] <= (start + row)[:, None], scores, float("-inf"))
+        best = tl.maximum(most, tl.max(scores, 1))
+        kept, weights = tl.exp(most - best), tl.exp(scores - best[:, None])
+        total = total * kept + tl.sum(weights, 1)
+        sums = tl.dot(weights.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
+        most = best
+    tl.store(result + at, (sums / total[:, None]).to(result.dtype.element_ty), mask=is_asked)
