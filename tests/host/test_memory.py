@@ -81,3 +81,75 @@ def test_what_is_in_memory_is_held_in_huge_pages() -> None:
 
 def test_without_huge_pages_all_is_as_before() -> None:
     assert huge_pages("none") == (0, 0, 0)
+
+
+COLLECTION = """
+import gc
+import weakref
+from omnistage.host.memory import collect_from_now_on, put_off_collection
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+def is_collected(made):
+    for _ in range(200_000):
+        Cycle()  # the collector, where it works, is led to look by what is made
+    return made() is None
+
+put_off_collection()
+begun, kept = weakref.ref(Cycle()), Cycle()
+assert not is_collected(begun)
+collect_from_now_on()
+assert begun() is None, "what loading left behind"
+assert is_collected(weakref.ref(Cycle()))
+assert not any(each is kept for each in gc.get_objects()), "it is looked at again and again"
+"""
+
+SERVING = """
+import gc
+import os
+import runpy
+import signal
+import sys
+import threading
+
+ready, told = os.pipe()
+
+def look():
+    os.read(ready, 1 << 16)
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+sys.argv += ["--ready-fd", str(told)]
+threading.Thread(target=look).start()
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def test_the_collector_rests_until_all_is_loaded_and_then_looks_at_what_is_new() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTION], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["thinker", "talker", "code2wav", "diffusion"])
+def test_a_server_that_serves_has_its_collector(kind: str) -> None:
+    words = [sys.executable, "-c", SERVING, f"omnistage.{kind}", "--family", "toy"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+COMMAND = """
+import gc
+import sys
+from omnistage.cli.__main__ import main
+try:
+    main()
+finally:
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+"""
+
+
+def test_a_command_that_runs_has_its_collector() -> None:
+    done = subprocess.run([sys.executable, "-c", COMMAND, "pipelines"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("\nTrue True\n"), done.stderr

@@ -1,6 +1,7 @@
-"""How a server process has its memory: what the C library keeps, and in pages of which size the kernel holds it."""
+"""How a server process has its memory: what the C library keeps, how large the kernel's pages are, and what the collector looks at."""
 
 import ctypes
+import gc
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,26 @@ def tune_malloc() -> bool:
         return False
     settings = ((_M_MMAP_THRESHOLD, 32 * _MIB), (_M_TRIM_THRESHOLD, 128 * _MIB), (_M_TOP_PAD, 64 * _MIB))
     return all(library.mallopt(parameter, value) == 1 for parameter, value in settings)
+
+
+def put_off_collection() -> None:
+    """Let the garbage collector rest while a server imports and loads; call first, and `collect_from_now_on` when it is done.
+
+    Nearly all objects that are made meanwhile stay as long as the process. To walk through them again and again as they become more takes
+    a sixth of the time that a server needs to start.
+    """
+    gc.disable()
+
+
+def collect_from_now_on() -> None:
+    """Collect what loading left behind, and set the garbage collector to work, on what is made from now on only.
+
+    It looks at no object that was there before: a full collection in the middle of an answer would stop all threads for as long as it
+    takes to walk through everything that torch has imported, and so would the last one, at the end of the process.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def use_huge_pages() -> int:

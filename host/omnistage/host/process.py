@@ -30,7 +30,7 @@ from omnistage.host.errors import StartError
 from omnistage.host.event_loop import EventLoop
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.logs import drain_logs
-from omnistage.host.memory import use_huge_pages
+from omnistage.host.memory import collect_from_now_on, use_huge_pages
 from omnistage.host.metrics_page import serve_metrics
 from omnistage.host.settings import ServerSettings
 from omnistage.host.watchdog import Watchdog, Watched
@@ -159,6 +159,7 @@ async def _start(service: Service) -> None:
     held = await asyncio.to_thread(use_huge_pages)
     log.debug("memory.huge_pages", mib=held >> 20)
     await service.start()
+    collect_from_now_on()
 
 
 async def _last_tasks() -> None:

@@ -1,8 +1,9 @@
 """`python -m omnistage.router`: the router."""
 
-from omnistage.host.memory import tune_malloc
+from omnistage.host.memory import put_off_collection, tune_malloc
 
 tune_malloc()  # Before grpc is imported: it pays for large messages.
+put_off_collection()
 
 import sys  # noqa: E402
 
