@@ -106,6 +106,15 @@ def test_every_file_that_an_answer_may_depend_on_counts(files: Path, name: str) 
     assert len({before, with_it, named(files)}) == 3
 
 
+def test_a_single_number_is_a_result_too(files: Path) -> None:
+    one, two, listed = (named_by(files, torch.tensor(result)) for result in (1, 2, [1]))
+    assert len({one, two, listed}) == 3
+
+
+def named_by(directory: Path, result: torch.Tensor) -> str:
+    return revision(directory, "1", dtype="float32", device="cpu", threads=1, results=(result,))
+
+
 def test_bits_and_shape_of_a_result_count(files: Path) -> None:
     def of(*results: torch.Tensor) -> str:
         return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)

@@ -46,7 +46,7 @@ def revision(
             digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
     for result in results:
-        array = result.cpu().contiguous().view(torch.uint8).numpy() if isinstance(result, torch.Tensor) else result
+        array = result.cpu().contiguous().flatten().view(torch.uint8).numpy() if isinstance(result, torch.Tensor) else result
         digest.update(f" {result.dtype} {tuple(result.shape)} ".encode() + array.tobytes())
     return digest.hexdigest()[:DIGITS]
 
