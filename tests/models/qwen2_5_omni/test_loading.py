@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,24 @@ from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.memory import free_bytes, private_bytes, written
 from omnistage.models.errors import LoadError
+from omnistage.models.media.asks import PictureAsk
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
+from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
-from omnistage.models.qwen2_5_omni.sizes import DECODERS, LEAST_CONTEXT, MEDIUM_ROWS, PASS_PATCHES, Sizes
+from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, Asks, Medium
+from omnistage.models.qwen2_5_omni.processor import read_pictures
+from omnistage.models.qwen2_5_omni.sizes import (
+    DECODERS,
+    LEAST_CONTEXT,
+    LEAST_MEDIUM_ROWS,
+    MEDIUM_ROWS,
+    PASS_FRAMES,
+    PASS_PATCHES,
+    PASS_SHARE,
+    Sizes,
+    _frame_bytes,
+    _patch_bytes,
+)
 from omnistage.models.registry import recognise
 from omnistage.models.smol.thinker import SmolThinker
 
@@ -155,7 +170,7 @@ def test_what_is_free_decides(config: ThinkerConfig) -> None:
     assert tight.context == 4096 < config.text.context and tight.kv_bytes < 8192 * ROW_BYTES
     assert f"{tight.context} of the {config.text.context}" in tight.why["context"]
     assert large.feature_bytes == 2 * GIB > small.feature_bytes > tight.feature_bytes > 0
-    assert large.pass_patches == PASS_PATCHES["cpu"] > tight.pass_patches >= tight.medium_rows
+    assert large.pass_patches == PASS_PATCHES["cpu"] > tight.pass_patches and tight.medium_rows == 512
     assert large.medium_rows == MEDIUM_ROWS["cpu"]
     assert large.decoders == DECODERS
     with pytest.raises(LoadError, match=f"{LEAST_CONTEXT} are the least; free some memory"):
@@ -171,6 +186,31 @@ def test_replicas_with_about_as_much_memory_have_the_same_context(config: Thinke
     assert sizes(config, GIB, family={"context": 500}).context == 500
     with pytest.raises(LoadError, match="room for 480 tokens of one conversation, 500 are the least"):
         sizes(config, int(490 * ROW_BYTES / 0.4), family={"context": 500})
+
+
+PUBLISHED_EYES = VisionConfig(32, 1280, 3420, 16, 14, 2, 2, 112, frozenset({7, 15, 23, 31}), 2048)
+PUBLISHED_EARS = AudioConfig(32, 1280, 5120, 20, 128, 100, 1500, 2048)
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig, omni_checkpoint: Path, is_published: bool) -> None:
+    """The largest picture that there may be is one piece: it is counted in the same unit, and so are some chunks of sound."""
+    if is_published:
+        config = replace(config, vision=PUBLISHED_EYES, audio=PUBLISHED_EARS)
+    pictures = read_pictures(omni_checkpoint, config)
+    for free in (GIB // 8, GIB, 3 * GIB, 8 * GIB, 64 * GIB):
+        chosen = sizes(config, free)
+        ask = Asks(config, pictures, 16_000, chosen.medium_rows).of(Medium("image", b""))
+        assert isinstance(ask, PictureAsk)
+        assert ask.max_pixels // config.vision.patch_size**2 <= chosen.pass_patches <= PASS_PATCHES["cpu"]
+        assert SOUND_CHUNKS * config.audio.chunk <= chosen.pass_frames <= PASS_FRAMES["cpu"]
+        patch, frame = _patch_bytes(config.vision), _frame_bytes(config.audio)
+        largest = max(chosen.pass_patches * patch, chosen.pass_frames * frame)
+        assert chosen.why["encoder_memory"].startswith(f"{written(largest)}, for {chosen.pass_patches} patches")
+        least = max(LEAST_MEDIUM_ROWS * config.vision.unit * patch, SOUND_CHUNKS * config.audio.chunk * frame)
+        assert largest <= max(int(free * PASS_SHARE), least)
+    asked = sizes(config, GIB, family={"medium_rows": 4000})
+    assert asked.medium_rows == 4000 and asked.pass_patches == 4 * 4000, "whoever asks for more gets it, and is told what it takes"
 
 
 def test_what_is_asked_for_is_taken(config: ThinkerConfig) -> None:

@@ -37,12 +37,12 @@ class _Medium(Generic[Piece]):
 
 
 class EncoderQueue(Generic[Piece]):
-    """encode: runs on the worker's thread. size: of a piece, in rows. most_rows: of a pass that has more than one piece. together: pieces
-    may share a pass, because that was found to change no bit."""
+    """encode: runs on the worker's thread. size: of a piece, in whatever its memory grows with: patches, frames of a spectrogram.
+    most_size: of a pass that has more than one piece. together: pieces may share a pass, because that was found to change no bit."""
 
-    def __init__(self, worker: Worker, encode: Pass[Piece], size: Callable[[Piece], int], *, most_rows: int, together: bool) -> None:
+    def __init__(self, worker: Worker, encode: Pass[Piece], size: Callable[[Piece], int], *, most_size: int, together: bool) -> None:
         self.worker, self._encode, self._size = worker, encode, size
-        self._most_rows, self._together = most_rows, together
+        self._most_size, self._together = most_size, together
         self._waiting: deque[_Medium[Piece]] = deque()
         self._running: asyncio.Task[None] | None = None
 
@@ -68,17 +68,17 @@ class EncoderQueue(Generic[Piece]):
     def _take(self) -> list[tuple[_Medium[Piece], Piece]]:
         """The pieces of the next pass: one of each medium in turn, as long as there is room."""
         taken = list[tuple[_Medium[Piece], Piece]]()
-        rows = 0
+        taken_size = 0
         while self._waiting:
             medium = self._waiting[0]
             if medium.unwanted or not medium.pieces:
                 self._waiting.popleft()
                 continue
             size = self._size(medium.pieces[0])
-            if taken and (rows + size > self._most_rows or not self._together):
+            if taken and (taken_size + size > self._most_size or not self._together):
                 break
             taken.append((medium, medium.pieces.popleft()))
-            rows += size
+            taken_size += size
             self._waiting.rotate(-1)
         return taken
 

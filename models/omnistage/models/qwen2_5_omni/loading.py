@@ -98,8 +98,8 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         MediaDecoder(processes=sizes.decoders),
         Asks(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows),
         spectrograms,
-        picture_queue(encoders, parts.vision, pictures.colours, most_rows=sizes.pass_patches, together=together),
-        sound_queue(encoders, parts.audio, most_rows=sizes.pass_patches, together=together),
+        picture_queue(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
+        sound_queue(encoders, parts.audio, most_frames=sizes.pass_frames, together=together),
         FeatureCache(sizes.feature_bytes),
         info.revision.encode(),
     )

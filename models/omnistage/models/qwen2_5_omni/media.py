@@ -170,16 +170,16 @@ def _check_room(extent: Extent, config: ThinkerConfig, most_rows: int) -> None:
 
 
 def picture_queue(
-    worker: Worker, encoder: VisionEncoder, colours: Normalization, *, most_rows: int, together: bool
+    worker: Worker, encoder: VisionEncoder, colours: Normalization, *, most_patches: int, together: bool
 ) -> EncoderQueue[Pixels]:
-    """A piece is the frames of one patch."""
+    """A piece is the frames of one patch, a whole picture. most_patches: of a pass that has more than one."""
     encode, config = picture_pass(encoder, colours), encoder.config
-    return EncoderQueue(worker, encode, lambda pixels: grid_of(pixels, config).patches, most_rows=most_rows, together=together)
+    return EncoderQueue(worker, encode, lambda pixels: grid_of(pixels, config).patches, most_size=most_patches, together=together)
 
 
-def sound_queue(worker: Worker, encoder: AudioEncoder, *, most_rows: int, together: bool) -> EncoderQueue[torch.Tensor]:
-    """A piece is some chunks of a spectrogram."""
-    return EncoderQueue(worker, sound_pass(encoder), len, most_rows=most_rows, together=together)
+def sound_queue(worker: Worker, encoder: AudioEncoder, *, most_frames: int, together: bool) -> EncoderQueue[torch.Tensor]:
+    """A piece is some chunks of a spectrogram. most_frames: of a pass that has more than one."""
+    return EncoderQueue(worker, sound_pass(encoder), len, most_size=most_frames, together=together)
 
 
 def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Sequence[Pixels], Callable[[], None]], list[torch.Tensor]]:

@@ -9,7 +9,8 @@ from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.models.common.memory import written
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.config import ThinkerConfig
+from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig
+from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS
 from omnistage.models.qwen2_5_omni.options import OmniOptions
 
 KV_SHARE = {"cpu": 0.4, "cuda": 0.8}
@@ -25,7 +26,11 @@ USUAL_ROWS = 4096
 MEDIUM_ROWS = {"cpu": 2048, "cuda": 16384}
 """Tokens of one picture or film: attention over the patches of one picture costs their number squared, which a CPU has no time for."""
 
+LEAST_MEDIUM_ROWS = 64
 PASS_PATCHES = {"cpu": 8192, "cuda": 65536}
+PASS_FRAMES = {"cpu": 8192, "cuda": 65536}
+"""Frames of the spectrogram of a sound, a hundred a second."""
+
 MAX_FEATURE_BYTES = 2 << 30
 BATCH_ROWS = {"cpu": 512, "cuda": 2048}
 LEAST_CONTEXT = 1024
@@ -36,14 +41,15 @@ DECODERS = 2
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """context: tokens of a conversation with its answer. kv_bytes: of keys and values. batch_rows: of a step. medium_rows: tokens of one
-    picture or film at most. pass_patches: of a pass of an encoder. feature_bytes: of features that are kept. decoders: processes. why: in
-    words, by name of the setting."""
+    picture or film at most. pass_patches, pass_frames: of a pass of the encoder of pictures and of sound. feature_bytes: of features that
+    are kept. decoders: processes. why: in words, by name of the setting."""
 
     context: int
     kv_bytes: int
     batch_rows: int
     medium_rows: int
     pass_patches: int
+    pass_frames: int
     feature_bytes: int
     decoders: int
     why: dict[str, str]
@@ -56,15 +62,19 @@ class Sizes:
         context, kv_bytes = _cache(config, wanted, options, sessions, row_bytes, int(free * KV_SHARE[kind]))
         why["kv_cache_bytes"] = f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions"
         why["context"] = f"{context} of the {config.text.context} that the model was made for"
-        patch_bytes = 4 * (3 * config.vision.patch_values + 12 * config.vision.hidden_size + 4 * config.vision.ffn_size)
-        medium_rows = min(wanted.medium_rows or MEDIUM_ROWS[kind], context)
-        pass_patches = max(min(PASS_PATCHES[kind], int(free * PASS_SHARE) // patch_bytes), medium_rows)
-        why["encoder_memory"] = f"{written(pass_patches * patch_bytes)}, for {pass_patches} patches in one pass"
+        patch, frame, room = _patch_bytes(config.vision), _frame_bytes(config.audio), int(free * PASS_SHARE)
+        medium_rows = min(wanted.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), context)
+        # A picture is a piece, and so are some chunks of sound: a pass takes one of them at least.
+        pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
+        pass_frames = max(min(PASS_FRAMES[kind], room // frame), SOUND_CHUNKS * config.audio.chunk)
+        memory = written(max(pass_patches * patch, pass_frames * frame))
+        why["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
         why["medium_rows"] = f"{medium_rows} tokens of one picture or film"
         feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
         why["feature_cache_bytes"] = str(feature_bytes)
         batch_rows = options.max_batch_tokens or BATCH_ROWS[kind]
-        return cls(context, kv_bytes, batch_rows, medium_rows, pass_patches, feature_bytes, wanted.decoders or DECODERS, why)
+        decoders = wanted.decoders or DECODERS
+        return cls(context, kv_bytes, batch_rows, medium_rows, pass_patches, pass_frames, feature_bytes, decoders, why)
 
 
 def _cache(config: ThinkerConfig, wanted: OmniOptions, options: LoadOptions, sessions: int, row_bytes: int, most: int) -> tuple[int, int]:
@@ -88,4 +98,24 @@ def _cache(config: ThinkerConfig, wanted: OmniOptions, options: LoadOptions, ses
             f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(whole, LEAST_CONTEXT)} are the least; "
             f"{'give more' if given else 'free some memory'}"
         )
-    return 1 << rows.bit_length() - 1, room
+    return _power_of_two(rows), room
+
+
+def _medium_rows(most: int, room: int) -> int:
+    """Tokens of one medium. room: that a pass of the encoder has memory for; a power of two for the reason of a context."""
+    return most if room >= most else max(_power_of_two(room), LEAST_MEDIUM_ROWS)
+
+
+def _power_of_two(most: int) -> int:
+    """The largest that is not above `most`; 0: there is none."""
+    return 1 << most.bit_length() >> 1
+
+
+def _patch_bytes(config: VisionConfig) -> int:
+    """Of a patch in a pass, roughly: its values, and what a layer has of it at once, in float32."""
+    return 4 * (3 * config.patch_values + 12 * config.hidden_size + 4 * config.ffn_size)
+
+
+def _frame_bytes(config: AudioConfig) -> int:
+    """Of a frame of a spectrogram in a pass, as _patch_bytes: two become one behind the convolutions."""
+    return 4 * (4 * config.mel_bins + 4 * config.hidden_size + (12 * config.hidden_size + 4 * config.ffn_size) // 2)
