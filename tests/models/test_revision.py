@@ -16,6 +16,10 @@ import torch
 
 from helpers import lengths
 from helpers.instructions import OLDER_PROCESSORS, PLAIN_KERNELS
+from helpers.tiny import tiny_decoder
+from omnistage.engine import results as engine_results
+from omnistage.engine.attention import RowAttention
+from omnistage.engine.results import fixed_results
 from omnistage.models.common.revision import computed, revision
 
 OTHER_MACHINES = (*OLDER_PROCESSORS[:1], PLAIN_KERNELS, *OLDER_PROCESSORS[1:])
@@ -122,6 +126,20 @@ def test_bits_and_shape_of_a_result_count(files: Path) -> None:
     ones = torch.ones(2, 2, dtype=torch.bfloat16)
     assert len({of(ones), of(ones.view(4)), of(ones.float()), of(ones, ones), of(ones[:1], ones[1:]), of(-0.0 * ones), of(0.0 * ones)}) == 7
     assert of(ones.t()) == of(ones)
+
+
+def test_the_number_of_the_engine_counts(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the first of the results that the engine gives."""
+
+    def of_the_engine() -> str:
+        decoder = tiny_decoder()
+        results = fixed_results(decoder, decoder.logits, RowAttention())
+        return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)
+
+    before = of_the_engine()
+    assert of_the_engine() == before
+    monkeypatch.setattr(engine_results, "REVISION", engine_results.REVISION + 1)
+    assert of_the_engine() != before
 
 
 def test_a_result_is_computed_with_the_threads_of_the_worker() -> None:

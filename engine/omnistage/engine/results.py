@@ -29,7 +29,7 @@ def fixed_results(decoder: Decoder, logits: Callable[[torch.Tensor], torch.Tenso
     cache = KVCache(decoder.spec, pages_for(FIXED_ROWS + 1))
     cache.follow(range(pages_for(FIXED_ROWS + 1)), ())
     starts = [*range(0, FIXED_ROWS, PAGE_ROWS), FIXED_ROWS]
-    results = [torch.tensor(REVISION)]
+    results = [torch.tensor([REVISION])]
     with torch.inference_mode():
         for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
             plan = _plan(decoder.spec, start, end - start)
