@@ -26,9 +26,8 @@ LENGTH = 12
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(
-        tmp_path_factory.mktemp("uploads"), pipeline="toy-omni", family="toy-omni", options={"films": True, "interval_s": 0.01}
-    ) as running:
+    seeing = {"thinker": {"films": True, "interval_s": 0.01}}
+    with stack(tmp_path_factory.mktemp("uploads"), pipeline="toy-omni", family="toy-omni", options_of=seeing) as running:
         yield running
 
 

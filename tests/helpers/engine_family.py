@@ -27,14 +27,15 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.toy import formulas
 from omnistage.models.toy.omni import OmniOptions
 
+OPTIONS = "omnistage.models.toy.omni:OmniOptions"
+
 FAMILY = Family(
     models={
-        "thinker": ModelEntry("helpers.engine_family:SlowThinker"),
-        "talker": ModelEntry("helpers.engine_family:StarvingTalker"),
-        "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav"),
+        "thinker": ModelEntry("helpers.engine_family:SlowThinker", options=OPTIONS),
+        "talker": ModelEntry("helpers.engine_family:StarvingTalker", options=OPTIONS),
+        "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav", options=OPTIONS),
     },
     needs=("torch",),
-    options="omnistage.models.toy.omni:OmniOptions",
 )
 
 PROMPT = PortSpec("prompt", Content.TENSOR, width=TAPS)

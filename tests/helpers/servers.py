@@ -183,14 +183,17 @@ def stack(
     pipeline: str = "toy",
     family: str = "toy",
     options: Mapping[str, object] | None = None,
+    options_of: Mapping[str, Mapping[str, object]] | None = None,
     stage_args: Sequence[str] = (),
     router_args: Sequence[str] | None = (),
 ) -> Iterator[Stack]:
-    """Stage processes, started in parallel, and a router in front of them. router_args: None for no router. Raises NotReady."""
+    """Stage processes, started in parallel, and a router in front of them. options_of: further options of a kind. router_args: None for no
+    router. Raises NotReady."""
     running = Stack()
     try:
         for kind in kinds:
-            flags = [*stage_flags(options, family), "--address", take_address(), *stage_args]
+            own = {**(options or {}), **(options_of or {}).get(kind, {})}
+            flags = [*stage_flags(own, family), "--address", take_address(), *stage_args]
             running.stages[kind] = ServerProcess(f"omnistage.{kind}", *flags, log_folder=log_folder)
         for server in running.stages.values():
             server.wait_ready()

@@ -19,7 +19,7 @@ from helpers.speech import pieces
 from omnistage.models import registry
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.errors import LoadError
-from omnistage.models.family import Family, Loader, Mark, ModelEntry
+from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import SpeechRequest, TalkerModel
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import FAMILIES, UnknownCheckpoint, UnknownFamily, families, has_default, load, missing_packages, recognise
@@ -111,8 +111,17 @@ def test_every_entry_names_classes_that_are_there() -> None:
     for family in FAMILIES.values():
         for entry in family.models.values():
             assert callable(cast(type[Loader], registry._named(entry.loader)).loaded)
-        for name in filter(None, (family.options, family.default)):
-            assert callable(registry._named(name))
+            if entry.options:
+                assert callable(cast(type[OptionsReader], registry._named(entry.options)).from_settings)
+        if family.default:
+            assert callable(registry._named(family.default))
+
+
+@pytest.mark.parametrize("kind", ["talker", "code2wav"])
+def test_an_option_of_another_kind_is_refused(kind: str) -> None:
+    registry.check("toy-omni", "thinker", LoadOptions(family={"microphone": True, "length": 3}))
+    with pytest.raises(LoadError, match=r"unknown options \['microphone'\] of the talker and the code2wav of toy-omni; known are \["):
+        registry.check("toy-omni", kind, LoadOptions(family={"microphone": True, "length": 3}))
 
 
 def test_what_the_table_tells_of_a_family() -> None:

@@ -17,7 +17,7 @@ from helpers.waiting import turning
 from omnistage.models.interface import FinishReason, Media, Piece, Rows, SpeechRequest, TextPiece, TextRequest, Turn, no_inputs
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
-from omnistage.models.toy.omni import OmniOptions, OmniTalker, OmniThinker
+from omnistage.models.toy.omni import OmniOptions, OmniTalker, OmniThinker, OmniThinkerOptions
 
 LOOK = TextRequest(
     (
@@ -55,7 +55,7 @@ def test_places_are_worked_out_by_hand() -> None:
 
 
 async def test_others_run_while_it_reads_a_long_text() -> None:
-    model = OmniThinker(OmniOptions())
+    model = OmniThinker(OmniThinkerOptions())
     prepared = await model.prepare(TextRequest((Turn("user", ("a" * (1 << 20),)),), seed=1))
     async with turning() as turns, aclosing(model.generate(prepared, no_inputs(), ALL)) as pieces:
         await anext(pieces)
@@ -65,7 +65,7 @@ async def test_others_run_while_it_reads_a_long_text() -> None:
 async def test_it_says_the_formula_of_what_it_sees_and_hears() -> None:
     rows: dict[str, list[NDArray[np.generic]]] = {"prompt": [], "places": [], "hidden": []}
     text, order = "", []
-    async for piece in said(OmniThinker(OmniOptions()), LOOK, ALL):
+    async for piece in said(OmniThinker(OmniThinkerOptions()), LOOK, ALL):
         if isinstance(piece, TextPiece):
             text += piece.text
             order.append("text")
@@ -83,7 +83,7 @@ async def test_it_says_the_formula_of_what_it_sees_and_hears() -> None:
 
 async def test_rows_of_the_prompt_alone_take_no_token() -> None:
     """A token would take an hour."""
-    pieces = [piece async for piece in said(OmniThinker(OmniOptions(interval_s=3600)), LOOK, {"prompt": 0, "places": 0})]
+    pieces = [piece async for piece in said(OmniThinker(OmniThinkerOptions(interval_s=3600)), LOOK, {"prompt": 0, "places": 0})]
     assert {piece.port for piece in pieces if isinstance(piece, Rows) and piece.last} == {"prompt", "places"}
 
 
@@ -97,12 +97,12 @@ async def test_a_pixel_and_its_place_count() -> None:
 
 
 async def tokens(request: TextRequest) -> list[int]:
-    pieces = said(OmniThinker(OmniOptions()), request, {"text": 0})
+    pieces = said(OmniThinker(OmniThinkerOptions()), request, {"text": 0})
     return [token async for piece in pieces if isinstance(piece, TextPiece) for token in piece.token_ids]
 
 
 async def test_the_row_of_a_token_comes_a_step_after_the_token() -> None:
-    given = said(OmniThinker(OmniOptions(max_chunk=1)), LOOK, {"text": 0, "hidden": 0})
+    given = said(OmniThinker(OmniThinkerOptions(max_chunk=1)), LOOK, {"text": 0, "hidden": 0})
     first, second, third = [await anext(given) for _ in range(3)]
     await given.aclose()
     assert isinstance(first, TextPiece) and isinstance(second, TextPiece) and isinstance(third, Rows) and len(third.rows) == 1

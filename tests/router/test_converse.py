@@ -45,7 +45,8 @@ async def house(
         for kind in CHAIN:
             for _ in range(thinkers if kind == "thinker" else 1):
                 own = await everything.enter_async_context(AsyncExitStack())
-                given = {"length": LENGTH, "microphone": True, "films": True, **options}
+                media = {"microphone": True, "films": True} if kind == "thinker" else {}
+                given = {"length": LENGTH, **media, **options}
                 local = await own.enter_async_context(local_stage(family_logic("toy-omni", kind, given)))
                 addresses.append((kind, local.address))
                 if kind == "thinker":

@@ -12,7 +12,7 @@ from helpers.servers import family_logic
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models.interface import Constraint, DrawRequest, Media, Streamed, TextRequest, Turn
 from omnistage.models.toy.film import FilmMaker, FilmOptions, Scene
-from omnistage.models.toy.omni import OmniOptions, OmniThinker, Prepared
+from omnistage.models.toy.omni import OmniThinker, OmniThinkerOptions, Prepared
 from omnistage.stage.logic import Start
 from omnistage.thinker.stage import MAX_CONSTRAINT_CHARACTERS, ThinkerStage
 from omnistage.v1 import stage_pb2
@@ -52,7 +52,7 @@ def media(data: bytes, media_type: str = "image/png", *, use_audio: bool = False
 
 
 async def asked(*messages: stage_pb2.Message, **fields: object) -> TextRequest:
-    model = Listening(OmniOptions())
+    model = Listening(OmniThinkerOptions())
     request = stage_pb2.Open(params=params("thinker", "", messages=messages, **fields), seed=3, client="somebody", scope="some key")
     await ThinkerStage(model).prepare(request, Start())
     return model.asked

@@ -25,7 +25,8 @@ LENGTH = 12
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("media"), pipeline="toy-omni", family="toy-omni", options={"films": True}) as running:
+    films = {"thinker": {"films": True}}
+    with stack(tmp_path_factory.mktemp("media"), pipeline="toy-omni", family="toy-omni", options_of=films) as running:
         yield running
 
 

@@ -21,11 +21,11 @@ class Loader(Protocol):
 
 
 class OptionsReader(Protocol):
-    """What the class that Family.options names has."""
+    """What the class that ModelEntry.options names has."""
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> object:
-        """The options of a family. Raises LoadError for one that it does not have, or that is of another type."""
+        """The options of a model. Raises LoadError for one that it does not have, or that is of another type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class ModelEntry:
 
     loader: "module:Class" of a Loader, imported when the model is loaded. devices, dtypes: what it computes on and in; auto is always one.
     uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives them expects something of them.
+    options: "module:Class" of an OptionsReader that needs no torch, for what only this model can be told; empty: it has no options.
     folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
     says that it is.
     """
@@ -42,6 +43,7 @@ class ModelEntry:
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)
     uses: tuple[str, ...] = ()
+    options: str = ""
     folder: str = ""
     files: tuple[str, ...] = ()
     model_type: str = ""
@@ -58,14 +60,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """models: by kind. needs: packages without which no model of it can be loaded, in the extra `models`. options: "module:Class" of an
-    OptionsReader that needs no torch; empty: the family has no options. default: "module:function" that gives the folder of the default
-    checkpoint and fetches it first if it must, as `fetch_default` of the registry says; empty: there is none. marks: a checkpoint with all
-    of one of these sets of marks is one of the family; none: the models have no files.
+    """models: by kind. needs: packages without which no model of it can be loaded, in the extra `models`. default: "module:function"
+    that gives the folder of the default checkpoint and fetches it first if it must, as `fetch_default` of the registry says; empty: there
+    is none. marks: a checkpoint with all of one of these sets of marks is one of the family; none: the models have no files.
     """
 
     models: Mapping[str, ModelEntry]
     needs: tuple[str, ...] = ()
-    options: str = ""
     default: str = ""
     marks: tuple[tuple[Mark, ...], ...] = field(default=())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, check_files, json_object, read_config
 from omnistage.models.common.fetch import Progress
@@ -35,27 +35,27 @@ ADVICE: Mapping[str, str] = {
 
 CONVERTED = ("config.json", WEIGHTS)
 
+_TOY = "omnistage.models.toy.stages:ToyOptions"
+"""Of every kind alike, so that a whole chain can be told one thing."""
+
 FAMILIES: Mapping[str, Family] = {
     "toy": Family(
         models={
-            "thinker": ModelEntry("omnistage.models.toy.stages:ToyThinker"),
-            "talker": ModelEntry("omnistage.models.toy.stages:ToyTalker"),
-            "code2wav": ModelEntry("omnistage.models.toy.stages:ToyCode2Wav"),
-            "diffusion": ModelEntry("omnistage.models.toy.stages:ToyDiffusion"),
+            "thinker": ModelEntry("omnistage.models.toy.stages:ToyThinker", options=_TOY),
+            "talker": ModelEntry("omnistage.models.toy.stages:ToyTalker", options=_TOY),
+            "code2wav": ModelEntry("omnistage.models.toy.stages:ToyCode2Wav", options=_TOY),
+            "diffusion": ModelEntry("omnistage.models.toy.stages:ToyDiffusion", options=_TOY),
         },
-        options="omnistage.models.toy.stages:ToyOptions",
     ),
     "toy-omni": Family(
         models={
-            "thinker": ModelEntry("omnistage.models.toy.omni:OmniThinker"),
-            "talker": ModelEntry("omnistage.models.toy.omni:OmniTalker"),
-            "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav"),
+            "thinker": ModelEntry("omnistage.models.toy.omni:OmniThinker", options="omnistage.models.toy.omni:OmniThinkerOptions"),
+            "talker": ModelEntry("omnistage.models.toy.omni:OmniTalker", options="omnistage.models.toy.omni:OmniOptions"),
+            "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav", options="omnistage.models.toy.omni:OmniOptions"),
         },
-        options="omnistage.models.toy.omni:OmniOptions",
     ),
     "toy-film": Family(
-        models={"diffusion": ModelEntry("omnistage.models.toy.film:FilmMaker")},
-        options="omnistage.models.toy.film:FilmOptions",
+        models={"diffusion": ModelEntry("omnistage.models.toy.film:FilmMaker", options="omnistage.models.toy.film:FilmOptions")},
     ),
     "smol": Family(
         models={
@@ -97,11 +97,11 @@ FAMILIES: Mapping[str, Family] = {
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
                 uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache", GPU_MEMORY),
+                options="omnistage.models.qwen2_5_omni.options:ThinkerOptions",
                 files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
                 model_type="qwen2_5_omni",
             ),
         },
-        options="omnistage.models.qwen2_5_omni.options:OmniOptions",
         needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soundfile", "soxr"),
         marks=((Mark("config.json", "model_type", ("qwen2_5_omni",)),),),
     ),
@@ -191,7 +191,10 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
             why = ADVICE.get(setting, "has no use for it; leave it out")
             raise LoadError(f"{setting} {shown(getattr(options, setting))}: the {kind} of {family} {why}")
     check_possible(options.device)
-    _check_options(family, options.family)
+    if entry.options:
+        cast(type[OptionsReader], _named(entry.options)).from_settings(dict(options.family))
+    elif options.family:
+        raise LoadError(f"the {kind} of {family} has no options, {sorted(options.family)} are given")
     if options.path is None:
         if entry.files and not has_default(family):
             raise LoadError(f"{family} has no checkpoint of its own: give the folder of one")
@@ -285,13 +288,6 @@ def _look(path: Path) -> str:
             values = json_object(path / name)
             said += [f"{name} has {key} {values[key]!r}" for key in keys if key in values] or [f"{name} does not say what it is of"]
     return ", ".join(said) or "it has neither config.json nor model_index.json"
-
-
-def _check_options(family: str, options: Mapping[str, Any]) -> None:
-    if reader := _known(family).options:
-        cast(type[OptionsReader], _named(reader)).from_settings(dict(options))
-    elif options:
-        raise LoadError(f"{family} has no options, {sorted(options)} are given")
 
 
 def _known(name: str) -> Family:

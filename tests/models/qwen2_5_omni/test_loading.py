@@ -142,9 +142,9 @@ def test_a_dtype_that_no_thinker_computes_in_is_told(omni_checkpoint: Path, defa
 
 
 def test_options_that_cannot_be_are_told(omni_checkpoint: Path) -> None:
-    assert "unknown options ['speed'] of qwen2_5_omni" in refused(omni_checkpoint, family={"speed": 1})
-    assert "option context of qwen2_5_omni is -1" in refused(omni_checkpoint, family={"context": -1})
-    assert "option decoders of qwen2_5_omni is 'two'" in refused(omni_checkpoint, family={"decoders": "two"})
+    assert "unknown options ['speed'] of the thinker of qwen2_5_omni" in refused(omni_checkpoint, family={"speed": 1})
+    assert "option context of the thinker of qwen2_5_omni is -1" in refused(omni_checkpoint, family={"context": -1})
+    assert "option decoders of the thinker of qwen2_5_omni is 'two'" in refused(omni_checkpoint, family={"decoders": "two"})
     assert "room for" in refused(omni_checkpoint, kv_cache_bytes=1000)
     assert "give more, or a smaller context" in refused(omni_checkpoint, kv_cache_bytes=1 << 20, family={"context": 32768})
 

@@ -1,4 +1,4 @@
-"""The options that only this family has."""
+"""The options that only models of this family have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omnistage.models.options import checked_options
 
 
 @dataclass(frozen=True, slots=True)
-class OmniOptions:
+class ThinkerOptions:
     """0 leaves a choice to the model.
 
     context: tokens of a conversation and its answer. medium_rows: tokens that a picture or film becomes at most; a larger one is made
@@ -24,10 +24,10 @@ class OmniOptions:
     decoders: int = 0
 
     @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> OmniOptions:
+    def from_settings(cls, options: Mapping[str, Any]) -> ThinkerOptions:
         """Raises LoadError."""
-        made = cls(**checked_options(options, cls(), "qwen2_5_omni"))
+        made = cls(**checked_options(options, cls(), "the thinker of qwen2_5_omni"))
         for name in cls.__slots__:
             if getattr(made, name) < 0:
-                raise LoadError(f"option {name} of qwen2_5_omni is {getattr(made, name)}; 0 leaves it to the model")
+                raise LoadError(f"option {name} of the thinker of qwen2_5_omni is {getattr(made, name)}; 0 leaves it to the model")
         return made

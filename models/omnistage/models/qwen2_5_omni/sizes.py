@@ -11,7 +11,7 @@ from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig
 from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS
-from omnistage.models.qwen2_5_omni.options import OmniOptions
+from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 
 KV_SHARE = {"cpu": 0.4, "cuda": 0.8}
 """Part of the free memory that keys and values may take. On a CPU others compute too."""
@@ -57,7 +57,7 @@ class Sizes:
     @classmethod
     def chosen(cls, config: ThinkerConfig, options: LoadOptions, *, sessions: int, row_bytes: int, free: int) -> Self:
         """row_bytes: keys and values of one row. free: bytes that are free. Raises LoadError where what somebody asked for cannot be."""
-        wanted, kind = OmniOptions.from_settings(options.family), options.device.partition(":")[0]
+        wanted, kind = ThinkerOptions.from_settings(options.family), options.device.partition(":")[0]
         why = {"free_memory": f"{written(free)} after the weights"}
         context, kv_bytes = _cache(config, wanted, options, sessions, row_bytes, int(free * KV_SHARE[kind]))
         why["kv_cache_bytes"] = f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions"
@@ -77,7 +77,9 @@ class Sizes:
         return cls(context, kv_bytes, batch_rows, medium_rows, pass_patches, pass_frames, feature_bytes, decoders, why)
 
 
-def _cache(config: ThinkerConfig, wanted: OmniOptions, options: LoadOptions, sessions: int, row_bytes: int, most: int) -> tuple[int, int]:
+def _cache(
+    config: ThinkerConfig, wanted: ThinkerOptions, options: LoadOptions, sessions: int, row_bytes: int, most: int
+) -> tuple[int, int]:
     """The context and the bytes of its cache, which holds one whole context at least. most: bytes that there is room for.
 
     A context that there is no room for becomes a power of two: it decides when an answer ends, so replicas whose free memory differs a

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, S
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,24 +62,34 @@ MICROPHONE = PortSpec("microphone", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_
 
 @dataclass(frozen=True, slots=True)
 class OmniOptions:
-    """As ToyOptions. microphone: the Thinker also takes sound that is streamed on a port of that name. films: it also takes films, of which
-    it sees the digest, and all media on ports."""
+    """As ToyOptions, of every kind alike."""
+
+    of: ClassVar[str] = "the talker and the code2wav of toy-omni"
 
     interval_s: float = 0.0
     max_chunk: int = 4
     length: int = formulas.NATURAL_LENGTH
     samples_per_frame: int = formulas.SAMPLES_PER_FRAME
-    microphone: bool = False
-    films: bool = False
     max_sessions: int = MAX_SESSIONS
 
     @classmethod
-    def from_settings(cls, options: dict[str, Any]) -> OmniOptions:
-        return cls(**checked_options(options, cls(), "the toy models"))
+    def from_settings(cls, options: dict[str, Any]) -> Self:
+        return cls(**checked_options(options, cls(), cls.of))
 
     @property
     def common(self) -> ToyOptions:
         return ToyOptions(self.interval_s, self.max_chunk, samples_per_frame=self.samples_per_frame, max_sessions=self.max_sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class OmniThinkerOptions(OmniOptions):
+    """microphone: it also takes sound that is streamed on a port of that name. films: it also takes films, of which it sees the digest, and
+    all media on ports."""
+
+    of: ClassVar[str] = "the thinker of toy-omni"
+
+    microphone: bool = False
+    films: bool = False
 
 
 class _Omni(Toy):
@@ -103,7 +113,7 @@ class Prepared:
 class OmniThinker(_Omni):
     """Counts in sevens, from what it has seen and heard."""
 
-    def __init__(self, options: OmniOptions) -> None:
+    def __init__(self, options: OmniThinkerOptions) -> None:
         super().__init__(options)
         films: tuple[Medium, ...] = ("video",) if options.films else ()
         self.info = ModelInfo(
@@ -115,6 +125,10 @@ class OmniThinker(_Omni):
             inputs=("text", "image", "audio", *films),
         )
         self._spool = Spool()
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
+        return cls(OmniThinkerOptions.from_settings(dict(options.family)))
 
     async def prepare(self, request: TextRequest) -> Prepared:
         check_parts(request, self.info)
