@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from functools import partial
 
+import numpy as np
 import pytest
 
+from helpers.waiting import until
 from omnistage.models.common.worker import OVERTAKES, Worker
 
 
@@ -88,6 +91,14 @@ async def test_cancelling_waits_for_the_unit_that_runs(worker: Worker) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert gate.left
+
+
+async def test_what_a_unit_worked_on_is_gone_when_nothing_follows(worker: Worker) -> None:
+    film = np.zeros(1000)
+    held = weakref.ref(film)
+    assert await worker.run(partial(np.sum, film)) == 0
+    del film
+    await until(lambda: held() is None)
 
 
 async def test_closed_worker_refuses_work() -> None:

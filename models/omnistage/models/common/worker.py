@@ -111,6 +111,7 @@ class Worker:
                     self._changed.wait()
                 unit = self._queue.pop(0)
             unit.work()
+            del unit  # What it worked on would live as long as nothing follows: a film is hundreds of megabytes.
             self.activity.step()
 
 
