@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,25 @@ def need_namespace(*flags: str) -> None:
         pytest.skip("needs root and unshare, for a namespace of its own")
     if subprocess.run(["unshare", *flags, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this machine does not allow such a namespace")
+
+
+BALLAST = Path("/dev/shm/ballast")
+
+
+def leave_free(size: int) -> None:
+    """Take all memory of such a mount but `size` bytes, by a file that is all of it."""
+    BALLAST.unlink(missing_ok=True)
+    with BALLAST.open("wb") as file:
+        for _ in range(1000):
+            mount = os.statvfs(BALLAST.parent)
+            try:
+                os.posix_fallocate(file.fileno(), 0, max(mount.f_bavail * mount.f_frsize - size, 1))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:  # A stage took some between the look and the grasp: look again.
+                    raise
+            else:
+                return
+    raise AssertionError("the mount could not be filled")
 
 
 def run_on_mount(size: str, *scripts: str, arguments: Sequence[str] = (), timeout_s: float = 60.0) -> str:

@@ -10,32 +10,16 @@ from helpers.mounts import run_on_mount
 
 PREAMBLE = """
     import asyncio
-    import errno
     import os
     import sys
     from pathlib import Path
     from helpers.ask import Answer, ask, read, read_all, request
+    from helpers.mounts import BALLAST, leave_free
     from helpers.servers import all_free, omni_stub, stack, watch_until
 
     FOLDER, SEED = Path(sys.argv[1]), int(sys.argv[2])
-    BALLAST = Path("/dev/shm/ballast")
     FULL = "connector.mount_full"
     MIB = 1 << 20
-
-    def leave_free(size):
-        "Take all memory of the mount but `size` bytes."
-        BALLAST.unlink(missing_ok=True)
-        with BALLAST.open("wb") as file:
-            for _ in range(1000):
-                mount = os.statvfs("/dev/shm")
-                try:
-                    os.posix_fallocate(file.fileno(), 0, max(mount.f_bavail * mount.f_frsize - size, 1))
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:  # A stage took some between the look and the grasp: look again.
-                        raise
-                else:
-                    return
-        raise AssertionError("the mount could not be filled")
 
     def answer_of(tokens):
         return {"max_tokens": tokens, "ignore_eos": True}
@@ -47,7 +31,7 @@ PREAMBLE = """
     def check_ends(running):
         for server in running.processes():
             assert server.stop() == 0, (server.module, server.log()[-2000:])
-        assert os.listdir("/dev/shm") == ["ballast"], os.listdir("/dev/shm")
+        assert os.listdir("/dev/shm") == [BALLAST.name], os.listdir("/dev/shm")
 """
 
 FULL_WHILE_RUNNING = """

@@ -41,13 +41,14 @@ class Spool:
     """Of one process. Its files are made, written and closed in threads."""
 
     def __init__(self, most_bytes: int = SPOOL_BYTES) -> None:
-        """most_bytes: of all media that are held at once."""
+        """most_bytes: of all media that are held at once. The folder is chosen now: of one that is full Python would say another."""
         self._most_bytes = most_bytes
+        self._folder = tempfile.gettempdir()
         self.held_bytes = 0
 
     def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int]) -> Files:
         """Files for these media. most_bytes: that one of them may have. Raises BadRequest for one that says of itself that it has more."""
-        return Files(self, {one.port: (one, most_bytes(one)) for one in streamed})
+        return Files(self, self._folder, {one.port: (one, most_bytes(one)) for one in streamed})
 
     def hold(self, size: int) -> None:
         """Count bytes that are about to be written. Raises Full."""
@@ -62,13 +63,13 @@ class Spool:
 class Files:
     """Media of one request. Use it as a context manager, around the work on `whole` too: at its end the files are gone."""
 
-    def __init__(self, spool: Spool, media: Mapping[str, tuple[Streamed, int]]) -> None:
+    def __init__(self, spool: Spool, folder: str, media: Mapping[str, tuple[Streamed, int]]) -> None:
         """Use Spool.files."""
         for streamed, most in media.values():
             if streamed.total_bytes > most:
                 raise _too_large(streamed, most)
         self._spool = spool
-        self._files = {port: _File(streamed, most) for port, (streamed, most) in media.items()}
+        self._files = {port: _File(streamed, most, folder) for port, (streamed, most) in media.items()}
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,12 +123,13 @@ class _File:
     """One medium. size: bytes that were counted for it. `write` and `close` are called in threads: a write whose caller was cancelled may
     still run when the file is closed."""
 
-    def __init__(self, streamed: Streamed, most: int) -> None:
+    def __init__(self, streamed: Streamed, most: int, folder: str) -> None:
         self.streamed = streamed
         self.size = 0
         self.descriptor = -1
         self.digest = b""
         self._most = most
+        self._folder = folder
         self._hash = hashlib.sha256()
         self._lock = threading.Lock()
         self._closed = False
@@ -149,13 +151,14 @@ class _File:
                 return
             try:
                 if self.descriptor < 0:
-                    with tempfile.TemporaryFile(buffering=0) as made:
+                    with tempfile.TemporaryFile(buffering=0, dir=self._folder) as made:
                         self.descriptor = os.dup(made.fileno())
                 self._hash.update(data)
                 while data:
                     data = data[os.write(self.descriptor, data) :]
             except OSError as error:
-                raise Full(f"no more media can be put aside in {tempfile.gettempdir()}: {error.strerror}") from error
+                what = "free some of it, or give this stage another TMPDIR"
+                raise Full(f"no more media can be put aside in {self._folder} ({error.strerror}): {what}") from error
             if last:
                 self.digest = self._hash.digest()
 
