@@ -174,6 +174,46 @@ def test_other_bytes_than_the_hub_has_are_not_kept(hub: HubServer, tmp_path: Pat
     assert files_of(said["folder"]) == wanted(words())
 
 
+@pytest.mark.parametrize("path", ["model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("named", ["by branch", "by commit"])
+@pytest.mark.parametrize("change", ["cut short", "grown", "unlinked and cut short", "gone behind its link"])
+def test_what_is_broken_in_the_cache_is_fetched_anew(hub: HubServer, tmp_path: Path, path: str, named: str, change: str) -> None:
+    files = words(LARGE)
+    name = "org/words" if named == "by branch" else f"org/words@{hub.add('org/words', files)}"
+    hub.add("org/words", files)
+    (first,) = fetched(hub.environment(tmp_path), name)
+    linked = Path(first["folder"]) / path
+    blob, right = linked.resolve(), linked.read_bytes()
+    assert linked.is_symlink()
+    if change == "unlinked and cut short":
+        linked.unlink()
+    if change == "gone behind its link":
+        blob.unlink()
+    else:
+        blob.write_bytes(right + b"more" if change == "grown" else right[:-1])
+    hub.asked.clear()
+    (again,) = fetched(hub.environment(tmp_path), name)
+    (plan,) = again["plans"]
+    assert plan["missing"] == len(right)
+    assert files_of(again["folder"]) == wanted(files)
+    assert set(hub.fetched()) == {path}, "all else was whole"
+
+
+def test_what_is_broken_in_the_cache_is_not_served_without_a_hub(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/words", words())
+    (first,) = fetched(hub.environment(tmp_path), "org/words")
+    with (Path(first["folder"]) / "tokenizer.json").open("ab") as file:
+        file.write(b" ")
+    (offline,) = fetched({**hub.environment(tmp_path), "HF_HUB_OFFLINE": "1"}, "org/words")
+    assert offline["error"] == "HubUnreachable"
+
+
+def test_a_file_that_is_never_as_long_as_the_hub_says_is_told(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/words", words() | {"merges.txt": File(b"a b", told_size=4)})
+    (said,) = fetched(hub.environment(tmp_path), "org/words")
+    assert said["error"] == "HubError" and said["text"].startswith("merges.txt of org/words@main is not 4 bytes long, as the hub says")
+
+
 # What cannot be had ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 What a name means is pinned to a commit first. Files that are not weights are fetched before anything large; a family can be recognised by
 them. A file of weights that was begun goes on where it stopped, also after this process was killed, and is compared with the hub's SHA-256
-when it is whole. Where the hub cannot be reached, what is in the cache is used.
+when it is whole. What is in the cache in another size than the hub has is fetched anew. Where the hub cannot be reached, what is in the
+cache is used.
 
 HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to every program that uses huggingface_hub.
 """
@@ -105,11 +106,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a commit. sha256: of its content; empty where the hub does not say it."""
+    """One file of a commit. sha256: of its content; empty where the hub does not say it. git: its name in git, empty likewise."""
 
     path: str
     size: int
     sha256: str
+    git: str
+
+    @property
+    def blob(self) -> str:
+        """What it is called in the cache; empty if that cannot be known before it is asked for."""
+        return self.sha256 or self.git
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[Plan],
     Raises HubError."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # What goes wrong is told once, by us.
     cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
-    if COMMIT.fullmatch(name.revision) and (folder := _cached(name)) is not None:
+    if COMMIT.fullmatch(name.revision) and (folder := _cached(name, knowing=True)) is not None:
         return _unfetched(folder, Plan(name, name.revision, cache), check, tell)
     try:
         commit, files = _listed(name)
@@ -170,9 +177,9 @@ def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
         with _told(name):
             listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
         files = [
-            RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "")
+            RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "", file.blob_id or "")
             for file in listing.siblings or ()
-            if any(fnmatchcase(file.rfilename, pattern) for pattern in WANTED)
+            if _is_wanted(file.rfilename)
         ]
         hashes = [file.sha256 for file in files if file.sha256]
         if listing.sha is None or not COMMIT.fullmatch(listing.sha) or not all(map(SHA256.fullmatch, hashes)):
@@ -208,11 +215,13 @@ class Fetch:
                 f"{self._name}: {size(missing)} are to be fetched, and {self._cache} has {size(free)} free:"
                 " make room, or set HF_HOME to a folder on a larger disk"
             )
-        with self._alone() if missing else nullcontext():
+        with nullcontext() if all(map(self._is_there, self._files)) else self._alone():
+            self._drop_damaged()
             self._snapshot([file for file in self._files if not _is_weights(file)])
             check(self._folder)
             self._weights()
             self._snapshot(self._files)
+            self._check_whole()
             self._refer()
         return Found(self._commit, self._folder)
 
@@ -223,8 +232,24 @@ class Fetch:
         return locked(folder / "omnistage.lock", self._progress)
 
     def _is_there(self, file: RemoteFile) -> bool:
-        path = self._folder / file.path
-        return path.is_file() and path.stat().st_size == file.size
+        return _has_size(self._folder / file.path, file.size)
+
+    def _drop_damaged(self) -> None:
+        """What has another size than it should: it would be taken for the file by its name alone."""
+        for file in self._files:
+            linked = self._folder / file.path
+            behind = Path(os.path.realpath(linked))
+            if not self._is_there(file):
+                linked.unlink(missing_ok=True)
+                if behind.parent == self._store / "blobs":
+                    behind.unlink(missing_ok=True)
+            if file.blob and not _has_size(self._blob(file), file.size):
+                self._blob(file).unlink(missing_ok=True)
+
+    def _check_whole(self) -> None:
+        for file in self._files:
+            if not self._is_there(file):
+                raise HubError(f"{file.path} of {self._name} is not {file.size} bytes long, as the hub says that it is: try again later")
 
     def _missing(self) -> int:
         """Bytes that are still to come."""
@@ -232,13 +257,14 @@ class Fetch:
 
     def _begun(self, file: RemoteFile) -> int:
         """How much of a file is in the cache, though not under its name."""
-        for path in (self._blob(file), self._partial(file)) if file.sha256 else ():
-            if path.is_file():
-                return min(path.stat().st_size, file.size)
-        return 0
+        if file.blob and _has_size(self._blob(file), file.size):
+            return file.size
+        partial = self._partial(file)
+        begun = partial.stat().st_size if file.sha256 and partial.is_file() else 0
+        return begun if begun <= file.size else 0
 
     def _blob(self, file: RemoteFile) -> Path:
-        return self._store / "blobs" / file.sha256
+        return self._store / "blobs" / file.blob
 
     def _partial(self, file: RemoteFile) -> Path:
         return self._store / "blobs" / f"{file.sha256}.incomplete"
@@ -302,16 +328,21 @@ def size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(count / 1e6, 0.1 if count else 0):.1f} MB"
 
 
-def _cached(name: HubName) -> Path | None:
-    """The folder of a name in the cache; None where it is not whole, as far as can be known. Asks nobody."""
+def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
+    """The folder of a name in the cache; None where it is not whole, as far as can be known, or if that is not known. Asks nobody."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
-        get_cached_repo_tree(name.repository, revision=folder.name)  # Where it is known, the library has looked for every file.
+        tree = get_cached_repo_tree(name.repository, revision=folder.name)
     except LocalEntryNotFoundError:
         return None
     except CachedRepoTreeNotFoundError:
-        return folder if _has_all_shards(folder) else None
-    return folder
+        return folder if not knowing and _has_all_shards(folder) else None
+    return folder if all(_has_size(folder / file.path, file.size) for file in tree if _is_wanted(file.path)) else None
+
+
+def _has_size(path: Path, count: int) -> bool:
+    """Whether it is a file of so many bytes."""
+    return path.is_file() and path.stat().st_size == count
 
 
 def _has_all_shards(folder: Path) -> bool:
@@ -343,6 +374,10 @@ def _counter(came: Callable[[int], None]) -> Any:
             came(self._position)
 
     return Counter
+
+
+def _is_wanted(path: str) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in WANTED)
 
 
 def _is_weights(file: RemoteFile) -> bool:
