@@ -388,6 +388,7 @@ async def check_the_text_keeps_to_what_is_asked(loaded: Loaded, rng: random.Rand
         params.CopyFrom(loaded.sample.params)
         params.thinker.MergeFrom(stage_pb2.ThinkerParams(constraint=CONSTRAINTS[form], max_tokens=64))
         params.thinker.ClearField("stop")
+        params.thinker.ClearField("verbatim")
         asked = Loaded(loaded.case, loaded.logic, replace(loaded.sample, params=params))
         made = await run(asked, rng)
         whole = contents(made)
@@ -441,6 +442,8 @@ def beyond(loaded: Loaded) -> list[tuple[stage_pb2.StageParams, str]]:
         params.CopyFrom(loaded.sample.params)
         message = getattr(params, kind)
         message.MergeFrom(type(message)(**fields))
+        if "constraint" in fields and message.messages:
+            message.ClearField("verbatim")  # Nothing else is checked of text that is given.
         asks.append((params, f"{kind}.{named}"))
 
     missing: list[Medium] = [medium for medium in ("image", "audio", "video") if medium not in said.inputs]

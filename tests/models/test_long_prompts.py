@@ -42,7 +42,7 @@ async def test_others_run_while_a_prompt_becomes_tokens(thinker: SmolThinker) ->
     async with turning() as turns:
         prepared = await thinker.prepare(request)
         assert turns() > 2
-    assert prepared.token_ids == thinker.prompt(request.turns)
+    assert prepared.prompt_ids == thinker.prompt(request.turns)
 
 
 async def test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on(thinker: SmolThinker) -> None:

@@ -287,8 +287,9 @@ class Constraint:
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """What a Thinker is asked. logprobs: those of the tokens are wanted too; top_logprobs: with them, of so many of the likeliest ones.
-    verbatim: say exactly this instead of generating; empty: generate. client: who asks, a name without meaning, equal for all requests of
-    one client; empty: nobody in particular. scope: nothing that was kept of a request is used for one of another scope.
+    verbatim: say exactly this instead of generating, with the rows that an answer of its tokens has; no media go with it; empty: generate.
+    client: who asks, a name without meaning, equal for all requests of one client; empty: nobody in particular. scope: nothing that was
+    kept of a request is used for one of another scope.
 
     To go on with an answer that an equal request began: history: all tokens it has so far. finished: the answer has ended so; then only
     rows are wanted.

@@ -122,6 +122,57 @@ async def rows(model: QwenThinker, request: TextRequest) -> tuple[int, dict[str,
     return found, {port: np.concatenate(parts) for port, parts in made.items()}
 
 
+async def rows_of(model: QwenThinker, request: TextRequest, ports: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """What is wanted beside the text."""
+    made: dict[str, list[np.ndarray]] = {port: [] for port in ports}
+    async with aclosing(said(model, request, dict.fromkeys(ports, 0))) as pieces:
+        async for piece in pieces:
+            assert isinstance(piece, Rows)
+            if len(piece.rows):
+                made[piece.port].append(piece.rows.copy())
+    return {port: np.concatenate(parts) for port, parts in made.items()}
+
+
+async def test_text_that_is_given_has_the_rows_of_an_answer(model: QwenThinker, seed: int) -> None:
+    """As if the model had thought of it: its Talker says it in the same way."""
+    text = "Up is down, é and \U0001f600 too: " * 9
+    ids = model.tokenizer.encode(text)
+    given = TextRequest(asked(seed).turns, seed, verbatim=text, stop=("down",))
+    pieces = [piece async for piece in said(model, given, {"text": 0, "prompt": 0, "hidden": 0})]
+    heard = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
+    assert (heard, tokens_of(pieces)) == (text, ids)
+    assert {piece.port for piece in pieces if isinstance(piece, Rows) and piece.last} == {"prompt", "hidden"}
+    answer = replace(asked(seed), history=ids, finished=FinishReason.STOP, max_tokens=len(ids) + 1)
+    ports = ("prompt", "hidden")
+    expected, made = await rows_of(model, answer, ports), await rows_of(model, given, ports)
+    assert len(made["hidden"]) == len(ids)
+    assert all(np.array_equal(made[port], expected[port]) for port in ports)
+    rest = [piece async for piece in said(model, replace(given, history=ids[:5]), {"text": 5, "hidden": 3})]
+    hidden = np.concatenate([piece.rows for piece in rest if isinstance(piece, Rows) and len(piece.rows)])
+    assert tokens_of(rest) == ids[5:] and np.array_equal(hidden, expected["hidden"][3:])
+
+
+async def test_text_that_is_given_needs_no_conversation(model: QwenThinker, seed: int) -> None:
+    given = TextRequest((), seed, verbatim="Hello there.")
+    made = await rows_of(model, given, ("prompt", "hidden"))
+    assert len(made["hidden"]) == len(model.tokenizer.encode("Hello there.")) and len(made["prompt"])
+
+
+async def test_media_beside_text_that_is_given_are_refused(model: QwenThinker, seed: int) -> None:
+    """Nobody would look at them."""
+    for part in (Media("image/png", b"this is no picture"), Streamed("media0", "image/png")):
+        with pytest.raises(BadRequest, match="leave the media out") as refused:
+            await model.prepare(replace(asked(seed, part), verbatim="Hello there."))
+        assert refused.value.field == MEDIA_FIELD
+
+
+async def test_text_that_is_given_and_has_no_room_is_refused(omni_checkpoint: Path, seed: int) -> None:
+    model = loaded(omni_checkpoint, family={"context": 128, "medium_rows": 64})
+    with pytest.raises(BadRequest, match=r"thinker.verbatim: shorten the text: it has \d+ tokens, the conversation has room for"):
+        await model.prepare(replace(asked(seed), verbatim="zq" * 100))
+    await model.close()
+
+
 async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
     """And its rows have the bits that they have where nothing is kept."""
     request = asked(seed, picture(seed, 200, 300), film(seed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Activity,
     BadRequest,
+    Content,
     FinishReason,
     Load,
     ModelInfo,
@@ -54,10 +55,12 @@ about 4.5 to a token of a usual vocabulary; the longest token, a line of 80 spac
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A request and its tokens: of the prompt, or of `verbatim`."""
+    """A request and its tokens. prompt_ids: of the conversation; none where text is given and the model has no rows of it. said_ids: of the
+    text that is given; none: the model says what it thinks."""
 
     request: TextRequest
-    token_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+    said_ids: tuple[int, ...]
 
 
 P = TypeVar("P", bound=Tokenized)
@@ -74,6 +77,7 @@ class EngineThinker(ABC, Generic[P]):
         self._workers = (self._worker, *workers)
         self._banned = tokenizer.unsayable - tokenizer.ends
         self._never_said = tokenizer.unsayable | tokenizer.ends
+        self._has_rows = any(port.content is Content.TENSOR for port in info.produces)
         self._constraints = Constraints(
             tokenizer.piece,
             tokenizer.encode,
@@ -124,6 +128,10 @@ class EngineThinker(ABC, Generic[P]):
         """What can be told without tokens. Raises BadRequest."""
         check_parts(request, self._info)
         check_constraint(request, self._info)
+        if request.verbatim and any(not isinstance(part, str) for turn in request.turns for part in turn.parts):
+            raise BadRequest(
+                "thinker.messages.parts.media", "text that is given is said as it is: leave the media out, or thinker.verbatim"
+            )
         vocabulary = self.tokenizer.vocabulary
         if not all(0 <= token_id < vocabulary for token_id in request.history):
             raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
@@ -140,30 +148,33 @@ class EngineThinker(ABC, Generic[P]):
 
     def _tokenized(self, request: TextRequest, grammar: Grammar | None) -> P:
         """The request with its tokens. Raises BadRequest for what only they tell."""
-        if request.verbatim:
-            ids = self.tokenizer.encode(request.verbatim)
-            if request.history != ids[: len(request.history)]:
-                raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
-        else:
-            ids = self.prompt(request.turns)
-            if len(ids) >= self._context:
-                raise BadRequest(
-                    "thinker.messages", f"shorten the conversation: it has {len(ids)} tokens, the model takes {self._context - 1}"
-                )
-        return self._prepared(request, ids, grammar)
+        said_ids = self.tokenizer.encode(request.verbatim) if request.verbatim else ()
+        if said_ids and request.history != said_ids[: len(request.history)]:
+            raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
+        if said_ids and not self._has_rows:
+            return self._prepared(request, (), said_ids, grammar)
+        # Who gives a text need not have asked for it: its rows are then those of an answer to nothing.
+        prompt_ids = self.prompt(request.turns or (Turn("user", ("",)),))
+        if len(prompt_ids) >= self._context:
+            raise BadRequest(
+                "thinker.messages", f"shorten the conversation: it has {len(prompt_ids)} tokens, the model takes {self._context - 1}"
+            )
+        if (most := self._context - len(prompt_ids)) < len(said_ids):
+            raise BadRequest("thinker.verbatim", f"shorten the text: it has {len(said_ids)} tokens, the conversation has room for {most}")
+        return self._prepared(request, prompt_ids, said_ids, grammar)
 
     @abstractmethod
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """Token ids of a conversation, open for the assistant's answer. Raises BadRequest."""
 
     @abstractmethod
-    def _prepared(self, request: TextRequest, ids: tuple[int, ...], grammar: Grammar | None) -> P:
-        """What the run needs, made on the tokenizer's thread. ids: of the prompt, or of `verbatim`. Raises BadRequest."""
+    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> P:
+        """What the run needs, made on the tokenizer's thread. ids: as in Tokenized. Raises BadRequest."""
 
     def _asked(
         self, request: TextRequest, grammar: Grammar | None, prompt: Prompt, items: int, taps_from: int | None = None
     ) -> SequenceRequest:
-        """What the engine is asked for. Raises Unfit."""
+        """What the engine is asked for. request: its history is what the answer has already. Raises Unfit."""
         return SequenceRequest(
             prompt=prompt,
             seed=request.seed,
@@ -187,27 +198,24 @@ class EngineThinker(ABC, Generic[P]):
     async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """Yield pieces as they are ready. At most `sequence.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
         text is not among the ids; a stop string's tokens are, its text is not."""
-        pieces = self._say(prepared, wanted) if prepared.request.verbatim else self._think(prepared, inputs, wanted)
+        # Text that is given needs the engine only for its rows.
+        pieces = self._say(prepared, wanted) if prepared.said_ids and wanted.keys() == {TEXT} else self._think(prepared, inputs, wanted)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
     async def _say(self, prepared: P, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
-        request, ids = prepared.request, prepared.token_ids
+        request = prepared.request
         answer = await self._worker.run(
             partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
         )
-        for first in range(len(request.history), len(ids), _PIECE_TOKENS):
-            for token_id in ids[first : first + _PIECE_TOKENS]:
-                answer.token(token_id)
-            for piece in answer.take():
-                yield piece
-        answer.end(FinishReason.STOP)
-        for piece in answer.take():
+        for piece in _given(answer, prepared):
             yield piece
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         answer, asked = await self._begun(prepared, inputs, wanted)
+        for piece in _given(answer, prepared):
+            yield piece
         async with aclosing(self.engine.submit(asked)) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
             with kept():
                 async for piece in pieces:
@@ -215,8 +223,20 @@ class EngineThinker(ABC, Generic[P]):
 
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        """The answer as far as its history, and what the engine is asked for; not for text that is given. A long history is assembled on
-        a thread. Raises BadRequest or Full."""
+        """The answer as far as its history, and what the engine is asked for. A long history is assembled on a thread. Not for text that is
+        given where only that is wanted. Raises BadRequest or Full."""
+
+
+def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | Rows]:
+    """Text that is given, piece by piece, and its end: nothing where none is."""
+    rest = prepared.said_ids[len(prepared.request.history) :]
+    for first in range(0, len(rest), _PIECE_TOKENS):
+        for token_id in rest[first : first + _PIECE_TOKENS]:
+            answer.token(token_id)
+        yield from answer.take()
+    if prepared.said_ids:
+        answer.end(FinishReason.STOP)
+        yield from answer.take()
 
 
 def chosen_dtype(dtype: str, device: str) -> tuple[str, torch.dtype]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -100,16 +100,14 @@ class QwenThinker(EngineThinker[Prepared]):
         """See EngineThinker.prompt; one token stands for each medium."""
         return tuple(self.tokenizer.template.written(turns, [_kind(part) for part in _media(turns)]))
 
-    def _prepared(self, request: TextRequest, ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
-        if request.verbatim:
-            return Prepared(request, ids, (), None)
-        if request.finished is None:
+    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
+        if request.finished is None and not said_ids:
             with fitting("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
-                most = min(request.max_tokens, self._context - len(ids)) + 1
-                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(ids), max(most, len(request.history) + 1)))
+                most = min(request.max_tokens, self._context - len(prompt_ids)) + 1
+                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), max(most, len(request.history) + 1)))
         media = tuple(part if isinstance(part, Streamed) else self._medium(part, request) for part in _media(request.turns))
-        return Prepared(request, ids, media, grammar)
+        return Prepared(request, prompt_ids, said_ids, media, grammar)
 
     def _medium(self, part: Media, request: TextRequest) -> tuple[Medium, bytes]:
         medium = Medium(_kind(part), part.data, part.use_audio, request.client)
@@ -128,21 +126,26 @@ class QwenThinker(EngineThinker[Prepared]):
 
     def _placed(self, prepared: Prepared, features: Sequence[Features], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """See _begun; the media are read. Raises BadRequest."""
-        request = prepared.request
-        layout = laid_out(prepared.token_ids, [each.extent for each in features], self.config)
+        request, said_ids = prepared.request, prepared.said_ids
+        layout = laid_out(prepared.prompt_ids, [each.extent for each in features], self.config)
         answer = AnswerAssembler(
-            Detokenizer(self.tokenizer.piece, request.stop),
+            Detokenizer(self.tokenizer.piece, () if said_ids else request.stop),
             wanted,
             history=request.history,
             finished=request.finished,
-            most=min(request.max_tokens, self._context - len(layout)),
+            most=len(said_ids) + 1 if said_ids else min(request.max_tokens, self._context - len(layout)),
             row_port=HIDDEN,
             prompt_port=PROMPT,
             prompt_rows=len(layout),
         )
         with fitting("thinker"):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
-            asked = self._asked(request, prepared.grammar, prompt, answer.items, answer.first_slot)
+            if said_ids:
+                # To the engine it is an answer that was given already: its rows are computed, and one item more, which nobody takes.
+                request, items = replace(request, history=said_ids), len(said_ids) + 1
+            else:
+                items = answer.items
+            asked = self._asked(request, prepared.grammar, prompt, items, answer.first_slot)
             self.engine.check(asked)
         return answer, asked
 
@@ -156,7 +159,7 @@ class QwenThinker(EngineThinker[Prepared]):
             request = prepared.request
             media = [self._come(files.whole[part.port], request) if isinstance(part, Streamed) else part for part in prepared.media]
             async with self._reading:
-                return await self._features(media, self._context - len(prepared.token_ids))
+                return await self._features(media, self._context - len(prepared.prompt_ids))
 
     def _come(self, spooled: Spooled, request: TextRequest) -> tuple[Medium, bytes]:
         part = spooled.streamed

@@ -146,17 +146,17 @@ class SmolThinker(EngineThinker[Prepared]):
             ids += [start, *self.tokenizer.encode(f"{turn.role}\n{turn.text}"), end, *self._newline]
         return (*ids, start, *self._opening)
 
-    def _prepared(self, request: TextRequest, ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
-        if request.verbatim or request.finished is not None:
-            return Prepared(request, ids, None)
+    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
+        if said_ids or request.finished is not None:
+            return Prepared(request, prompt_ids, said_ids, None)
         answer = AnswerAssembler(Detokenizer(self.tokenizer.piece, request.stop), {TEXT: len(request.history)}, history=request.history)
         if answer.ended:
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
         with fitting("thinker"):
-            prompt = Prompt.of_tokens(ids, request.scope.encode())
-            asked = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(ids)))
+            prompt = Prompt.of_tokens(prompt_ids, request.scope.encode())
+            asked = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
             self.engine.check(asked)
-        return Prepared(request, ids, (answer, asked))
+        return Prepared(request, prompt_ids, said_ids, (answer, asked))
 
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         assert prepared.begun is not None, "a finished answer has no port that anybody could want"
