@@ -102,6 +102,35 @@ def test_rows_may_come_later_than_their_tokens() -> None:
     assert (heard.rows, heard.rows_ended) == ([0, 1], True)
 
 
+@pytest.mark.parametrize(
+    ("end", "rows"), [("no room", [0, 1]), ("a stop string", [0, 1]), ("an end", [0, 1, 2]), ("a constraint", [0, 1, 2])]
+)
+def test_the_token_that_was_drawn_last_has_no_row_where_that_is_not_wanted(end: str, rows: list[int]) -> None:
+    """Unless an end was drawn after it; and the row port ends all the same, here and where the answer is gone on with."""
+    most, stop = 3 if end == "no room" else 9, ("c",) if end == "a stop string" else ()
+    tokens = [0, 1, PIECES.index(b"bc")]  # A stop string cuts the last one in the middle.
+    answer, heard = answer_of(BOTH, stop, most=most, last_row=False), Heard()
+    for place, token in enumerate(tokens):
+        answer.token(token, complete=end == "a constraint" and place == 2)
+        heard.take(answer)
+        if place < 2:
+            answer.rows(row(place))
+            assert len(heard.rows) <= place
+    if end == "an end":
+        answer.end(FinishReason.STOP)
+    assert answer.ended and answer.complete == (len(rows) == 2)
+    answer.rows(row(2))  # An engine may be ahead.
+    assert answer.complete
+    heard.take(answer)
+    assert (heard.rows, heard.rows_ended) == (rows, True)
+    again, rest = answer_of({"rows": 1}, stop, most=most, last_row=False, history=tokens, finished=heard.reason), Heard()
+    again.rows(row(1))
+    again.rows(row(2))
+    assert again.complete
+    rest.take(again)
+    assert (rest.rows, rest.rows_ended) == (rows[1:], True)
+
+
 def test_an_answer_without_text_ends_both_ports() -> None:
     answer, heard = answer_of(BOTH), Heard()
     answer.end(FinishReason.STOP)
@@ -135,6 +164,8 @@ def test_rows_of_the_prompt_alone_need_no_token() -> None:
         ({"rows": 0}, {}, 10),
         ({"text": 2, "rows": 1}, {"history": (0, 1)}, 10),
         ({"rows": 1}, {"history": (0, 1), "finished": FinishReason.STOP}, 3),
+        ({"text": 0, "rows": 0}, {"last_row": False}, 9),
+        ({"rows": 1}, {"history": (0, 1), "finished": FinishReason.LENGTH, "last_row": False}, 3),
     ],
 )
 def test_no_more_items_are_asked_of_an_engine_than_are_needed(wanted: dict[str, int], given_: dict[str, object], items: int) -> None:

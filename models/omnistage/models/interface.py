@@ -324,7 +324,9 @@ class ThinkerModel(Model, Protocol[P]):
 
         With a history the answer goes on after it, token for token as if it had never stopped: text from the first new token on, each row
         port from its wanted row on. A history costs a prefill, not a repetition. Nobody has rows that come from tokens which are not in the
-        history, and a row is put out only when the text of its token is final: what a stop string cuts off has no rows either.
+        history, and a row is put out only when the text of its token is final: what a stop string cuts off has no rows either. A family
+        whose Talker was made so puts out no row of a last token that no end was drawn after, because of max_tokens or a stop string; then
+        it never does.
         """
 
 

@@ -152,6 +152,32 @@ async def test_text_that_is_given_has_the_rows_of_an_answer(model: QwenThinker, 
     assert tokens_of(rest) == ids[5:] and np.array_equal(hidden, expected["hidden"][3:])
 
 
+@pytest.mark.parametrize("end", ["no room", "a stop string", "an end"])
+async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_drawn(model: QwenThinker, end: str, seed: int) -> None:
+    """As the published Talker has it; nothing more is drawn for the sake of a row, and an answer that goes on has the same rows."""
+    free = await text_pieces(model, asked(seed))
+    ids, text = tokens_of(free), "".join(piece.text for piece in free)
+    request = asked(seed)
+    if end == "a stop string":
+        request = replace(request, stop=(text[12:15],))
+    elif end == "an end":  # One that is drawn as a bias has it.
+        bias = dict.fromkeys(model.tokenizer.ends, 100.0)
+        request = replace(request, ignore_eos=False, min_tokens=7, sampling=replace(DRAWN, logit_bias=bias))
+    drawn = model.engine.stats().items
+    pieces = [piece async for piece in said(model, request, {"text": 0, "hidden": 0})]
+    came, reason = tokens_of(pieces), [piece for piece in pieces if isinstance(piece, TextPiece)][-1].finish_reason
+    hidden = np.concatenate([piece.rows for piece in pieces if isinstance(piece, Rows) and len(piece.rows)])
+    if end == "no room":
+        assert (came, reason) == (ids, FinishReason.LENGTH) and model.engine.stats().items == drawn + TOKENS
+        assert len(hidden) == TOKENS - 1
+    elif end == "an end":
+        assert reason is FinishReason.STOP and len(hidden) == len(came) == 7
+    else:
+        assert reason is FinishReason.STOP and 0 < len(hidden) < len(came) < TOKENS
+    finished = replace(request, history=came, finished=reason)
+    assert np.array_equal((await rows_of(model, finished, ("hidden",)))["hidden"], hidden)
+
+
 async def test_text_that_is_given_needs_no_conversation(model: QwenThinker, seed: int) -> None:
     given = TextRequest((), seed, verbatim="Hello there.")
     made = await rows_of(model, given, ("prompt", "hidden"))

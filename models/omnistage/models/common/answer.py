@@ -39,16 +39,18 @@ class AnswerAssembler:
         most: int = sys.maxsize,
         text_port: str = "text",
         row_port: str = "",
+        last_row: bool = True,
         prompt_port: str = "",
         prompt_rows: int = 0,
     ) -> None:
         """history: tokens of the answer so far, whose text is out. finished: it has ended with them, so. most: tokens that it may have.
-        row_port: the port with one row for each token; empty for a model without one. prompt_port: the port with the rows of the prompt,
-        which are `prompt_rows`. Raises BadRequest for rows that are wanted from a token on which nobody has."""
+        row_port: the port with one row for each token; empty for a model without one. last_row: that of the last token too where no end was
+        drawn after it, because there was no room for one or a stop string was met. prompt_port: the port with the rows of the prompt, which
+        are `prompt_rows`. Raises BadRequest for rows that are wanted from a token on which nobody has."""
         self._detokenizer = detokenizer
         self._wants_text = text_port in wanted
         self._wants_rows = row_port in wanted
-        self._row_port = row_port
+        self._row_port, self._last_row = row_port, last_row
         self._first_row = self._next_row = wanted.get(row_port, 0)
         self._spans: deque[_Span] = deque()
         self._count = 0
@@ -95,10 +97,10 @@ class AnswerAssembler:
     @property
     def items(self) -> int:
         """Items to ask of an engine, those of the history included: no more than what is wanted needs. An engine computes a row only to
-        draw what comes after it, so the row of the last token takes one item more."""
+        draw what comes after it, so the row of the last token takes one item more, where it is wanted."""
         if self.ended or not (self._wants_text or self._wants_rows):
             return self._count + 1
-        return self._most + self._wants_rows
+        return self._most + (self._wants_rows and self._last_row)
 
     @property
     def first_slot(self) -> int | None:
@@ -179,10 +181,16 @@ class AnswerAssembler:
         return text
 
     def _settle(self) -> None:
-        """Count the tokens whose text is final."""
-        while self._spans and self._is_final(self._spans[0]):
+        """Count the tokens whose text is final, and whose rows there are to be."""
+        kept_back = 0 if self._last_row or self._end_was_drawn else 1
+        while len(self._spans) > kept_back and self._is_final(self._spans[0]):
             self._spans.popleft()
             self._sayable += 1
+
+    @property
+    def _end_was_drawn(self) -> bool:
+        """Whether the answer ended by itself. An answer that is gone on with tells it by the same signs."""
+        return self._reason is FinishReason.STOP and not self._detokenizer.stopped and self._count < self._most
 
     def _is_final(self, span: _Span) -> bool:
         """A token that a stop string cut in the middle is said as well: else what is read would not be heard."""

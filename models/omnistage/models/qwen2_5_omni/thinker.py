@@ -104,8 +104,8 @@ class QwenThinker(EngineThinker[Prepared]):
         if request.finished is None and not said_ids:
             with fitting("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
-                most = min(request.max_tokens, self._context - len(prompt_ids)) + 1
-                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), max(most, len(request.history) + 1)))
+                most = min(request.max_tokens, self._context - len(prompt_ids))
+                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most))
         media = tuple(part if isinstance(part, Streamed) else self._medium(part, request) for part in _media(request.turns))
         return Prepared(request, prompt_ids, said_ids, media, grammar)
 
@@ -135,6 +135,7 @@ class QwenThinker(EngineThinker[Prepared]):
             finished=request.finished,
             most=len(said_ids) + 1 if said_ids else min(request.max_tokens, self._context - len(layout)),
             row_port=HIDDEN,
+            last_row=False,
             prompt_port=PROMPT,
             prompt_rows=len(layout),
         )
