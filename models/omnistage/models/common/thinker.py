@@ -172,13 +172,21 @@ class EngineThinker(ABC, Generic[P]):
         """What the run needs, made on the tokenizer's thread. ids: as in Tokenized. Raises BadRequest."""
 
     def _asked(
-        self, request: TextRequest, grammar: Grammar | None, prompt: Prompt, items: int, taps_from: int | None = None
+        self,
+        request: TextRequest,
+        grammar: Grammar | None,
+        prompt: Prompt,
+        items: int,
+        *,
+        said_ids: tuple[int, ...] = (),
+        taps_from: int | None = None,
     ) -> SequenceRequest:
-        """What the engine is asked for. request: its history is what the answer has already. Raises Unfit."""
+        """What the engine is asked for. said_ids: of text that is given, which is an answer up to its end: its rows are computed, and one
+        item more, which nobody takes. Raises Unfit."""
         return SequenceRequest(
             prompt=prompt,
             seed=request.seed,
-            max_items=items,
+            max_items=len(said_ids) + 1 if said_ids else items,
             sampling=request.sampling,
             min_items=request.min_tokens,
             end_ids=self.tokenizer.ends,
@@ -187,7 +195,7 @@ class EngineThinker(ABC, Generic[P]):
             banned=self._banned,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
-            history=tuple((token_id,) for token_id in request.history),
+            history=tuple((token_id,) for token_id in said_ids or request.history),
             constraint=grammar,
             taps_from=taps_from,
             client=request.client,

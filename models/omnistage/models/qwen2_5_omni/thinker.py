@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -101,11 +101,11 @@ class QwenThinker(EngineThinker[Prepared]):
         return tuple(self.tokenizer.template.written(turns, [_kind(part) for part in _media(turns)]))
 
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
-        if request.finished is None and not said_ids:
+        if request.finished is None:
             with fitting("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
                 most = min(request.max_tokens, self._context - len(prompt_ids))
-                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most))
+                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
         media = tuple(part if isinstance(part, Streamed) else self._medium(part, request) for part in _media(request.turns))
         return Prepared(request, prompt_ids, said_ids, media, grammar)
 
@@ -141,12 +141,8 @@ class QwenThinker(EngineThinker[Prepared]):
         )
         with fitting("thinker"):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
-            if said_ids:
-                # To the engine it is an answer that was given already: its rows are computed, and one item more, which nobody takes.
-                request, items = replace(request, history=said_ids), len(said_ids) + 1
-            else:
-                items = answer.items
-            asked = self._asked(request, prepared.grammar, prompt, items, answer.first_slot)
+            taps_from = answer.first_slot
+            asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
             self.engine.check(asked)
         return answer, asked
 
