@@ -33,22 +33,25 @@ up: ## the same stack in containers: build, start, wait until it answers (ARGS="
 down: ## let the running answers end, then remove the containers; the fetched model stays (ARGS=--volumes removes it too)
 	@$(COMPOSE) down $(ARGS)
 
+# Files begin in the order of tests/conftest.py, the dearest first, and not in that of how many tests they have.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
 # Exit status 5 of pytest: no test of that half was asked for.
 test: setup-dev model ## all tests: light ones two at a time, then those that need the machine alone (ARGS=... goes to pytest)
 	@status=0; \
-	$(BIN)/pytest -n 2 --dist loadfile -m "not serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest $(TWO) -m "not serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m "serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 
 test-long: setup-dev model ## all tests and the long forms that `make test` leaves out, about an hour (ARGS=... goes to pytest)
 	@status=0; \
-	$(BIN)/pytest -n 2 --dist loadfile -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest $(TWO) -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m serial $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 
 drills: setup-dev model ## the long forms alone: full matrices of models and settings, hundreds of losses (ARGS=... goes to pytest)
 	@status=0; \
-	$(BIN)/pytest -n 2 --dist loadfile -m "long and not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest $(TWO) -m "long and not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m "long and serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 

@@ -29,9 +29,38 @@ except LoadError:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+TESTS = Path(__file__).parent
+
+DEAREST = (
+    "cli/test_serve.py",
+    "engine/test_engine.py",
+    "system/test_default_model.py",
+    "models/test_resumed_thinker.py",
+    "system/test_engine_chain.py",
+    "system/test_resume.py",
+    "models/test_smol_thinker.py",
+    "client/test_router_loss.py",
+    "system/test_default_resume.py",
+    "models/test_resumed_code2wav.py",
+    "client/test_private_stack.py",
+    "models/contract/test_contract.py",
+    "hostile/test_counts.py",
+    "models/test_revision.py",
+    "system/test_frozen.py",
+    "system/test_rolling_restart.py",
+)
+"""Files that take half a minute and more of a CPU. Several workers begin with them: one that began last would leave the others idle."""
+
 # No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
 settings.register_profile("omnistage", deadline=None, print_blob=True)
 settings.load_profile("omnistage")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For several workers: the dearest files first, the others as they were found."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        places = {TESTS / file: place for place, file in enumerate(DEAREST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture

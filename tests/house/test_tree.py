@@ -7,6 +7,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from conftest import DEAREST, TESTS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Folders of one machine: the code must run in any. Spelled in two parts so that this file does not hold what it looks for.
@@ -84,3 +86,7 @@ def test_every_dependency_is_pinned_and_explained() -> None:
 def normal(name: str) -> str:
     """A package name in the one spelling that all its spellings share."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    assert [file for file in DEAREST if not (TESTS / file).is_file()] == []
