@@ -147,6 +147,7 @@ def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> Non
         "kv_cache_bytes": 65536,
         "enable_cache": False,
         "gpu_memory_utilization": 0.5,
+        "memory_share": {"thinker": 0.25},
     }
     plan = StackPlan(settings, tmp_path, 2)
     words = " ".join(plan.command(5, 6))
@@ -157,7 +158,7 @@ def test_settings_become_the_command_line_of_the_launcher(tmp_path: Path) -> Non
         "--device talker=cuda:0",
         "--replicas talker=2",
         "--max-sessions 4",
-        "--max-batch-size thinker=8 --kv-cache-bytes 65536 --enable-cache false --gpu-memory-utilization 0.5",
+        "--max-batch-size thinker=8 --kv-cache-bytes 65536 --enable-cache false --gpu-memory-utilization 0.5 --memory-share thinker=0.25",
         "--tensor-parallel-size 2",
     ):
         assert part in words

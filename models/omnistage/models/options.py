@@ -26,6 +26,7 @@ class SettingsLike(Protocol):
     enable_cache: bool | None
     tensor_parallel_size: int
     gpu_memory_utilization: float
+    memory_share: float
     options: dict[str, int | float | str | bool]
 
     @property
@@ -39,7 +40,8 @@ class LoadOptions:
     path: folder of a checkpoint, None for the family's own. max_sessions: answers at once. max_batch_size, max_batch_tokens: sequences and
     rows in one step. kv_cache_bytes: of keys and values. enable_cache: keep what prompts that begin alike have in common.
     tensor_parallel_size: devices that the model is spread over. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to
-    1. family: options that only models of one family have.
+    1. memory_share: part of the device's memory that it may count on, where others that take what they find free start beside it, above 0
+    to 1. family: options that only models of one family have.
     """
 
     path: Path | None = None
@@ -53,6 +55,7 @@ class LoadOptions:
     enable_cache: bool | None = None
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.0
+    memory_share: float = 1.0
     family: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -97,6 +100,9 @@ def shown(value: object) -> str:
 GPU_MEMORY = "gpu_memory_utilization"
 """A setting that every model takes on a CPU, where it means nothing."""
 
+MEMORY_SHARE = "memory_share"
+"""A setting of whatever takes as much memory as it finds free."""
+
 OPTIONAL = (
     "threads",
     "max_batch_size",
@@ -105,6 +111,7 @@ OPTIONAL = (
     "enable_cache",
     "tensor_parallel_size",
     GPU_MEMORY,
+    MEMORY_SHARE,
 )
 """Settings that not every model has a use for."""
 

@@ -16,7 +16,7 @@ from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import StageModel
-from omnistage.models.options import GPU_MEMORY, OPTIONAL, LoadOptions, shown
+from omnistage.models.options import GPU_MEMORY, MEMORY_SHARE, OPTIONAL, LoadOptions, shown
 
 
 class UnknownFamily(LoadError):
@@ -96,7 +96,7 @@ FAMILIES: Mapping[str, Family] = {
                 "omnistage.models.qwen2_5_omni.thinker:QwenThinker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
-                uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache", GPU_MEMORY),
+                uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache", GPU_MEMORY, MEMORY_SHARE),
                 options="omnistage.models.qwen2_5_omni.options:ThinkerOptions",
                 files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
                 model_type="qwen2_5_omni",
@@ -173,6 +173,8 @@ def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
         "dtype": options.told("dtype", dtypes[0] if len(dtypes) == 1 else options.dtype),
         "threads": options.told("threads", options.threads),
     }
+    if MEMORY_SHARE in _entry(family, kind).uses:
+        said[MEMORY_SHARE] = options.told(MEMORY_SHARE, f"{options.memory_share:g}")
     if options.given(GPU_MEMORY) and options.device == "cpu":
         said[GPU_MEMORY] = f"{options.gpu_memory_utilization:g}, which means nothing on a CPU"
     return said

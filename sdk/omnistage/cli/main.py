@@ -200,6 +200,10 @@ def serve(
     gpu_memory_utilization: Annotated[
         list[str] | None, typer.Option(metavar="[STAGE=]PART", help="Part of a GPU's memory that may be filled.")
     ] = None,
+    memory_share: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[STAGE=]PART", help="Part of a device's memory for each process; default: equal for all that are on it."),
+    ] = None,
     max_sessions: Annotated[int, typer.Option(min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
     inline_limit: Annotated[int | None, typer.Option(min=0, help="Tensors of fewer bytes travel in the message.")] = None,
     stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
@@ -230,6 +234,7 @@ def serve(
                 ("enable_cache", enable_cache),
                 ("tensor_parallel_size", tensor_parallel_size),
                 ("gpu_memory_utilization", gpu_memory_utilization),
+                ("memory_share", memory_share),
             )
             if words
         }

@@ -13,7 +13,7 @@ from omnistage.cli.fetch import checkpoint, fetch, named
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout, flag
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.models.errors import LoadError
-from omnistage.models.options import DEFAULTS
+from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, recognise, uses
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
 
@@ -50,6 +50,7 @@ def layout_of(choice: Choice) -> Layout:
         pipeline = choice.pipeline or DEFAULT_PIPELINE
         layout = _layout(pipeline, _read(pipeline), None, choice)
         check(layout)
+        layout = shared(layout)
         # Once, here, with a bar; the stages then find it in the cache.
         for family in dict.fromkeys(stage.family for stage in layout.stages):
             if has_default(family):
@@ -67,7 +68,7 @@ def layout_of(choice: Choice) -> Layout:
 
     layout = _of_checkpoint(checkpoint(typed, option, judge), typed, choice)
     check(layout)
-    return layout
+    return shared(layout)
 
 
 def _sorted_out(choice: Choice) -> tuple[Choice, str]:
@@ -131,6 +132,30 @@ def _layout(name: str, pipeline: Pipeline, folder: Path | None, choice: Choice) 
         if "" in values and values[""] != str(DEFAULTS[setting]) and not any(setting in stage.settings for stage in stages):
             raise StackError(f"{flag(setting)} {values['']}: no stage of {pipeline.name} has a use for it{ADVICE.get(setting, '')}")
     return Layout(name, stages, choice.servers)
+
+
+def shared(layout: Layout) -> Layout:
+    """Servers that take what they find free, all on one device: each is told its part of it, an equal one of what nobody was given. Raises
+    StackError where more is given than there is."""
+    devices: dict[str, list[StageLayout]] = {}
+    for stage in layout.stages:
+        if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):
+            devices.setdefault(stage.device.removesuffix(":0"), []).append(stage)
+    told = dict[str, str]()
+    for device, beside in devices.items():
+        given = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in beside if MEMORY_SHARE in stage.settings)
+        equal = sum(stage.replicas for stage in beside if MEMORY_SHARE not in stage.settings)
+        part = int(1000 * (1 - given) / max(equal, 1)) / 1000  # Rounded down: together they have no more than there is.
+        if given > 1 or (equal and part <= 0):
+            others = f", and {equal} more are on it" if equal else ""
+            raise StackError(f"{flag(MEMORY_SHARE)}: {given:g} of the memory of {device} is given away{others}; all share 1: give less")
+        if part < 1:
+            told |= {stage.kind: f"{part:g}" for stage in beside if MEMORY_SHARE not in stage.settings}
+    stages = [
+        replace(stage, settings={**stage.settings, MEMORY_SHARE: told[stage.kind]}) if stage.kind in told else stage
+        for stage in layout.stages
+    ]
+    return replace(layout, stages=stages)
 
 
 def layout_for(pipeline: str, inputs: Collection[str], outputs: Collection[str]) -> Layout:

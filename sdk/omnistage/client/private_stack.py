@@ -59,6 +59,8 @@ class StackSettings(TypedDict, total=False):
     """Keep what prompts that begin alike have in common."""
     gpu_memory_utilization: float | Mapping[str, float]
     """Part of a GPU's memory that may be filled; means nothing on a CPU."""
+    memory_share: float | Mapping[str, float]
+    """Part of a device's memory for each stage process; left out, all that take what they find free on a device have equal parts."""
     start_timeout_s: float
     """Time limit for download, load and start, seconds (900)."""
 

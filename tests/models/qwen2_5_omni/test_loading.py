@@ -32,7 +32,7 @@ from omnistage.models.qwen2_5_omni.sizes import (
     _frame_bytes,
     _patch_bytes,
 )
-from omnistage.models.registry import recognise
+from omnistage.models.registry import chosen, recognise
 from omnistage.models.smol.thinker import SmolThinker
 
 GIB = 1 << 30
@@ -220,6 +220,15 @@ def test_what_is_asked_for_is_taken(config: ThinkerConfig) -> None:
     assert (asked.kv_bytes, asked.batch_rows) == (GIB, 99)
     assert sizes(config, 8 * GIB, enable_cache=False).feature_bytes == 0
     assert sizes(config, 8 * GIB, sessions=1).kv_bytes == config.text.context * ROW_BYTES, "one whole context at least"
+
+
+def test_a_share_of_what_is_free_is_told_and_one_that_is_too_small_refused(config: ThinkerConfig, omni_checkpoint: Path) -> None:
+    assert sizes(config, GIB).why["free_memory"] == "1 GiB after the weights"
+    assert sizes(config, GIB, memory_share=0.25).why["free_memory"] == "1 GiB after the weights, with 0.25 of the memory for this server"
+    told = "kv_cache_bytes 0: room for 0 tokens of one conversation, 1024 are the least; free some memory, or give it a larger memory_share"
+    assert told in refused(omni_checkpoint, memory_share=1e-6)
+    assert chosen("qwen2_5_omni", "thinker", LoadOptions(memory_share=0.25))["memory_share"] == "0.25"
+    assert chosen("qwen2_5_omni", "thinker", LoadOptions())["memory_share"] == "1 (default)"
 
 
 def test_memory_is_measured() -> None:

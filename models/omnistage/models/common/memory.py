@@ -11,19 +11,35 @@ _GROUP = Path("/sys/fs/cgroup")
 _ROLLUP = Path("/proc/self/smaps_rollup")
 
 
-def free_bytes(device: str, share: float = 0.0) -> int:
-    """Bytes that a model may still take on a device.
+FILLED = 0.9
+"""Part of a GPU's memory that is filled, unless somebody says otherwise."""
 
-    Of a GPU: what its driver says is free, less the part of the whole that it is not to fill (share: above 0 to 1; 0: 0.9). Of a CPU: what
-    the kernel can give without swapping, or less where a control group (a container) has a limit."""
+
+def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
+    """Bytes that a model, whose weights are loaded, may still take on a device.
+
+    Of a GPU: what its driver says is free, less the part of the whole that is not to be filled (filled: above 0 to 1; 0: FILLED). Of a CPU:
+    what the kernel can give without swapping, or less where a control group (a container) has a limit. share: see LoadOptions."""
     if device != "cpu":
         free, total = torch.cuda.mem_get_info(device)
-        return max(int(free - (1 - (share or 0.9)) * total), 0)
+        return part_of_gpu(free, total, torch.cuda.memory_reserved(device), filled or FILLED, share)
     free = _kilobytes(_MEMINFO, "MemAvailable")
     most, used = _GROUP / "memory.max", _GROUP / "memory.current"
     if most.is_file() and used.is_file() and (limit := most.read_text().strip()).isdigit():
         free = min(free, int(limit) - int(used.read_text()))
-    return max(free, 0)
+    return part_of_cpu(max(free, 0), private_bytes(), share)
+
+
+def part_of_gpu(free: int, total: int, own: int, filled: float, share: float) -> int:
+    """What is left of a share of the part that is filled. own: bytes that this process has. Of the whole and not of what is free: the
+    first of two equal servers would get more than the second, which finds what the first has taken."""
+    return max(min(int(free - (1 - filled) * total), int(share * filled * total) - own), 0)
+
+
+def part_of_cpu(free: int, own: int, share: float) -> int:
+    """What is left of a share of all that was free before this process took its own. The whole tells nothing here: the rest of it is in
+    use by whatever else the machine does."""
+    return max(int(share * (free + own)) - own, 0)
 
 
 def private_bytes() -> int:

@@ -55,7 +55,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     config = read_thinker_config(folder)
     tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
     parts = read_parts(folder, config, torch_dtype, device)
-    free = free_bytes(options.device, options.gpu_memory_utilization)
+    free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
     sizes = Sizes.chosen(config, options, sessions=sessions, row_bytes=page_bytes(parts.decoder.spec) // PAGE_ROWS, free=free)
     limits = limits_of(sessions, options.max_batch_size, sizes.batch_rows)
     engine = Engine(

@@ -8,7 +8,7 @@ from typing import Self
 from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.models.common.memory import written
 from omnistage.models.errors import LoadError
-from omnistage.models.options import LoadOptions
+from omnistage.models.options import MEMORY_SHARE, LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig
 from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
@@ -58,7 +58,8 @@ class Sizes:
     def chosen(cls, config: ThinkerConfig, options: LoadOptions, *, sessions: int, row_bytes: int, free: int) -> Self:
         """row_bytes: keys and values of one row. free: bytes that are free. Raises LoadError where what somebody asked for cannot be."""
         wanted, kind = ThinkerOptions.from_settings(options.family), options.device.partition(":")[0]
-        why = {"free_memory": f"{written(free)} after the weights"}
+        shared = f", with {options.memory_share:g} of the memory for this server" if options.given(MEMORY_SHARE) else ""
+        why = {"free_memory": f"{written(free)} after the weights{shared}"}
         context, kv_bytes = _cache(config, wanted, options, sessions, row_bytes, int(free * KV_SHARE[kind]))
         why["kv_cache_bytes"] = f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions"
         why["context"] = f"{context} of the {config.text.context} that the model was made for"
@@ -96,9 +97,10 @@ def _cache(
         return whole, room
     rows = room // row_bytes // PAGE_ROWS * PAGE_ROWS
     if rows < LEAST_CONTEXT:
+        more = "free some memory, or give it a larger memory_share" if options.given(MEMORY_SHARE) else "free some memory"
         raise LoadError(
             f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(whole, LEAST_CONTEXT)} are the least; "
-            f"{'give more' if given else 'free some memory'}"
+            f"{'give more' if given else more}"
         )
     return _power_of_two(rows), room
 

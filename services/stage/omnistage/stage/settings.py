@@ -53,6 +53,13 @@ class StageSettings(ServerSettings):
         description="part of a GPU's memory that may be filled; 0: the model's own; means nothing on a CPU",
         json_schema_extra={"metavar": "PART"},
     )
+    memory_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="part of its device's memory that this server may count on, where others that take what they find free are on it too",
+        json_schema_extra={"metavar": "PART"},
+    )
     allow: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="next hops that may be dialled, comma-separated; a name stands for all addresses that it has",

@@ -1,0 +1,77 @@
+"""Servers of a stack on one device are told what part of its memory each of them may count on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from omnistage.cli.layout import Layout, StageLayout
+from omnistage.cli.pipelines import shared
+from omnistage.client.errors import StackError
+from omnistage.host.commandline import read
+from omnistage.models import registry
+from omnistage.models.family import Family, ModelEntry
+from omnistage.models.options import LoadOptions
+from omnistage.stage.settings import StageSettings
+
+TAKER = ModelEntry("nowhere:Model", devices=("cpu", "cuda"), uses=("memory_share",))
+
+
+@pytest.fixture(autouse=True)
+def _takers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family whose Thinker and Talker take what they find free, and whose Code2Wav does not."""
+    models = {"thinker": TAKER, "talker": TAKER, "code2wav": ModelEntry("nowhere:Model", devices=("cpu", "cuda"))}
+    monkeypatch.setitem(registry.FAMILIES, "takers", Family(models))
+
+
+def shares(*stages: StageLayout) -> dict[str, float]:
+    """What a server of each stage makes of its command line."""
+    layout = shared(Layout("takers", stages))
+    options = {stage.kind: LoadOptions.of(read(StageSettings, layout.stage_arguments(stage, ["a:1"]), "stage")) for stage in layout.stages}
+    return {kind: each.memory_share for kind, each in options.items()}
+
+
+def stage(kind: str, device: str = "cpu", replicas: int = 1, settings: Mapping[str, str] | None = None) -> StageLayout:
+    return StageLayout(kind, "takers", device=device, replicas=replicas, settings=settings or {})
+
+
+def given(part: float) -> dict[str, str]:
+    return {"memory_share": str(part)}
+
+
+def test_one_that_is_alone_on_its_device_has_all_of_it() -> None:
+    assert shares(stage("thinker"), stage("talker", "cuda"), stage("code2wav")) == {"thinker": 1, "talker": 1, "code2wav": 1}
+    assert shares(stage("thinker", "cuda:1"), stage("talker", "cuda:0")) == {"thinker": 1, "talker": 1}
+
+
+def test_replicas_and_stages_on_one_device_have_equal_parts() -> None:
+    assert shares(stage("thinker", replicas=2)) == {"thinker": 0.5}
+    assert shares(stage("thinker", "cuda"), stage("talker", "cuda:0"), stage("code2wav", "cuda:0")) == {
+        "thinker": 0.5,
+        "talker": 0.5,
+        "code2wav": 1,
+    }
+    assert shares(stage("thinker", "cuda:0", 2), stage("talker", "cuda:0")) == {"thinker": 0.333, "talker": 0.333}
+
+
+def test_what_somebody_gives_stays_and_the_others_have_the_rest() -> None:
+    assert shares(stage("thinker", settings=given(0.6)), stage("talker", replicas=2)) == {"thinker": 0.6, "talker": 0.2}
+    assert shares(stage("thinker", settings=given(0.25))) == {"thinker": 0.25}
+    assert shares(stage("thinker", replicas=2, settings=given(0.5))) == {"thinker": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        ([stage("thinker", replicas=2, settings=given(0.6))], "--memory-share: 1.2 of the memory of cpu is given away; all share 1"),
+        (
+            [stage("thinker", "cuda:0", settings=given(1)), stage("talker", "cuda:0", 2)],
+            "--memory-share: 1 of the memory of cuda is given away, and 2 more are on it; all share 1: give less",
+        ),
+    ],
+)
+def test_more_than_there_is_cannot_be_given(stages: list[StageLayout], told: str) -> None:
+    with pytest.raises(StackError) as refused:
+        shared(Layout("takers", stages))
+    assert told in str(refused.value)
