@@ -37,8 +37,12 @@ class TurnFailed(Exception):
 class Conversation:
     """One call. Use `turn` for whole turns; `send` and `read` for anything else."""
 
-    def __init__(self, stub: omni_pb2_grpc.OmniServiceAsyncStub, timeout_s: float = TIMEOUT_S) -> None:
-        self.call: grpc.aio.StreamStreamCall[omni_pb2.ConverseRequest, omni_pb2.ConverseResponse] = stub.Converse(timeout=timeout_s)
+    def __init__(self, stub: omni_pb2_grpc.OmniServiceAsyncStub, timeout_s: float = TIMEOUT_S, *, key: str = "") -> None:
+        """key: of the client."""
+        metadata = (("x-api-key", key),) * bool(key)
+        self.call: grpc.aio.StreamStreamCall[omni_pb2.ConverseRequest, omni_pb2.ConverseResponse] = stub.Converse(
+            timeout=timeout_s, metadata=metadata
+        )
         self.room: dict[str, int] = {}
         self._grown = asyncio.Event()
         self._writing = asyncio.Lock()

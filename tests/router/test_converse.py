@@ -224,7 +224,10 @@ BROKEN: dict[str, tuple[list[Event | None], str]] = {
     "a half-close in the middle": ([FILM_TURN, piece(), None], "HALF_CLOSED"),
     "more than there is room for": ([HURRIED, *(piece(n, n) for n in range(40))], "CREDIT_EXCEEDED"),
     "more bytes than a chunk has": ([FILM_TURN, piece(data=bytes(PIECE + 1))], "BAD_REQUEST"),
-    "credit": ([FILM_TURN, Event(credit=stage_pb2.Credit(port="text", total=9))], "BAD_REQUEST"),
+    "credit for more ports than there can be": (
+        [FILM_TURN, *(Event(credit=stage_pb2.Credit(port=f"p{n}")) for n in range(65))],
+        "PROTOCOL",
+    ),
 }
 
 

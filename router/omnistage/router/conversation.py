@@ -11,6 +11,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from omnistage.router.intake import Intake
+from omnistage.router.room import OutputRoom
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.decoding import TooLarge, decoded
 from omnistage.wire.durations import duration
@@ -43,6 +44,8 @@ class Conversation:
         self._intake: Intake | None = None
         self._is_answered = False
         self._asked: omni_pb2.GenerateRequest | None = None
+        self.room = OutputRoom()
+        """That the client gives for its answers."""
         self.is_cut = False
         """A write was given up, as of an answer that its client does not read: nothing more can be written, and the call has to end."""
 
@@ -63,7 +66,7 @@ class Conversation:
                 case "chunk" if self._intake is not None:
                     await self._intake.put(message.chunk)
                 case "credit":
-                    raise _no_credit()
+                    self.room.give(message.credit)
                 case _:
                     raise protocol_error("the first message of Converse must be a turn")
         return None
@@ -86,6 +89,8 @@ class Conversation:
             if message is None:
                 if waiting := self._intake.waits_for:
                     raise StageError("HALF_CLOSED", f"the client half-closed before input {waiting} ended")
+                if self.room.is_given:
+                    raise StageError("HALF_CLOSED", f"the client half-closed and gave too little room for {await self.room.runs_out()}")
                 return
             match message.WhichOneof("event"):
                 case "chunk":
@@ -98,7 +103,7 @@ class Conversation:
                 case "turn":
                     raise protocol_error("a turn came while another one was answered; wait for its Usage or TurnFailed")
                 case "credit":
-                    raise _no_credit()
+                    self.room.give(message.credit)
 
     async def _receive(self) -> omni_pb2.ConverseRequest | None:
         """The next message; None after the half-close. Who is cancelled here takes nothing: the message is for the next who asks."""
@@ -165,7 +170,3 @@ class Conversation:
         if self._reading is not None:
             self._reading.cancel()
             self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
-
-
-def _no_credit() -> StageError:
-    return bad_request("credit", "a client's credit for output is not taken yet; leave it out, the router grants as it writes")

@@ -188,6 +188,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             trace_metadata(metadata),
             place,
             intake,
+            None if conversation is None else conversation.room,
         )
         structlog.contextvars.bind_contextvars(session_id=answer.session_id)
         try:

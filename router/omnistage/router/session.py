@@ -6,8 +6,8 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -18,10 +18,11 @@ from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
 from omnistage.router.admission import Place
 from omnistage.router.clients import name_of, scope_of
-from omnistage.router.intake import Intake
+from omnistage.router.intake import Intake, look_at_error
 from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
+from omnistage.router.room import OutputRoom
 from omnistage.router.route import Hop, PlacedRoute
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.batches import batched, chunks_of
@@ -63,8 +64,9 @@ class Generation:
         metadata: Metadata,
         place: Place,
         intake: Intake | None = None,
+        room: OutputRoom | None = None,
     ) -> None:
-        """intake: what the client streams in, if it does."""
+        """intake: what the client streams in, if it does. room: what it has for output, if it may say so."""
         self._request = request
         self._descriptions = descriptions
         self._placement = placement
@@ -74,6 +76,9 @@ class Generation:
         self._metadata = metadata
         self._place = place
         self._intake = intake
+        self._room = room
+        self._writing_since: float | None = None
+        self._dry_since: float | None = None
         self._begun = time.monotonic()
         self._granted: dict[str, int] = {}
         self._written: dict[str, int] = {}
@@ -94,7 +99,11 @@ class Generation:
                 session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed, revisions=opened.revisions
             )
             await self._write(omni_pb2.GenerateResponse(started=started))
-            async with self._intake.passed_on(link) if self._intake is not None else nullcontext():
+            async with AsyncExitStack() as client:
+                if self._room is not None:
+                    await client.enter_async_context(self._room_passed_on(link, self._room))
+                if self._intake is not None:
+                    await client.enter_async_context(self._intake.passed_on(link))
                 await self._pass_up(link)
             await self._write(omni_pb2.GenerateResponse(usage=self._usage()))
         finally:
@@ -141,19 +150,59 @@ class Generation:
         if port not in self._granted:
             return  # A checkpoint: outside of credit.
         self._written[port] += 1
-        if self._granted[port] - self._written[port] <= WINDOW // 2 and not chunk.last:
-            self._granted[port] = self._written[port] + WINDOW
-            await link.grant(port, self._granted[port])
+        if self._room is not None and port in self._request.outputs:
+            self._room.wrote(port, last=chunk.last)
+        if not chunk.last:
+            await self._grant(link, port)
+
+    async def _grant(self, link: Link, port: str) -> None:
+        """More room for a port of which a half was used, or of which the client had given less."""
+        most = self._most(port)
+        if self._granted[port] - self._written[port] <= WINDOW // 2 and most > self._granted[port]:
+            self._granted[port] = most
+            await link.grant(port, most)
+
+    def _most(self, port: str) -> int:
+        """Chunks of a port that may have been sent by now."""
+        given = None if self._room is None else self._room.of(port)
+        window = self._written[port] + WINDOW
+        return window if given is None else min(window, given)
+
+    @asynccontextmanager
+    async def _room_passed_on(self, link: Link, room: OutputRoom) -> AsyncIterator[None]:
+        """While the answer runs, its stages are given what the client gives; and a client that gives nothing is one that does not read."""
+
+        async def pass_on() -> None:
+            while True:
+                await room.changes()
+                self._dry_since = (self._dry_since or time.monotonic()) if room.used_up else None
+                self._tell_place()
+                for port in self._granted:
+                    await self._grant(link, port)
+
+        passing = asyncio.create_task(pass_on())
+        passing.add_done_callback(look_at_error)  # Of a stream that is over, which whoever reads it tells.
+        try:
+            yield
+        finally:
+            passing.cancel()
+            self._dry_since = None
+            self._tell_place()
+
+    def _tell_place(self) -> None:
+        self._place.writing_since = self._writing_since or self._dry_since
 
     async def _write(self, event: omni_pb2.GenerateResponse) -> None:
         """A write returns when the client's buffers have room; one that does not is a client that does not read."""
-        self._place.writing_since = time.monotonic()
+        self._writing_since = time.monotonic()
+        self._tell_place()
         try:
             async with asyncio.timeout(self._limits.stall_s):
                 await self._write_event(event)
         except TimeoutError:
             raise StageError("CLIENT_STALLED", f"the client read nothing for {self._limits.stall_s:g} s") from None
-        self._place.writing_since = None
+        self._writing_since = None
+        self._tell_place()
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
@@ -164,10 +213,14 @@ class Generation:
         for stage in stages:
             for port in self._descriptions[stage.kind].produces:
                 if not port.compact and not any(port.name in after.takes for after in stages):
-                    self._granted[port.name] = WINDOW  # Also of one that is not wanted: an older stage sends it all the same.
-                    self._written[port.name] = 0
+                    self._written[port.name] = 0  # Also of one that is not wanted: an older stage sends it all the same.
                     if port.name not in self._request.outputs:
                         unwanted[stage.kind].append(port.name)
+        if self._room is not None:
+            held = self._request.resume.positions if self._request.resume is not None else ()
+            ended = {position.port for position in held if position.ended}
+            self._room.begin({port for port in self._written if port in self._request.outputs} - ended)
+        self._granted = {port: self._most(port) for port in self._written}
         request = stage_pb2.Open(
             session_id=self.session_id,
             model=self._descriptions[first.kind].model,

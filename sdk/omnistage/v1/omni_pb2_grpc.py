@@ -73,7 +73,7 @@ class OmniServiceServicer:
         """Converse is a conversation: turns one after the other, and media that are streamed in, which may be larger than a request. A turn is
         answered as by Generate. What is wrong with a turn is a TurnFailed, and the conversation goes on; what is wrong with the stream of the
         client, such as a gap or more chunks than credit, and the end of the time of the call, end the call. A client may half-close when all
-        ports of its turn have ended.
+        ports of its turn have ended and it has given room for all that is to come, or leaves that to the router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

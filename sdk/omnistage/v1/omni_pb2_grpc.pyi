@@ -41,7 +41,7 @@ class OmniServiceStub:
     """Converse is a conversation: turns one after the other, and media that are streamed in, which may be larger than a request. A turn is
     answered as by Generate. What is wrong with a turn is a TurnFailed, and the conversation goes on; what is wrong with the stream of the
     client, such as a gap or more chunks than credit, and the end of the time of the call, end the call. A client may half-close when all
-    ports of its turn have ended.
+    ports of its turn have ended and it has given room for all that is to come, or leaves that to the router.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_omni_pb2.ListModelsRequest, _omni_pb2.ListModelsResponse]
     """ListModels names the pipelines."""
@@ -61,7 +61,7 @@ class OmniServiceAsyncStub(OmniServiceStub):
     """Converse is a conversation: turns one after the other, and media that are streamed in, which may be larger than a request. A turn is
     answered as by Generate. What is wrong with a turn is a TurnFailed, and the conversation goes on; what is wrong with the stream of the
     client, such as a gap or more chunks than credit, and the end of the time of the call, end the call. A client may half-close when all
-    ports of its turn have ended.
+    ports of its turn have ended and it has given room for all that is to come, or leaves that to the router.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_omni_pb2.ListModelsRequest, _omni_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels names the pipelines."""
@@ -90,7 +90,7 @@ class OmniServiceServicer(metaclass=_abc_1.ABCMeta):
         """Converse is a conversation: turns one after the other, and media that are streamed in, which may be larger than a request. A turn is
         answered as by Generate. What is wrong with a turn is a TurnFailed, and the conversation goes on; what is wrong with the stream of the
         client, such as a gap or more chunks than credit, and the end of the time of the call, end the call. A client may half-close when all
-        ports of its turn have ended.
+        ports of its turn have ended and it has given room for all that is to come, or leaves that to the router.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,139 @@
+"""Converse: a client that says itself how much sound it has room for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from helpers.ask import Answer, refusal, request
+from helpers.converse import Conversation
+from helpers.servers import CHAIN, Local, all_free, is_busy, local_router, local_stage, omni_stub, toy_logic
+from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+
+LENGTH = 40
+
+Running = dict[str, list[tuple[Local, AsyncExitStack]]]
+"""Of each kind its replicas, with what ends them."""
+
+
+@asynccontextmanager
+async def house(replicas: int = 1, **settings: Any) -> AsyncIterator[tuple[omni_pb2_grpc.OmniServiceAsyncStub, Running]]:
+    """The toy chain behind a router, and the client's stub. settings: of the router."""
+    async with AsyncExitStack() as everything:
+        running: Running = {}
+        for kind in CHAIN:
+            for _ in range(replicas):
+                own = await everything.enter_async_context(AsyncExitStack())
+                local = await own.enter_async_context(local_stage(toy_logic(kind, {"max_chunk": 1})))
+                running.setdefault(kind, []).append((local, own))
+        addresses = [(kind, local.address) for kind, replicas_ in running.items() for local, _ in replicas_]
+        router = await everything.enter_async_context(local_router(addresses, **settings))
+        yield await everything.enter_async_context(omni_stub(router.address)), running
+
+
+def question(seed: int) -> omni_pb2.GenerateRequest:
+    return request("How?", seed, thinker={"max_tokens": LENGTH, "ignore_eos": True})
+
+
+def sound(total: int) -> stage_pb2.Credit:
+    return stage_pb2.Credit(port="audio", total=total)
+
+
+def is_whole(answer: Answer, port: str) -> bool:
+    return bool(answer.of(port)) and answer.of(port)[-1].last
+
+
+async def heard(conversation: Conversation, given: int) -> Answer:
+    """A whole answer. given: chunks in earlier turns, all that there was room for. There is one more whenever all is used up and the text
+    is whole, and nothing may come without room."""
+    answer, room = Answer(), 0
+    async for event in conversation.events():
+        answer.take(event)
+        assert len(answer.of("audio")) <= room
+        if is_whole(answer, "text") and not is_whole(answer, "audio") and len(answer.of("audio")) == room:
+            room += 1
+            await conversation.send(credit=sound(given + room))
+    return answer
+
+
+async def test_sound_comes_as_there_is_room_and_text_does_not_wait_for_it():
+    """Two turns: room is counted over the whole conversation."""
+    async with house() as (stub, running):
+        conversation = Conversation(stub)
+        await conversation.send(credit=sound(0))
+        given = 0
+        for seed in (1, 2):
+            await conversation.send(turn=question(seed))
+            answer = await heard(conversation, given)
+            answer.check_toy(seed, "How?", LENGTH)
+            given += len(answer.of("audio"))
+            assert len(answer.of("audio")) > LENGTH
+        assert await conversation.end() is grpc.StatusCode.OK
+        await all_free([local.address for replicas in running.values() for local, _ in replicas])
+
+
+async def test_without_any_room_said_the_router_grants_as_it_writes():
+    async with house() as (stub, _):
+        conversation = Conversation(stub)
+        await conversation.send(turn=question(1))
+        (await conversation.answer()).check_toy(1, "How?", LENGTH)
+        await conversation.send(credit=sound(1 << 40))
+        await conversation.send(credit=stage_pb2.Credit(port="text", total=1))  # A checkpoint is outside of credit.
+        await conversation.send(turn=question(2))
+        (await conversation.answer()).check_toy(2, "How?", LENGTH)
+
+
+@pytest.mark.parametrize("lost", CHAIN)
+async def test_a_stage_that_is_lost_while_sound_waits_for_room_leaves_no_gap(lost: str):
+    async with house(2) as (stub, running):
+        conversation = Conversation(stub)
+        await conversation.send(credit=sound(3))
+        await conversation.send(turn=question(1))
+        answer = Answer()
+        async for event in conversation.events():
+            answer.take(event)
+            if len(answer.of("audio")) == 3 and is_whole(answer, "text") and not answer.failovers:
+                (own,) = [own for local, own in running[lost] if is_busy(local)]
+                await own.aclose()
+                await conversation.send(credit=sound(1000))
+        answer.check_toy(1, "How?", LENGTH)
+        assert [failover.kind for failover in answer.failovers] == [getattr(stage_pb2, f"STAGE_KIND_{lost.upper()}")]
+
+
+@pytest.mark.parametrize(("given", "reason"), [(5, "HALF_CLOSED"), (1000, "OK")])
+async def test_who_half_closes_gives_no_more(given: int, reason: str):
+    async with house() as (stub, running):
+        conversation = Conversation(stub)
+        await conversation.send(credit=sound(given))
+        await conversation.send(turn=question(1))
+        await conversation.call.done_writing()
+        if reason == "OK":
+            (await conversation.answer()).check_toy(1, "How?", LENGTH)
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await conversation.answer()
+            assert refusal(told.value).reason == reason and "too little room for audio" in refusal(told.value).message
+        await all_free([local.address for replicas in running.values() for local, _ in replicas])
+
+
+async def test_who_gives_no_room_loses_its_place_to_one_who_waits():
+    async with house(max_sessions=1) as (stub, _):
+        conversation = Conversation(stub)
+        await conversation.send(credit=sound(1))
+        await conversation.send(turn=question(1))
+        answer = Answer()
+        events = conversation.events()
+        while not answer.of("audio"):
+            answer.take(await anext(events))
+        (await Conversation(stub, key="another").turn(question(2))).check_toy(2, "How?", LENGTH)
+        with pytest.raises(Exception, match="CLIENT_STALLED"):
+            async for event in events:
+                answer.take(event)
+        await conversation.send(credit=sound(1000))
+        await conversation.send(turn=question(3))
+        (await conversation.answer()).check_toy(3, "How?", LENGTH)
