@@ -152,6 +152,7 @@ def test_status_tells_what_memory_was_taken_for_people_and_for_scripts(omni: Omn
     (replica,) = json.loads(omnistage(omni, files, "status", "--json").stdout)["replicas"]
     number = re.match(r"\d+(?=, for \d+ tokens)", replica["settings"]["kv_cache_bytes"])
     assert number and int(number[0]) >= 1 << 20
+    assert {"private_memory", "shared_memory"} <= replica["settings"].keys()
     shown = omnistage(omni, files, "status").stdout
     told = re.search(r"kv_cache_bytes ([\d.]+) ([KMG])iB, for \d+ tokens", shown)
     assert told and float(told[1]) * (1 << 10 * (1 + "KMG".index(told[2]))) == pytest.approx(int(number[0]), rel=1e-2)

@@ -16,6 +16,8 @@ import torch.nn.functional as functional
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.linear import Linear, Linears, build_exact
 
+EMBEDDING = "embed_tokens.weight"
+
 Weights = Callable[[str], torch.Tensor | None]
 """The tensor of a name, None if there is none."""
 
@@ -71,13 +73,14 @@ class PackedDecoder:
     """Implements `Decoder` over plain weights.
 
     weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names
-    of Transformers' text model. An absent bias is None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists.
+    of Transformers' text model. The embedding is kept as it comes, and may be memory of a file; all others are copied. An absent bias is
+    None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists.
     entry: how rows enter the first layer, made with the decoder's own products: by default a given vector stands in the place of the
     embedding. products: the backend of its products, and why a faster one was refused.
     """
 
     def __init__(self, config: DecoderConfig, weight: Weights, entry: Callable[[Linears], Enter] = lambda linear: in_place) -> None:
-        embedding = _need(weight, "embed_tokens.weight").clone()
+        embedding = _need(weight, EMBEDDING)
         self._config, self._embedding = config, embedding
         self._norm = _need(weight, "norm.weight").clone()
         head = weight("lm_head.weight")

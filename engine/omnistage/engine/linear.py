@@ -143,13 +143,13 @@ def pad_rows(count: int) -> int:
 class Linear:
     """`x [rows, in] -> [rows, out]` for one weight `[out, in]` and an optional bias `[out]`; any number of rows.
 
-    The weight given is not kept when it was packed, so a memory-mapped checkpoint is read once and its pages may go.
+    The weight given is not kept when it was packed, nor is the bias, so a memory-mapped checkpoint is read once and its pages may go.
     """
 
     __slots__ = ("_bias", "_packed", "_product")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, product: Product) -> None:
-        self._product, self._packed, self._bias = product, product.pack(weight), bias
+        self._product, self._packed, self._bias = product, product.pack(weight), None if bias is None else bias.clone()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return in_blocks(self.run, x, self._product)

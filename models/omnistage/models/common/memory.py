@@ -9,6 +9,7 @@ import torch
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
 _ROLLUP = Path("/proc/self/smaps_rollup")
+_MAPS = Path("/proc/self/maps")
 
 
 FILLED = 0.9
@@ -43,8 +44,27 @@ def part_of_cpu(free: int, own: int, share: float) -> int:
 
 
 def private_bytes() -> int:
-    """Bytes of this process that no other one can share with it."""
-    return _kilobytes(_ROLLUP, "Private_Dirty")
+    """Bytes of this process that no other one can share with it: those of no file. What was read of a file that was just written is dirty,
+    and shared all the same."""
+    return _kilobytes(_ROLLUP, "Anonymous")
+
+
+def mapped_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder that this process has mapped, whether they are in memory at the moment or not."""
+    files = {str(path.resolve()) for path in folder.iterdir()}
+    lines = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
+    spans = [line[0].split("-") for line in lines if len(line) == 6 and line[5] in files]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
+
+
+def memory_told(folder: Path) -> dict[str, str]:
+    """What a model has taken, for its info. folder: its checkpoint, whose weights may be used as they are in the files."""
+    mapped = mapped_bytes(folder)
+    shared = f"{written(mapped)} of weights as they are in the files, once for all replicas of this machine"
+    return {
+        "private_memory": f"{written(private_bytes())} of this process alone, the cache as far as it was touched",
+        "shared_memory": shared if mapped else "none: all weights were packed or converted",
+    }
 
 
 def _kilobytes(path: Path, name: str) -> int:

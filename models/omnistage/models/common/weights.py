@@ -5,6 +5,8 @@ They lie in model.safetensors, or in the shards that model.safetensors.index.jso
 
 from __future__ import annotations
 
+import json
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -53,6 +55,16 @@ class Weights:
             tensor: torch.Tensor = self._shards[self._shard_of[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
+    def mapped(self, name: str) -> torch.Tensor | None:
+        """The same, over a mapping of the weight alone: for one that is kept as it is in the file. Its memory is that of the file, which
+        all processes of this machine have together; nothing else of the file stays mapped for it. Nobody writes to it."""
+        tensor = self.read(name)
+        if tensor is None:
+            return None
+        path = self.directory / self._shard_of[name]
+        with _told(path):
+            return _alone(path, name, tensor)
+
     def check_read(self, ignored: tuple[str, ...] = ()) -> None:
         """Raises BadCheckpoint for a weight that nobody has read: the model would be another one without it. ignored: how names of weights
         begin that are for parts which the model does not have."""
@@ -98,6 +110,20 @@ class Weights:
             shard = self._files.enter_context(safe_open(path, framework="pt"))
             self._shards[name] = shard
             return set(shard.keys())
+
+
+def _alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A weight of a file that the library has checked."""
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        begin, _ = json.loads(file.read(header))[name]["data_offsets"]
+        start = 8 + header + begin
+        skipped = start % mmap.ALLOCATIONGRANULARITY
+        if not tensor.nbytes or start % tensor.itemsize:
+            return tensor.clone()
+        # A copy of what is written, which nothing is: torch warns of memory that it may not write to.
+        memory = mmap.mmap(file.fileno(), skipped + tensor.nbytes, access=mmap.ACCESS_COPY, offset=start - skipped)
+    return torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=skipped).view(tensor.shape)
 
 
 def load_weights(net: nn.Module, directory: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
@@ -19,7 +19,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
 from omnistage.models.common.checkpoint import BadCheckpoint, called, json_object
 from omnistage.models.common.constraint import FORMS
-from omnistage.models.common.memory import free_bytes, private_bytes, written
+from omnistage.models.common.memory import free_bytes, memory_told
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.spool import MEDIA_PORTS
 from omnistage.models.common.thinker import MAX_SESSIONS, TEXT, chosen_dtype, limits_of, told_settings
@@ -86,7 +86,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         settings={
             **told_settings(options, dtype, limits),
             **sizes.why,
-            "private_memory": f"{written(private_bytes())} of this process alone, the cache as far as it was touched",
+            **memory_told(folder),
             "products": parts.products,
             "attention": engine.attention.reason,
             "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
@@ -146,7 +146,7 @@ def _language_weight(weights: Weights, tied: bool, dtype: torch.dtype, device: t
         if found is None and not tied:
             raise BadCheckpoint(f"{weights.directory} lacks the weight {_PREFIX + name}")
         return None if found is None or tied else found.to(device, dtype)
-    found = weights.read(f"{_PREFIX}model.{name}")
+    found = (weights.mapped if name == EMBEDDING else weights.read)(f"{_PREFIX}model.{name}")
     return None if found is None else found.to(device, dtype)
 
 

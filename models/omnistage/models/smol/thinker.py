@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from omnistage.engine.adapter import CPU
-from omnistage.engine.decoder import DecoderConfig, PackedDecoder
+from omnistage.engine.decoder import EMBEDDING, DecoderConfig, PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
@@ -23,6 +23,7 @@ from omnistage.engine.scheduler import Limits
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS, Grammar
+from omnistage.models.common.memory import memory_told
 from omnistage.models.common.requests import fitting
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.thinker import MAX_SESSIONS, TEXT, EngineThinker, Tokenized, chosen_dtype, limits_of, told_settings
@@ -113,7 +114,7 @@ class SmolThinker(EngineThinker[Prepared]):
             produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
             max_sessions=max_sessions,
             constraints=FORMS,
-            settings={**(settings or {}), "products": decoder.products, "attention": engine.attention.reason},
+            settings={**(settings or {}), **memory_told(directory), "products": decoder.products, "attention": engine.attention.reason},
         )
         return cls(engine, SmolTokenizer(directory, decoder.spec.item_ids), info, decoder.spec.context)
 
@@ -173,7 +174,8 @@ def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU
 
 def _language_weight(weights: Weights, dtype: torch.dtype, device: torch.device, name: str) -> torch.Tensor | None:
     """A weight of the language model by the decoder's name."""
-    tensor = weights.read(name if name == "lm_head.weight" else _LANGUAGE + name)
+    read = weights.mapped if name == EMBEDDING else weights.read
+    tensor = read(name if name == "lm_head.weight" else _LANGUAGE + name)
     return None if tensor is None else tensor.to(device, dtype)
 
 
