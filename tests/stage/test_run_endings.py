@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from contextlib import AsyncExitStack, suppress
 
@@ -16,6 +17,7 @@ from helpers.servers import all_free, local_stage, stage_stub, toy_logic, watch_
 from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, Stage, chunk, stage_of
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
+from omnistage.wire.errors import StageError
 
 # Half-close and credit -----------------------------------------------------------------------------------------------------------------
 
@@ -236,3 +238,29 @@ async def test_a_caller_that_never_reads_holds_nothing_for_longer_than_the_hands
             await caller.finish()
         assert await caller.call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert 0 < len(caller.heard.of("audio")) < 76
+
+
+# What is left -------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_error_that_was_told_and_what_it_came_through_are_freed_at_once():
+    """Of params that are bad, of a message that is, and of an input that ends too early: though the collector rests, as it does in a server
+    for hundreds of requests."""
+    async with stage_of("talker") as stage:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                refused = stage.caller()
+                await refused.send(open=stage.open(params=params("thinker")))
+                await refused.expect("BAD_REQUEST", INVALID)
+                wrong = await stage.opened()
+                await wrong.send(chunk=chunk(seq=7))
+                await wrong.expect("PROTOCOL", INVALID)
+                short = await stage.opened()
+                await short.call.done_writing()
+                await short.expect("HALF_CLOSED", PRECONDITION)
+            await all_free([stage.address])
+            assert not [one for one in gc.get_objects() if type(one) is StageError]
+        finally:
+            gc.enable()

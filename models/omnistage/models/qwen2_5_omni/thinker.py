@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -166,14 +166,20 @@ class QwenThinker(EngineThinker[Prepared]):
     async def _features(self, media: Sequence[tuple[Medium, bytes]], room: int) -> list[Features]:
         features = list[Features]()
         for number, (medium, digest) in enumerate(media, 1):
-            try:
-                features.append(await self.reader.features(medium, digest, room))
-            except BadMedia as error:
-                raise BadRequest(MEDIA_FIELD, str(error), medium=str(number)) from None
-            except (DecoderFull, DecoderFailed) as error:
-                raise Full(str(error)) from None
+            features.append(await self._features_of(medium, digest, room, number))
             room -= rows_of(features[-1].extent, self.config) - 1
         return features
+
+    async def _features_of(self, medium: Medium, digest: bytes, room: int, number: int) -> Features:
+        """number: of the medium in the request, for what is wrong with it."""
+        try:
+            return await self.reader.features(medium, digest, room)
+        except BadMedia as error:
+            refusal: Callable[[], Exception] = partial(BadRequest, MEDIA_FIELD, str(error), medium=str(number))
+        except (DecoderFull, DecoderFailed) as error:
+            refusal = partial(Full, str(error))
+        # Not where it is caught: a refusal that knows that error keeps the pixels that its traceback leads to.
+        raise refusal()
 
 
 def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:

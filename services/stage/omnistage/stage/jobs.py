@@ -1,4 +1,4 @@
-"""Tasks of a session that are given up."""
+"""Tasks of a session that are given up, and what is left of one that failed."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks)
     for task in tasks:
         look_at_error(task)
+
+
+def forget_traceback(error: BaseException) -> None:
+    """Of an error that was told. Its frames hold the session, and the task that failed holds the error: together they would keep the media
+    of the request until the collector comes by."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__context__

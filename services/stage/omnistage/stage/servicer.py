@@ -16,6 +16,7 @@ import structlog
 from omnistage.connector.locality import boot_id
 from omnistage.stage.caller import Caller
 from omnistage.stage.environment import SessionEnvironment
+from omnistage.stage.jobs import forget_traceback
 from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.opening import checked
 from omnistage.stage.session import Session
@@ -134,6 +135,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         except StageError as error:
             reason = error.reason or "INTERNAL"
             log.info("session.ended", reason=reason, message=error.message)
+            forget_traceback(error)
             if self._broken:
                 await caller.break_off("this replica is broken")
             await caller.end(error)
