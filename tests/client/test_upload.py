@@ -17,11 +17,21 @@ from omnistage.client import AsyncOmni, BadRequestError, Done, Omni, TextDelta, 
 from omnistage.client import request as requests
 from omnistage.client.request import Options
 from omnistage.client.upload import LEAST_BYTES, PORTS, Conversing
+from omnistage.models.common.spool import MEDIA_PORTS
 from omnistage.models.toy import formulas
 from omnistage.router.pipeline import load_pipeline
 
+ROOT = Path(__file__).resolve().parents[2]
 MP4 = b"\0\0\0\x18ftypmp42"
 LENGTH = 12
+
+
+def test_the_ports_of_a_client_are_those_of_the_models() -> None:
+    """Neither knows the other: the contract names them."""
+    assert PORTS == tuple(port.name for port in MEDIA_PORTS) == tuple(f"media{number}" for number in range(8))
+    for page in ("docs/media.md", "protos/omnistage/v1/stage.proto"):
+        text = " ".join((ROOT / page).read_text().replace("//", "").replace("`", "").split())
+        assert f"has the ports {PORTS[0]} to {PORTS[-1]}" in text, page
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,17 @@ async def test_parts_come_in_their_order():
     assert (request.scope, request.logprobs, request.top_logprobs) == ("some key", True, 5)
 
 
+async def test_a_media_type_is_the_same_in_capitals():
+    on_port = stage_pb2.Part(port="media0", media_type="VIDEO/mp4", use_audio=True)
+    request = await asked(said_by("user", media(b"xy", "Image/PNG"), on_port))
+    picture, film = request.turns[0].parts
+    assert picture == Media("image/png", b"xy") and film == Streamed("media0", "video/mp4", use_audio=True)
+    assert (picture.kind, film.kind) == ("image", "video")
+    model = Looking(FilmOptions())
+    await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", media_type="VIDEO/X-grey8")), Start())
+    assert model.asked.media_type == "video/x-grey8"
+
+
 async def test_choices_come_as_they_are_and_too_much_is_refused():
     user = said_by("user", text("a"))
 

@@ -230,12 +230,17 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A picture, sound or film as it was sent. media_type: such as image/png, not checked against the bytes. use_audio: of a film, its
-    sound too."""
+    """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not checked against the bytes.
+    use_audio: of a film, its sound too."""
 
     media_type: str
     data: bytes = field(repr=False)
     use_audio: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Such as image; which format it is the content says."""
+        return kind_of(self.media_type)
 
     @property
     def digest(self) -> bytes:
@@ -256,6 +261,16 @@ class Streamed:
     media_type: str = ""
     use_audio: bool = False
     total_bytes: int = 0
+
+    @property
+    def kind(self) -> str:
+        """As of Media; empty for live sound."""
+        return kind_of(self.media_type)
+
+
+def kind_of(media_type: str) -> str:
+    """What a type says that media are: image, audio or video, of those that are taken."""
+    return media_type.partition("/")[0]
 
 
 Part = str | Media | Streamed

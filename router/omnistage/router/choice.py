@@ -47,7 +47,7 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     types += [part.media_type for part in parts if part.media_type]  # Of what is streamed.
     types += [image.media_type for image in request.diffusion.images]
     has_text = request.thinker.verbatim or request.diffusion.prompt or any(part.text for part in parts)
-    return sorted({media_type.partition("/")[0] for media_type in types} | ({"text"} if has_text else set()))
+    return sorted({media_type.lower().partition("/")[0] for media_type in types} | ({"text"} if has_text else set()))
 
 
 def _lacks(pipeline: Pipeline, request: omni_pb2.GenerateRequest, given: list[str]) -> str:

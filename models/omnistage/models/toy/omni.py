@@ -225,7 +225,7 @@ def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
 
 def _seen_in(medium: Spooled) -> formulas.Seen:
     """A medium that came on a port."""
-    if medium.streamed.media_type.startswith("video/"):
+    if medium.streamed.kind == "video":
         return formulas.film(medium.digest)
     media = Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0))
     return _seen(media, "thinker.messages.parts.port", port=medium.streamed.port)
@@ -233,9 +233,9 @@ def _seen_in(medium: Spooled) -> formulas.Seen:
 
 def _seen(media: Media, field: str, **place: str) -> formulas.Seen:
     try:
-        if media.media_type.startswith("video/"):
+        if media.kind == "video":
             return formulas.film(media.digest)
-        if media.media_type.startswith("image/"):
+        if media.kind == "image":
             return pixels_of(media.data)
         return samples_of(media.data, formulas.SAMPLE_RATE_HZ)
     except Unreadable as error:
@@ -243,7 +243,7 @@ def _seen(media: Media, field: str, **place: str) -> formulas.Seen:
 
 
 def _most_bytes(streamed: Streamed) -> int:
-    return MAX_FILM_BYTES if streamed.media_type.startswith("video/") else MAX_BYTES
+    return MAX_FILM_BYTES if streamed.kind == "video" else MAX_BYTES
 
 
 class OmniTalker(_Omni):

@@ -126,7 +126,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
     if params.HasField("guidance_scale"):
         _at_most(params.guidance_scale, MAX_GUIDANCE, "guidance_scale")
-    if _MEDIA_TYPE.fullmatch(params.media_type) is None:
+    if _MEDIA_TYPE.fullmatch(params.media_type.lower()) is None:
         raise bad_request("diffusion.media_type", "must be image/..., audio/... or video/..., such as image/png, or be left out")
     return DrawRequest(
         seed=seed,
@@ -142,7 +142,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         guidance_scale=params.guidance_scale if params.HasField("guidance_scale") else None,
         results=params.results or 1,
         previews=params.previews,
-        media_type=params.media_type,
+        media_type=params.media_type.lower(),
     )
 
 

@@ -47,19 +47,24 @@ def refusals() -> Iterator[None]:
 def media_of(media: stage_pb2.Media, field: str) -> Media:
     """A picture, sound or film as models take it. Raises BAD_REQUEST for what says nothing of what it is. Whether it can be read, the model
     says."""
-    if _MEDIA_TYPE.fullmatch(media.media_type) is None:
-        raise bad_request(f"{field}.media_type", "must be image/..., audio/... or video/..., such as image/png")
+    media_type = _media_type_of(media.media_type, field, "image/png")
     data = media.data
     if not data:
         raise bad_request(f"{field}.data", "is empty")
-    return Media(media.media_type, data, media.use_audio)
+    return Media(media_type, data, media.use_audio)
 
 
 def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
     """The same of media that come on a port, or of live sound, which has no type. Raises BAD_REQUEST."""
-    if part.media_type and _MEDIA_TYPE.fullmatch(part.media_type) is None:
-        raise bad_request(f"{field}.media_type", "must be image/..., audio/... or video/..., such as video/mp4")
-    return Streamed(part.port, part.media_type, part.use_audio, part.total_bytes)
+    media_type = _media_type_of(part.media_type, field, "video/mp4") if part.media_type else ""
+    return Streamed(part.port, media_type, part.use_audio, part.total_bytes)
+
+
+def _media_type_of(text: str, field: str, example: str) -> str:
+    """In lower case, here and nowhere behind it: capitals mean nothing in a media type."""
+    if _MEDIA_TYPE.fullmatch(text.lower()) is None:
+        raise bad_request(f"{field}.media_type", f"must be image/..., audio/... or video/..., such as {example}")
+    return text.lower()
 
 
 def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:
