@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
+from helpers import lengths
 from helpers.speech import Array, rows_of, sounds_of
 from omnistage.models.common.weights import load_weights
 from omnistage.models.interface import BadRequest, Sound, WaveRequest
@@ -54,15 +55,17 @@ def needs_of(sounds: list[Sound], sample: int) -> int:
 
 @pytest.mark.parametrize("profile", list(SCHEDULES))
 @pytest.mark.parametrize("broken_off", [False, True])
+@lengths.rounds(3, 14)
 async def test_sound_goes_on_at_any_sample_with_the_same_bits(
-    code2wav: SmolCode2Wav, rows: Array, seed: int, profile: str, broken_off: bool
+    code2wav: SmolCode2Wav, rows: Array, seed: int, profile: str, broken_off: bool, rounds: int
 ) -> None:
+    """rounds: samples inside of sounds, and as many at the border of two."""
     draw = random.Random(seed)
     rows = rows[: draw.randrange(300, 420)] if broken_off else rows
     sounds = await sounds_of(code2wav, rows, request=WaveRequest(seed, profile))
     whole = joined(sounds)
     borders = np.cumsum([len(sound.samples) for sound in sounds]).tolist()
-    for first in (0, 1, len(whole), *draw.sample(borders, 4), *(draw.randrange(len(whole)) for _ in range(10))):
+    for first in (0, 1, len(whole), *draw.choices(borders, k=rounds), *(draw.randrange(len(whole)) for _ in range(rounds))):
         kept = needs_of(sounds, first)
         begin = draw.choice([0, kept, draw.randint(0, kept)])
         rest = await sounds_of(code2wav, *cut(rows[begin:], draw), request=WaveRequest(seed, profile), first=begin, sample=first)

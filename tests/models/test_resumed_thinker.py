@@ -123,11 +123,12 @@ async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int) ->
         assert (rest.tokens, rest.logprobs) == (whole.tokens[cut:], whole.logprobs[cut:]), f"cut after {cut} tokens"
 
 
-async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolThinker, seed: int) -> None:
+@lengths.rounds(6, 1000)
+async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolThinker, seed: int, rounds: int) -> None:
     """The first byte of the longest characters is made certain: each waits for its next byte, and is replaced when none comes."""
     lead = next(token for token in range(49152) if thinker.tokenizer.piece(token) == b"\xf0")
     request = ask("Smile!", seed=seed, sampling=Sampling(temperature=1.0, top_k=50, logit_bias={lead: 100.0}))
-    whole = await check_cuts(thinker, request)
+    whole = await check_cuts(thinker, request, rounds, seed)
     said = texts(thinker, request, whole.tokens)
     assert [len(text) for text in said] == [0, *range(len(whole.tokens))], "each token is the beginning of a character"
 
