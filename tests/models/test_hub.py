@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -236,8 +237,10 @@ def test_what_cannot_be_had_is_told_in_one_line(hub: HubServer, tmp_path: Path) 
 
 
 def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a byte fills a page of the disk."""
     hub.add("org/words", words(LARGE))
-    hub.add("org/larger", {"config.json": CONFIG, "model.safetensors": File(LARGE + b"than it says", told_size=BLOCK)})
+    small = {f"{number}/config.json": File(b"[%d]" % number) for number in range(32)}
+    hub.add("org/larger", {**small, "model.safetensors": File(LARGE[: 4 * BLOCK - 16 * resource.getpagesize()])})
     for name, value in hub.environment(Path("/dev/shm/home")).items():
         monkeypatch.setenv(name, value)
     before, then = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words", "org/larger"]).splitlines())
@@ -245,6 +248,16 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then
     assert before["text"].startswith("org/words@main: 12.6 MB are to be fetched, and /dev/shm/home/hub has 4.2 MB free: make room, or set")
     assert then["text"].startswith("the disk of /dev/shm/home/hub is full: make room, or set HF_HOME")
     assert "merges.txt" not in hub.fetched()
+
+
+@pytest.mark.parametrize("path", ["model.safetensors", "tokenizer.json"])
+def test_no_more_is_written_than_the_hub_has_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """What comes at once, which is PART at most, is held and not written."""
+    hub.add("org/words", words() | {path: File(LARGE, told_size=BLOCK)})
+    for name, value in hub.environment(Path("/dev/shm/home")).items():
+        monkeypatch.setenv(name, value)
+    (said,) = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words"]).splitlines())
+    assert said["error"] == "HubError" and ": the hub sends more than the 1.0 MB that it has told: try again later" in said["text"]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from omnistage.models.common.checkpoint import json_object
 from omnistage.models.common.fetch import FetchError, Progress, file_sha256, locked
@@ -44,7 +43,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import build_hf_headers, validate_repo_id
+from huggingface_hub.utils import build_hf_headers, tqdm, validate_repo_id
 
 WANTED = (
     "*.safetensors",
@@ -271,8 +270,17 @@ class Fetch:
 
     def _snapshot(self, files: Sequence[RemoteFile]) -> None:
         """Have the library fetch what is missing, and link it."""
-        if not all(map(self._is_there, files)):
-            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=[_literally(file.path) for file in files])
+        missing = [file for file in files if not self._is_there(file)]
+        if not missing:
+            return
+        most = sum(file.size for file in missing)
+
+        def came(count: int) -> None:
+            if count > most:
+                raise HubError(f"{self._name}: the hub sends more than the {size(most)} that it has told: try again later")
+
+        patterns = [_literally(file.path) for file in missing]
+        snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counter(came))
 
     def _weights(self) -> None:
         """The large files, one after the other, each to its end."""
@@ -282,7 +290,11 @@ class Fetch:
         for file in weights:
             before = done
 
-            def came(position: int, before: int = before) -> None:
+            def came(position: int, file: RemoteFile = file, before: int = before) -> None:
+                if position > file.size:
+                    raise HubError(
+                        f"{file.path} of {self._name}: the hub sends more than the {size(file.size)} that it has told: try again later"
+                    )
                 self._progress(label, (before + position) / total)
 
             if file.sha256 and not self._is_there(file) and not self._blob(file).is_file():
@@ -355,23 +367,20 @@ def _has_all_shards(folder: Path) -> bool:
     return any(folder.rglob("*.safetensors")) and all(shard.is_file() for shard in shards)
 
 
-def _counter(came: Callable[[int], None]) -> Any:
-    """What the library takes for a class of progress bars."""
+def _counter(came: Callable[[int], None]) -> type[tqdm]:
+    """A progress bar for the library that draws nothing and tells how many bytes have come, before they are written."""
 
-    class Counter:
-        def __init__(self, *, initial: int = 0, **_: object) -> None:
-            self._position = initial
-            came(initial)
+    class Counter(tqdm):
+        def __init__(self, *arguments: Any, unit: str = "it", initial: int = 0, **others: Any) -> None:
+            super().__init__(*arguments, **others | {"disable": True})  # type: ignore[no-untyped-call]
+            self._is_of_bytes = unit == "B"
+            self._position = 0
+            self.update(initial)
 
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-            """Nothing is drawn here."""
-
-        def update(self, count: int) -> None:
-            self._position += count
-            came(self._position)
+        def update(self, n: float | None = 1) -> None:
+            if self._is_of_bytes and n:
+                self._position += int(n)
+                came(self._position)
 
     return Counter
 
