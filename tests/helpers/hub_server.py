@@ -61,12 +61,14 @@ class File:
 
 @dataclass
 class Repository:
-    """commits: their files by path. refs: branches and tags. token: who sees it at all, empty: everybody. gate: who gets its files."""
+    """commits: their files by path. refs: branches and tags. token: who sees it at all, empty: everybody. gate: who gets its files. told:
+    what is said of a file in its lists, by path, in place of what is so."""
 
     commits: dict[str, dict[str, File]]
     refs: dict[str, str] = field(default_factory=dict)
     token: str = ""
     gate: str = ""
+    told: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,9 @@ class _Handler(BaseHTTPRequestHandler):
         files = repository.commits[commit]
         if route == "resolve":
             return self._resolve(commit, found["path"], files)
-        return self._json(_info(found["name"], commit, files) if route == "info" else [_entry(path, file) for path, file in files.items()])
+        list_of = _siblings if route == "info" else _entries
+        entries = [{**entry, **repository.told.get(path, {})} for path, entry in list_of(files).items()]
+        return self._json(_info(found["name"], commit, entries) if route == "info" else entries)
 
     def _resolve(self, commit: str, path: str, files: Mapping[str, File]) -> None:
         file = files.get(path)
@@ -278,17 +282,21 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True  # The client was interrupted.
 
 
-def _info(name: str, commit: str, files: Mapping[str, File]) -> dict[str, object]:
-    siblings = [
-        {"rfilename": path, "size": file.size, "blobId": file.oid}
-        | ({"lfs": {"sha256": file.sha256, "size": file.size, "pointerSize": 134}} if path.endswith(LARGE) else {})
-        for path, file in files.items()
-    ]
+def _info(name: str, commit: str, siblings: list[dict[str, object]]) -> dict[str, object]:
     return {"_id": "1", "id": name, "modelId": name, "sha": commit, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
 
 
-def _entry(path: str, file: File) -> dict[str, object]:
-    entry: dict[str, object] = {"type": "file", "path": path, "size": file.size, "oid": file.oid}
-    if path.endswith(LARGE):
-        entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": 134}
-    return entry
+def _siblings(files: Mapping[str, File]) -> dict[str, dict[str, object]]:
+    return {
+        path: {"rfilename": path, "size": file.size, "blobId": file.oid}
+        | ({"lfs": {"sha256": file.sha256, "size": file.size, "pointerSize": 134}} if path.endswith(LARGE) else {})
+        for path, file in files.items()
+    }
+
+
+def _entries(files: Mapping[str, File]) -> dict[str, dict[str, object]]:
+    return {
+        path: {"type": "file", "path": path, "size": file.size, "oid": file.oid}
+        | ({"lfs": {"oid": file.sha256, "size": file.size, "pointerSize": 134}} if path.endswith(LARGE) else {})
+        for path, file in files.items()
+    }

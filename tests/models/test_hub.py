@@ -7,7 +7,7 @@ import os
 import random
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -248,6 +248,33 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then
     assert before["text"].startswith("org/words@main: 12.6 MB are to be fetched, and /dev/shm/home/hub has 4.2 MB free: make room, or set")
     assert then["text"].startswith("the disk of /dev/shm/home/hub is full: make room, or set HF_HOME")
     assert "merges.txt" not in hub.fetched()
+
+
+STRANGE: dict[str, Mapping[str, object]] = {
+    "absolute": {"rfilename": "/etc/merges.txt"},
+    "above": {"rfilename": "../../merges.txt"},
+    "through": {"rfilename": "a/../merges.txt"},
+    "nul": {"rfilename": "a\0merges.txt"},
+    "number": {"rfilename": 5},
+    "size-text": {"size": "3"},
+    "size-negative": {"size": -3},
+    "size-part": {"size": 3.5},
+    "blob-above": {"blobId": "../../refs/main"},
+    "blob-number": {"blobId": 5},
+    "hash-short": {"lfs": {"sha256": "0", "oid": "0", "size": 3, "pointerSize": 134}},
+    "hash-none": {"lfs": {"size": 3}},
+    "tree": {"path": 5},
+}
+
+
+def test_a_list_that_cannot_be_is_no_hubs(hub: HubServer, tmp_path: Path) -> None:
+    for name, told in STRANGE.items():
+        hub.add(f"org/{name}", words())
+        hub.repositories[f"org/{name}"].told = {"merges.txt": told}
+    for name, said in zip(STRANGE, fetched(hub.environment(tmp_path), *(f"org/{name}" for name in STRANGE)), strict=True):
+        assert said.get("error") == "HubUnreachable", (name, said)
+        assert said["text"] == f"{hub.endpoint} does not answer as a hub does: check HF_ENDPOINT"
+    assert hub.fetched() == []
 
 
 @pytest.mark.parametrize("path", ["model.safetensors", "tokenizer.json"])

@@ -43,6 +43,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, tqdm, validate_repo_id
 
 WANTED = (
@@ -172,22 +173,34 @@ def _unfetched(folder: Path, plan: Plan, check: Callable[[Path], object], tell: 
 
 def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
     """The commit that a name stands for, and those of its files that are wanted. Raises HubError."""
+    with _told(name), _of_a_hub():
+        listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
+        if listing.sha is None or not COMMIT.fullmatch(listing.sha):
+            raise ValueError(f"{listing.sha!r} is no commit")
+        return listing.sha, [_remote(file) for file in listing.siblings or () if _is_wanted(file.rfilename)]
+
+
+def _remote(file: RepoSibling) -> RemoteFile:
+    """A file as the hub lists it. Raises ValueError for one that cannot be: its name and its hashes become paths here."""
+    remote = RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "", file.blob_id or "")
+    if "\0" in remote.path or not {"", ".", ".."}.isdisjoint(remote.path.split("/")):
+        raise ValueError(f"{remote.path!r} is no file of a repository")
+    if not isinstance(remote.size, int) or remote.size < 0:
+        raise ValueError(f"{remote.path} has {remote.size!r} bytes")
+    if (remote.sha256 and not SHA256.fullmatch(remote.sha256)) or (remote.git and not COMMIT.fullmatch(remote.git)):
+        raise ValueError(f"{remote.path} has no hashes")
+    return remote
+
+
+@contextmanager
+def _of_a_hub() -> Iterator[None]:
+    """Turn what makes no sense of a hub's answer into a HubError."""
     try:
-        with _told(name):
-            listing = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=ANSWER_LIMIT_S)
-        files = [
-            RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "", file.blob_id or "")
-            for file in listing.siblings or ()
-            if _is_wanted(file.rfilename)
-        ]
-        hashes = [file.sha256 for file in files if file.sha256]
-        if listing.sha is None or not COMMIT.fullmatch(listing.sha) or not all(map(SHA256.fullmatch, hashes)):
-            raise ValueError("no commit, or no hashes")
-    except (HubError, OSError):
+        yield
+    except (OSError, HubError):
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise HubUnreachable(f"{constants.ENDPOINT} does not answer as a hub does: check HF_ENDPOINT") from error
-    return listing.sha, files
 
 
 class Fetch:
@@ -280,7 +293,8 @@ class Fetch:
                 raise HubError(f"{self._name}: the hub sends more than the {size(most)} that it has told: try again later")
 
         patterns = [_literally(file.path) for file in missing]
-        snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counter(came))
+        with _of_a_hub():
+            snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counter(came))
 
     def _weights(self) -> None:
         """The large files, one after the other, each to its end."""
