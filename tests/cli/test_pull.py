@@ -97,8 +97,25 @@ def test_a_script_gets_the_folder_and_one_line_of_what_is_wrong(hub: HubServer) 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "error: the hub has no org/none, or shows it to nobody without the right token in HF_TOKEN",
-        "hint: `omnistage pull org/none@main` tries again.",
+        f"hint: Names are as {os.environ['HF_ENDPOINT']} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("org/words@nowhere", "Names are as http"),
+        ("org/pickles", "`omnistage pipelines` lists what can be served."),
+        ("org/gated", "When that is done, `omnistage pull org/gated@main` tries again."),
+    ],
+)
+def test_a_hint_says_what_helps(hub: HubServer, name: str, hint: str) -> None:
+    hub.add("org/words", WORDS)
+    hub.add("org/gated", WORDS, gate="right")
+    hub.add("org/pickles", {name: file for name, file in WORDS.items() if not name.endswith(".safetensors")})
+    done = omnistage("pull", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith(f"hint: {hint}")
 
 
 STRANGE = r"StackError org/bert is a checkpoint of no family that there is \(words, smol.*\): config.json has architectures \['BertModel'\]"

@@ -73,6 +73,10 @@ class UnknownName(HubError):
     """The hub has no such repository, or does not show it to this user, or the repository has no such revision."""
 
 
+class NoWeights(HubError):
+    """A repository has no weights in a form that is read."""
+
+
 class AccessRefused(HubError):
     """The repository is gated, and this user was not let in."""
 
@@ -83,6 +87,11 @@ class HubUnreachable(HubError):
 
 class NoRoom(HubError):
     """The disk is too small."""
+
+
+def endpoint() -> str:
+    """The address of the hub that is asked."""
+    return constants.ENDPOINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +228,7 @@ class Fetch:
     def run(self, check: Callable[[Path], object], tell: Callable[[Plan], object]) -> Found:
         """Fetch what is missing; `check` and `tell` as `fetch` has them. Raises HubError and what the library raises."""
         if not any(map(_is_weights, self._files)):
-            raise HubError(f"{self._name} has no weights as safetensors, and no others are read: look for a repository that has them")
+            raise NoWeights(f"{self._name} has no weights as safetensors, and no others are read: look for a repository that has them")
         total, missing, free = sum(file.size for file in self._files), self._missing(), _free(self._cache)
         tell(Plan(self._name, self._commit, self._cache, total, missing, free))
         if missing > free:

@@ -88,9 +88,23 @@ def _fetched(name: HubName, check: Check, notices: Notices) -> Found:
         with bars(notices) as show:
             return fetch_named(name, check, lambda plan: _tell(plan, notices), show)
     except FetchError as error:
-        raise StackError(str(error), hint=f"`omnistage pull {name}` tries again.") from error
+        raise StackError(str(error), hint=_hint(name, error)) from error
     except LoadError as error:
         raise StackError(str(error), hint="`omnistage pipelines` lists what can be served.") from error
+
+
+def _hint(name: HubName, error: FetchError) -> str:
+    """What a person may do: to ask once more for what is not there helps nobody."""
+    from omnistage.models.hub import AccessRefused, NoWeights, UnknownName, endpoint
+
+    match error:
+        case UnknownName():
+            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub."
+        case NoWeights():
+            return "`omnistage pipelines` lists what can be served."
+        case AccessRefused():
+            return f"When that is done, `omnistage pull {name}` tries again."
+    return f"`omnistage pull {name}` tries again; what is already there is kept."
 
 
 def _tell(plan: Plan, notices: Notices) -> None:
