@@ -30,7 +30,7 @@ from omnistage.models.media.asks import FilmAsk, SoundAsk
 from omnistage.models.media.decoded import Film, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.media import Asks, Medium
+from omnistage.models.qwen2_5_omni.media import Asks
 from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
 from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
@@ -69,7 +69,7 @@ class OmniReference:
         decoder = MediaDecoder()
         films, sounds = list[Film](), list[Sound]()
         for part in _media(turns):
-            ask = asks.of(Medium(_kind(part), part.data, part.use_audio))
+            ask = asks.of(_kind(part), use_audio=part.use_audio)
             if isinstance(ask, FilmAsk):
                 films.append(await decoder.film(part.data, ask))
             elif isinstance(ask, SoundAsk):

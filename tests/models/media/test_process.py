@@ -322,7 +322,7 @@ def test_processor_time_ends_it_even_if_its_parent_does_not(film: bytes) -> None
             file.write(film)
             file.flush()
             assert ours.recv(100) == child.READY
-            request = {"kind": "film", "ask": asdict(LONG), "limit_s": 0.1 - child.GRACE_S}
+            request = {"kind": "video", "ask": asdict(LONG), "limit_s": 0.1 - child.GRACE_S}
             socket.send_fds(ours, [json.dumps(request).encode()], [file.fileno()])
             assert process.wait(60) == -signal.SIGPROF
 

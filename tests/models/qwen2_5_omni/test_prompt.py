@@ -122,8 +122,9 @@ def test_places_are_those_of_transformers(config: ThinkerConfig, tokenizer: Omni
         assert layout.delta == int(deltas)
         for extent, placed in zip(extents, layout.media, strict=True):
             rows = (extent.grid.patches // 4 if extent.grid else 0) + extent.sound
-            assert sorted(placed.order.tolist()) == list(range(rows))
+            order = np.arange(rows) if placed.order is None else placed.order
+            assert sorted(order.tolist()) == list(range(rows))
             stood = layout.ids[placed.first : placed.first + rows]
-            pictures = placed.order < rows - extent.sound
+            pictures = order < rows - extent.sound
             assert set(stood[~pictures]) <= {config.ids.audio}
             assert set(stood[pictures]) <= {config.ids.image, config.ids.video}

@@ -18,11 +18,23 @@ import pytest
 
 from helpers import lengths, media_files
 from helpers.models import said, text_pieces
-from omnistage.models.interface import BadRequest, FinishReason, Media, Part, Piece, Rows, Sampling, Streamed, TextPiece, TextRequest, Turn
+from omnistage.models.interface import (
+    BadRequest,
+    FinishReason,
+    Media,
+    Part,
+    Piece,
+    Rows,
+    Sampling,
+    Streamed,
+    TextPiece,
+    TextRequest,
+    Turn,
+    no_inputs,
+)
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.media import Medium
-from omnistage.models.qwen2_5_omni.thinker import MAX_MEDIA, MEDIA_FIELD, QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import MAX_MEDIA, MEDIA_FIELD, READING, QwenThinker
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05, presence_penalty=0.2)
 TOKENS = 24
@@ -247,20 +259,23 @@ async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.R
 
 async def test_what_was_asked_otherwise_is_not_found(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
     """Another picture, other sizes of pictures, the film without its sound, the same bytes as another medium, another client."""
-    reader, data = model.reader, film(seed).data
-    medium = Medium("video", data, use_audio=True)
+    one = film(seed)
+
+    def digest(part: Media, scope: str = "", model: QwenThinker = model) -> bytes:
+        return model.reader.medium(part, part.data, part.digest, scope=scope, client="").digest
+
     small = loaded(omni_checkpoint, family={"medium_rows": 600})
     assert small.info.revision != model.info.revision
     digests = [
-        reader.digest(medium, b""),
-        reader.digest(medium, b"other"),
-        reader.digest(Medium("video", data), b""),
-        reader.digest(Medium("image", data), b""),
-        reader.digest(Medium("video", film(seed + 1).data, use_audio=True), b""),
-        small.reader.digest(medium, b""),
+        digest(one),
+        digest(one, "other"),
+        digest(replace(one, use_audio=False)),
+        digest(replace(one, media_type="image/png")),
+        digest(film(seed + 1)),
+        digest(one, model=small),
     ]
     assert len(set(digests)) == len(digests)
-    assert reader.digest(Medium("video", data, use_audio=True), b"") == digests[0]
+    assert digest(replace(one)) == digests[0]
     await small.close()
     await rows(model, asked(seed, picture(seed, 200, 300)))
     found, _ = await rows(model, asked(seed, picture(seed + 1, 200, 300)))
@@ -279,6 +294,20 @@ async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(m
         load = model.load()
         assert (load.queued, load.kv_pages_used) == (0, 0)
     assert await tokens(model, asked(seed, film(seed))) == whole
+
+
+async def test_who_waits_for_media_is_counted_as_waiting(model: QwenThinker, seed: int) -> None:
+    """Those that are read, and those that are not even begun."""
+    count = READING + 3
+    prepared = [await model.prepare(asked(seed, picture(seed + n), tokens=2)) for n in range(count)]
+    runs = [model.generate(one, no_inputs(), {"text": 0}) for one in prepared]
+    tasks = [asyncio.create_task(anext(run)) for run in runs]
+    await asyncio.sleep(0)
+    assert model.load().queued == count
+    await asyncio.gather(*tasks)
+    assert model.load().queued == 0
+    for run in runs:
+        await run.aclose()
 
 
 @pytest.mark.parametrize(

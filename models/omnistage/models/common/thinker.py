@@ -19,7 +19,7 @@ from omnistage.engine.scheduler import Limits
 from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.constraint import Constraints, Grammar, kept
-from omnistage.models.common.requests import check_constraint, check_parts
+from omnistage.models.common.requests import check_constraint, check_parts, fitting
 from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of
@@ -222,9 +222,11 @@ class EngineThinker(ABC, Generic[P]):
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         answer, asked = await self._begun(prepared, inputs, wanted)
-        for piece in _given(answer, prepared):
-            yield piece
-        async with aclosing(self.engine.submit(asked)) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
+        with fitting("thinker"):
+            submitted = self.engine.submit(asked)
+        async with aclosing(submitted) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
+            for piece in _given(answer, prepared):
+                yield piece
             with kept():
                 async for piece in pieces:
                     yield piece
@@ -232,7 +234,7 @@ class EngineThinker(ABC, Generic[P]):
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """The answer as far as its history, and what the engine is asked for. A long history is assembled on a thread. Not for text that is
-        given where only that is wanted. Raises BadRequest or Full."""
+        given where only that is wanted. That the engine can run it at all is checked when it is asked. Raises BadRequest or Full."""
 
 
 def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | Rows]:

@@ -74,11 +74,11 @@ def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Med
 
 
 def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
-    if kind == "picture":
+    if kind == "image":
         pixels = pictures.decoded(file, PictureAsk(**ask), limits)
         output.put(pixels)
         return {"shape": pixels.shape}
-    if kind == "sound":
+    if kind == "audio":
         samples = sounds.decoded(file, SoundAsk(**ask), limits)
         output.put(samples)
         return {"samples": len(samples)}

@@ -33,6 +33,3 @@ class Film:
     frames: NDArray[np.uint8]
     frame_s: float
     sound: Sound | None = None
-
-
-Decoded = Picture | Sound | Film

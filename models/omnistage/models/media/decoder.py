@@ -25,22 +25,13 @@ from omnistage.models.media.output import SEALS, aligned
 from omnistage.models.media.process import DecodingProcess
 from omnistage.models.media.turns import Turns
 
-Kind = Literal["picture", "sound", "film"]
+Kind = Literal["image", "audio", "video"]
 
 Source = bytes | int
 """A file in memory, or the descriptor of one on a disk, which stays the caller's and must stay open until the medium is decoded. Its offset
 is neither used nor changed."""
 
-FAMILIES: dict[str, Kind] = {"image": "picture", "audio": "sound", "video": "film"}
 _PIECE = 1 << 20
-
-
-def kind(media_type: str) -> Kind:
-    """By the family of a media type; which format it is the content says. Raises BadMedia."""
-    found = FAMILIES.get(media_type.partition("/")[0].lower())
-    if found is None:
-        raise BadMedia(f"media of type {media_type!r} are not taken: image/*, audio/* and video/* are")
-    return found
 
 
 class MediaDecoder:
@@ -70,21 +61,21 @@ class MediaDecoder:
 
     async def picture(self, source: Source, ask: PictureAsk | None = None, *, client: str = "") -> Picture:
         """The first picture of the file, upright, RGB, resized."""
-        made, memory = await self._decode("picture", source, ask or PictureAsk(), client)
+        made, memory = await self._decode("image", source, ask or PictureAsk(), client)
         with _distrust():
             return Picture(_pixels(memory, made["shape"], 3))
 
     async def sound(self, source: Source, ask: SoundAsk | None = None, *, client: str = "") -> Sound:
         """The sound of the file, mono, resampled."""
         ask = ask or SoundAsk()
-        made, memory = await self._decode("sound", source, ask, client)
+        made, memory = await self._decode("audio", source, ask, client)
         with _distrust():
             return Sound(_samples(memory, 0, made["samples"]), ask.rate_hz)
 
     async def film(self, source: Source, ask: FilmAsk | None = None, *, client: str = "") -> Film:
         """Frames of the film, evenly taken, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmAsk()
-        made, memory = await self._decode("film", source, ask, client)
+        made, memory = await self._decode("video", source, ask, client)
         with _distrust():
             frames = _pixels(memory, made["shape"], 4)
             sound = Sound(_samples(memory, aligned(frames.nbytes), made["samples"]), ask.rate_hz) if ask.use_audio else None
@@ -99,9 +90,9 @@ class MediaDecoder:
 
     async def _decode(self, kind: Kind, source: Source, ask: Ask, client: str) -> tuple[dict[str, Any], mmap.mmap]:
         most, limit_s = {
-            "picture": (self.limits.picture_bytes, self.limits.picture_time_s),
-            "sound": (self.limits.sound_bytes, self.limits.sound_time_s),
-            "film": (self.limits.film_bytes, self.limits.film_time_s),
+            "image": (self.limits.picture_bytes, self.limits.picture_time_s),
+            "audio": (self.limits.sound_bytes, self.limits.sound_time_s),
+            "video": (self.limits.film_bytes, self.limits.film_time_s),
         }[kind]
         _check_size(source, most)
         await self._turns.enter(client)

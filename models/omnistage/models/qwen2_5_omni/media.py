@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from omnistage.models.common.worker import Worker
+from omnistage.models.interface import Media, Streamed
 from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
 from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder, Source
@@ -32,14 +33,14 @@ SOUND_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium of a request. kind: image, audio or video. use_audio: of a film, its sound too. client: who asks. sha256: of the data,
-    where it is known; of a file it has to be."""
+    """One medium of a request. kind: image, audio or video. ask: how it is prepared. digest: of everything that its rows are made from.
+    client: who asks."""
 
     kind: str
-    data: Source
-    use_audio: bool = False
-    client: str = ""
-    sha256: bytes = b""
+    source: Source
+    ask: PictureAsk | SoundAsk | FilmAsk
+    digest: bytes
+    client: str
 
 
 class Asks:
@@ -60,10 +61,11 @@ class Asks:
             rate_hz=rate_hz,
         )
 
-    def of(self, medium: Medium) -> PictureAsk | SoundAsk | FilmAsk:
-        if medium.kind == "image":
+    def of(self, kind: str, *, use_audio: bool = False) -> PictureAsk | SoundAsk | FilmAsk:
+        """kind: image, audio or video. use_audio: of a film, its sound too."""
+        if kind == "image":
             return self._picture
-        return self._sound if medium.kind == "audio" else replace(self._film, use_audio=medium.use_audio)
+        return self._sound if kind == "audio" else replace(self._film, use_audio=use_audio)
 
 
 class MediaReader:
@@ -87,51 +89,47 @@ class MediaReader:
     async def close(self) -> None:
         await self._decoder.close()
 
-    def digest(self, medium: Medium, scope: bytes) -> bytes:
-        """Of everything that the rows of a medium are made from. Where its SHA-256 is not known, it takes 1 ms for each 0.5 to
-        2 MB: ask on a thread."""
-        ask = f"{medium.kind} {self._asks.of(medium)} ".encode()
-        content = medium.sha256
-        if not content:
-            assert isinstance(medium.data, bytes)
-            content = hashlib.sha256(medium.data).digest()
-        return hashlib.sha256(b"".join((self._digest, len(scope).to_bytes(8, "big"), scope, ask, content))).digest()
+    def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> Medium:
+        """What a part of a request is here. sha256: of its bytes. scope: nothing that is kept is used for a request of another one."""
+        ask, own = self._asks.of(part.kind, use_audio=part.use_audio), scope.encode()
+        known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
+        return Medium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
 
     def most_bytes(self, kind: str) -> int:
         """That one medium may have: image, audio or video."""
         limits = self._decoder.limits
         return {"image": limits.picture_bytes, "audio": limits.sound_bytes, "video": limits.film_bytes}[kind]
 
-    async def features(self, medium: Medium, digest: bytes, most_rows: int) -> Features:
+    async def features(self, medium: Medium, most_rows: int) -> Features:
         """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Raises BadMedia,
         DecoderFull or DecoderFailed."""
-        while (found := self._cache.found(digest)) is None:
-            if (busy := self._busy.get(digest)) is not None:
+        while (found := self._cache.found(medium.digest)) is None:
+            if (busy := self._busy.get(medium.digest)) is not None:
                 await busy.wait()
                 continue
-            self._busy[digest] = done = asyncio.Event()
+            self._busy[medium.digest] = done = asyncio.Event()
             try:
-                found = await self._read(medium, digest, most_rows)
-                self._cache.keep(found)
-                break
+                read = await self._read(medium, most_rows)
+                self._cache.keep(read)
+                return read
             finally:
-                del self._busy[digest]
+                del self._busy[medium.digest]
                 done.set()
         _check_room(found.extent, self._config, most_rows)
         return found
 
-    async def _read(self, medium: Medium, digest: bytes, most_rows: int) -> Features:
-        ask = self._asks.of(medium)
-        match ask:
+    async def _read(self, medium: Medium, most_rows: int) -> Features:
+        digest = medium.digest
+        match ask := medium.ask:
             case PictureAsk():
-                picture = await self._decoder.picture(medium.data, ask, client=medium.client)
+                picture = await self._decoder.picture(medium.source, ask, client=medium.client)
                 return await self._seen(picture.pixels[None], 0.0, None, digest, most_rows)
             case FilmAsk():
-                film = await self._decoder.film(medium.data, ask, client=medium.client)
+                film = await self._decoder.film(medium.source, ask, client=medium.client)
                 seconds = self._config.vision.frames * (film.frame_s if len(film.frames) >= ask.max_frames else 1 / ask.fps)
                 return await self._seen(film.frames, seconds, film.sound, digest, most_rows)
             case _:
-                sound = await self._decoder.sound(medium.data, ask, client=medium.client)
+                sound = await self._decoder.sound(medium.source, ask, client=medium.client)
                 extent = Extent(sound=self._heard_rows(sound))
                 _check_room(extent, self._config, most_rows)
                 return Features(extent, await self._heard(sound), digest)

@@ -57,7 +57,6 @@ class Spectrograms:
     def __init__(self, directory: Path, config: ThinkerConfig) -> None:
         self.extractor = WhisperFeatureExtractor.from_pretrained(directory, local_files_only=True)
         self.sample_rate_hz: int = self.extractor.sampling_rate
-        self.most_samples: int = self.extractor.n_samples
         if self.extractor.feature_size != config.audio.mel_bins:
             raise BadCheckpoint(
                 f"{directory / FILE}: {self.extractor.feature_size} mel bins, the model was made for {config.audio.mel_bins}"

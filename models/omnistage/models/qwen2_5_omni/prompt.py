@@ -99,10 +99,10 @@ class Extent:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Rows of a medium in a prompt. first: the first of them. order: which of its rows (those of pictures before those of sound) stands at
-    each place, int64 [rows]."""
+    each place, int64 [rows]; None: they stand as they are."""
 
     first: int
-    order: NDArray[np.int64]
+    order: NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Rows:
         self._next -= 1
 
     def _place(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
-        self._media.append(Placed(self._count, np.arange(len(ids)) if order is None else order))
+        self._media.append(Placed(self._count, order))
         self._add(ids, positions)
 
     def _add(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from omnistage.models.common.requests import fitting
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import BadRequest, Full, Media, ModelInfo, Piece, Streamed, TextRequest, Turn, Wanted
+from omnistage.models.interface import BadRequest, Full, Load, Media, ModelInfo, Piece, Streamed, TextRequest, Turn, Wanted
+from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
@@ -41,10 +42,11 @@ READING = 16
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Tokenized):
-    """A conversation has one token for each medium. media: with their digests, in order; of those that are streamed the bytes are still to
-    come. grammar: what the text is kept to."""
+    """A conversation has one token for each medium. media: in order; of those that are streamed the bytes are still to come, into files.
+    grammar: what the text is kept to."""
 
-    media: tuple[tuple[Medium, bytes] | Streamed, ...]
+    media: tuple[Medium | Streamed, ...]
+    files: Files
     grammar: Grammar | None
 
 
@@ -66,7 +68,7 @@ class QwenThinker(EngineThinker[Prepared]):
         """context: tokens of a conversation with its answer."""
         super().__init__(engine, tokenizer, info, context, workers=[encoders])
         self.config, self.reader = config, reader
-        self._reading = asyncio.Semaphore(READING)
+        self._reading, self._unread = asyncio.Semaphore(READING), 0
         self._spool = Spool()
 
     @classmethod
@@ -75,6 +77,11 @@ class QwenThinker(EngineThinker[Prepared]):
 
         assert folder is not None
         return load_thinker(folder, options)
+
+    def load(self) -> Load:
+        """Who waits for media waits as well."""
+        load = super().load()
+        return replace(load, queued=load.queued + self._unread)
 
     async def warm_up(self) -> None:
         """Answer one short question about a picture: touches the weights, starts the process that decodes, and keeps the pages of the
@@ -91,14 +98,12 @@ class QwenThinker(EngineThinker[Prepared]):
 
     def _check(self, request: TextRequest) -> None:
         super()._check(request)
-        media = _media(request.turns)
-        self._files(media)  # Refuses what says that it is too large.
-        if len(media) > MAX_MEDIA:
-            raise BadRequest(MEDIA_FIELD, f"at most {MAX_MEDIA} media in one conversation, there are {len(media)}")
+        if (count := len(_media(request.turns))) > MAX_MEDIA:
+            raise BadRequest(MEDIA_FIELD, f"at most {MAX_MEDIA} media in one conversation, there are {count}")
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """See EngineThinker.prompt; one token stands for each medium."""
-        return tuple(self.tokenizer.template.written(turns, [_kind(part) for part in _media(turns)]))
+        return tuple(self.tokenizer.template.written(turns, [part.kind for part in _media(turns)]))
 
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
         if request.finished is None:
@@ -106,17 +111,14 @@ class QwenThinker(EngineThinker[Prepared]):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
                 most = min(request.max_tokens, self._context - len(prompt_ids))
                 self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
-        media = tuple(part if isinstance(part, Streamed) else self._medium(part, request) for part in _media(request.turns))
-        return Prepared(request, prompt_ids, said_ids, media, grammar)
+        parts = _media(request.turns)
+        streamed = [part for part in parts if isinstance(part, Streamed)]
+        files = self._spool.files(streamed, lambda part: self.reader.most_bytes(part.kind))
+        media = tuple(part if isinstance(part, Streamed) else self._medium(part, part.data, part.digest, request) for part in parts)
+        return Prepared(request, prompt_ids, said_ids, media, files, grammar)
 
-    def _medium(self, part: Media, request: TextRequest) -> tuple[Medium, bytes]:
-        medium = Medium(_kind(part), part.data, part.use_audio, request.client)
-        return medium, self.reader.digest(medium, request.scope.encode())
-
-    def _files(self, media: Iterable[object]) -> Files:
-        """For those of them that are streamed. Raises BadRequest."""
-        streamed = (part for part in media if isinstance(part, Streamed))
-        return self._spool.files(streamed, lambda part: self.reader.most_bytes(_kind(part)))
+    def _medium(self, part: Media | Streamed, source: Source, sha256: bytes, request: TextRequest) -> Medium:
+        return self.reader.medium(part, source, sha256, scope=request.scope, client=request.client)
 
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
@@ -143,7 +145,6 @@ class QwenThinker(EngineThinker[Prepared]):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
             taps_from = answer.first_slot
             asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
-            self.engine.check(asked)
         return answer, asked
 
     async def _read(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> list[Features]:
@@ -151,29 +152,32 @@ class QwenThinker(EngineThinker[Prepared]):
         streamed are files until then."""
         if not prepared.media:
             return []
-        async with self._files(prepared.media) as files:
+        async with prepared.files as files:
             await files.take_all(inputs)
-            request = prepared.request
-            media = [self._come(files.whole[part.port], request) if isinstance(part, Streamed) else part for part in prepared.media]
-            async with self._reading:
-                return await self._features(media, self._context - len(prepared.prompt_ids))
+            media = [
+                part if isinstance(part, Medium) else self._of_spooled(files.whole[part.port], prepared.request) for part in prepared.media
+            ]
+            self._unread += 1
+            try:
+                async with self._reading:
+                    return await self._features(media, self._context - len(prepared.prompt_ids))
+            finally:
+                self._unread -= 1
 
-    def _come(self, spooled: Spooled, request: TextRequest) -> tuple[Medium, bytes]:
-        part = spooled.streamed
-        medium = Medium(_kind(part), spooled.file, part.use_audio, request.client, spooled.digest)
-        return medium, self.reader.digest(medium, request.scope.encode())
+    def _of_spooled(self, spooled: Spooled, request: TextRequest) -> Medium:
+        return self._medium(spooled.streamed, spooled.file, spooled.digest, request)
 
-    async def _features(self, media: Sequence[tuple[Medium, bytes]], room: int) -> list[Features]:
+    async def _features(self, media: Sequence[Medium], room: int) -> list[Features]:
         features = list[Features]()
-        for number, (medium, digest) in enumerate(media, 1):
-            features.append(await self._features_of(medium, digest, room, number))
+        for number, medium in enumerate(media, 1):
+            features.append(await self._features_of(medium, room, number))
             room -= rows_of(features[-1].extent, self.config) - 1
         return features
 
-    async def _features_of(self, medium: Medium, digest: bytes, room: int, number: int) -> Features:
+    async def _features_of(self, medium: Medium, room: int, number: int) -> Features:
         """number: of the medium in the request, for what is wrong with it."""
         try:
-            return await self.reader.features(medium, digest, room)
+            return await self.reader.features(medium, room)
         except BadMedia as error:
             refusal: Callable[[], Exception] = partial(BadRequest, MEDIA_FIELD, str(error), medium=str(number))
         except (DecoderFull, DecoderFailed) as error:
@@ -186,13 +190,9 @@ def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
     return [part for turn in turns for part in turn.parts if not isinstance(part, str)]
 
 
-def _kind(part: Media | Streamed) -> str:
-    return part.media_type.partition("/")[0]
-
-
 def _given(layout: Layout, features: Sequence[Features]) -> tuple[Given, ...]:
     """The rows of the media of a prompt."""
     return tuple(
-        Given(placed.first, each.rows[torch.from_numpy(placed.order)], each.digest)
+        Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)
         for placed, each in zip(layout.media, features, strict=True)
     )
