@@ -7,13 +7,14 @@ import gc
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -209,6 +210,37 @@ async def test_a_source_is_a_file_with_its_own_offset(picture: bytes) -> None:
         finally:
             os.close(read)
             os.close(write)
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """This process can open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 1 + left, hard))
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(2))
+        for _ in range(left):
+            os.close(held.pop())
+        yield
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("left", "said"), [(0, "cannot be handed"), (1, "too many open files")])
+async def test_a_server_without_descriptors_blames_itself_and_no_medium(picture: bytes, left: int, said: str) -> None:
+    async with decoding() as decoder:
+        with tempfile.TemporaryFile() as file:
+            file.write(picture)
+            file.flush()
+            await decoder.picture(file.fileno(), SMALL)
+            with few_descriptors(left), pytest.raises(DecoderFailed, match=said):
+                await decoder.picture(file.fileno(), SMALL)
+            await decoder.picture(file.fileno(), SMALL)
 
 
 async def test_too_many_that_wait_are_told_so(picture: bytes, film: bytes) -> None:

@@ -39,7 +39,8 @@ class MediaDecoder:
 
     Call it from one event loop, on a thread that lives as long as it: the processes end with the thread that started them. Where several
     media wait, clients take turns, and each is served first come, first served. Cancelling ends the work. All of its methods raise BadMedia
-    for a medium, DecoderFull when max_waiting wait, and DecoderFailed when no process can be started.
+    for a medium, DecoderFull when max_waiting wait, and DecoderFailed when no process can be started, or this one
+    has no descriptor left.
     """
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
@@ -97,7 +98,10 @@ class MediaDecoder:
         _check_size(source, most)
         await self._turns.enter(client)
         async with self._process() as process:
-            file = await _file(source)
+            try:
+                file = await _file(source)
+            except OSError as error:
+                raise DecoderFailed(f"a medium cannot be handed to the process that decodes it ({error}): ask again later") from error
             try:
                 answer, made = await process.decode({"kind": kind, "ask": asdict(ask)}, file, limit_s)
             finally:

@@ -16,4 +16,4 @@ class DecoderFull(RuntimeError):
 
 
 class DecoderFailed(RuntimeError):
-    """No process that decodes could be started. The text says why; the medium is not to blame."""
+    """No process that decodes could be started, or nothing given to it or taken from it. The text says why; the medium is not to blame."""

@@ -69,7 +69,8 @@ class DecodingProcess:
 
     async def decode(self, request: dict[str, Any], file: int, limit_s: float) -> tuple[bytes, int]:
         """What it answers, as JSON, and the descriptor of what it made, to be closed by the caller. Raises BadMedia when the process dies
-        or time is up, DecoderFailed when it never began; then, and when this is cancelled, it is of no use any more."""
+        or time is up, DecoderFailed when it never began or its answer cannot be taken; then, and when this is cancelled, it is of no
+        use any more."""
         await self._start()
         try:
             socket.send_fds(self._channel, [json.dumps(request | {"limit_s": limit_s}).encode()], [file])
@@ -116,12 +117,15 @@ class DecodingProcess:
         """One packet and its descriptors; nothing when the process has closed the socket, which it does by dying."""
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                return data, descriptors
+                data, descriptors, flags, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 await self._readable(self._channel.fileno())
             except ConnectionResetError:
                 return b"", []
+            else:
+                if flags & socket.MSG_CTRUNC:  # as the system says that it could not give the descriptor a number here
+                    raise DecoderFailed("what was decoded cannot be taken, this server has too many open files: ask again later")
+                return data, descriptors
 
     async def _readable(self, descriptor: int) -> None:
         loop = asyncio.get_running_loop()
