@@ -108,15 +108,16 @@ async def test_a_process_that_dies_costs_the_medium_that_it_decoded(picture: byt
             assert decoder.pids != [pid]
 
 
-async def test_one_that_hangs_is_killed_when_its_time_is_up(picture: bytes) -> None:
+async def test_one_that_hangs_is_killed_when_its_time_is_up(picture: bytes, film: bytes) -> None:
     """Stopped, it does not even answer signals that can be caught."""
-    async with decoding(MediaLimits(picture_time_s=3.0)) as decoder:
+    async with decoding(MediaLimits(film_time_s=3.0)) as decoder:
         await decoder.picture(picture, SMALL)
-        (pid,) = decoder.pids
+        work = asyncio.create_task(decoder.film(film, LONG))
+        pid = await begun(decoder, work)
         os.kill(pid, signal.SIGSTOP)
         async with turning() as turns:
             with pytest.raises(BadMedia, match="takes longer than 3 s: send a part of it"):
-                await decoder.picture(picture, SMALL)
+                await work
             assert turns() > 1
         await decoder.picture(picture, SMALL)
         assert decoder.pids != [pid]
@@ -139,14 +140,36 @@ async def test_one_that_needs_more_memory_than_there_is_costs_that_medium(pictur
             await decoder.picture(picture, SMALL)
 
 
-async def test_one_that_dies_with_nothing_to_do_costs_nothing(picture: bytes) -> None:
+@pytest.mark.parametrize("happens", ["ended", "killed at that moment", "stopped"])
+async def test_one_that_dies_or_stops_with_nothing_to_do_costs_nothing(picture: bytes, happens: str) -> None:
+    async with decoding(processes=2) as decoder:
+        await asyncio.gather(*(decoder.picture(picture, SMALL) for _ in range(2)))
+        pids = decoder.pids
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP if happens == "stopped" else signal.SIGKILL)
+            assert happens != "ended" or wait_end(pid, 60)
+        assert (await decoder.picture(picture, SMALL)).pixels.size
+        assert set(decoder.pids).isdisjoint(pids)
+
+
+async def test_no_process_that_takes_anything_is_told_and_is_no_fault_of_the_medium(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "omnistage" / "models" / "media"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "child.py").write_text(LAZY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with decoding() as decoder:
-        await decoder.picture(picture, SMALL)
-        (pid,) = decoder.pids
-        os.kill(pid, signal.SIGKILL)
-        assert wait_end(pid, 60)
-        await decoder.picture(picture, SMALL)
-        assert decoder.pids != [pid]
+        with pytest.raises(DecoderFailed, match="ended while it had nothing to do: ask again"):
+            await decoder.picture(b"anything")
+
+
+LAZY = """
+import socket, sys
+socket.socket(fileno=int(sys.argv[1])).send(b"ready")
+"""
 
 
 async def test_cancelling_ends_the_work_and_leaves_nothing(picture: bytes, film: bytes, seed: int) -> None:
@@ -356,6 +379,7 @@ def test_processor_time_ends_it_even_if_its_parent_does_not(film: bytes) -> None
             assert ours.recv(100) == child.READY
             request = {"kind": "video", "ask": asdict(LONG), "limit_s": 0.1 - child.GRACE_S}
             socket.send_fds(ours, [json.dumps(request).encode()], [file.fileno()])
+            assert ours.recv(100) == child.TAKEN
             assert process.wait(60) == -signal.SIGPROF
 
 
@@ -394,6 +418,7 @@ channel = socket.socket(fileno=int(sys.argv[1]))
 channel.send(b"ready")
 for number, lie in enumerate([*{lies!r}, b'{{"shape": [2, 2, 3]}}']):
     socket.recv_fds(channel, 10000, 1)
+    channel.send(b"taken")
     file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.write(file, bytes(5 if number == 2 else 12))
     if {sealed}:

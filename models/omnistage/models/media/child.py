@@ -1,7 +1,8 @@
 """The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
 
-One medium after another comes on a socket of packets: what is asked as JSON, and the file as a descriptor. The answer is JSON, and what was
-made as a descriptor of sealed memory. It ends when its parent does, when that closes the socket, or when memory is short.
+One medium after another comes on a socket of packets: what is asked as JSON, and the file as a descriptor. It says that it has taken it,
+then decodes it. The answer is JSON, and what was made as a descriptor of sealed memory. It ends when its parent does, when that closes the
+socket, or when memory is short.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ OUT_OF_MEMORY = errno.ENOMEM
 
 MESSAGE_BYTES = 1 << 16
 READY = b"ready"
+TAKEN = b"taken"
+"""Whatever happens from here on is the medium's doing."""
+
 FILES = 32
 """Descriptors that it may have."""
 
@@ -48,6 +52,7 @@ def serve(channel: socket.socket, limits: MediaLimits) -> None:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return
+        channel.sendmsg([TAKEN])
         request = json.loads(message)
         signal.setitimer(signal.ITIMER_PROF, request["limit_s"] + GRACE_S)
         with os.fdopen(descriptors[0], "rb") as file, Output(limits.result_bytes) as output:

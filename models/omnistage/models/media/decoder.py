@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.media.asks import Ask, FilmAsk, PictureAsk, SoundAsk
 from omnistage.models.media.decoded import Film, Picture, Sound
-from omnistage.models.media.errors import BadMedia, DecoderFailed
+from omnistage.models.media.errors import BadMedia, DecoderFailed, NotTaken
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import SEALS, aligned
 from omnistage.models.media.process import DecodingProcess
@@ -96,16 +96,13 @@ class MediaDecoder:
             "video": (self.limits.film_bytes, self.limits.film_time_s),
         }[kind]
         _check_size(source, most)
-        await self._turns.enter(client)
-        async with self._process() as process:
-            try:
-                file = await _file(source)
-            except OSError as error:
-                raise DecoderFailed(f"a medium cannot be handed to the process that decodes it ({error}): ask again later") from error
-            try:
-                answer, made = await process.decode({"kind": kind, "ask": asdict(ask)}, file, limit_s)
-            finally:
-                os.close(file)
+        request = {"kind": kind, "ask": asdict(ask)}
+        try:
+            answer, made = await self._asked(request, source, limit_s, client)
+        except NotTaken:  # once more: what happened to an idle process is no fault of the medium
+            while self._idle:
+                self._retire(self._idle.pop())
+            answer, made = await self._asked(request, source, limit_s, client)
         try:
             with _distrust():
                 said = json.loads(answer)
@@ -114,6 +111,19 @@ class MediaDecoder:
                 return said, _mapped(made, self.limits.result_bytes)
         finally:
             os.close(made)
+
+    async def _asked(self, request: dict[str, Any], source: Source, limit_s: float, client: str) -> tuple[bytes, int]:
+        """What a process answers, as `DecodingProcess.decode` has it."""
+        await self._turns.enter(client)
+        async with self._process() as process:
+            try:
+                file = await _file(source)
+            except OSError as error:
+                raise DecoderFailed(f"a medium cannot be handed to the process that decodes it ({error}): ask again later") from error
+            try:
+                return await process.decode(request, file, limit_s)
+            finally:
+                os.close(file)
 
     @asynccontextmanager
     async def _process(self) -> AsyncIterator[DecodingProcess]:

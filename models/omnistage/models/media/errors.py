@@ -17,3 +17,7 @@ class DecoderFull(RuntimeError):
 
 class DecoderFailed(RuntimeError):
     """No process that decodes could be started, or nothing given to it or taken from it. The text says why; the medium is not to blame."""
+
+
+class NotTaken(DecoderFailed):
+    """The process that was to decode a medium did not take it: it was stopped or killed while it had nothing to do. Another one can."""

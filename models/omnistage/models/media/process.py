@@ -14,10 +14,13 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from omnistage.models.media.errors import BadMedia, DecoderFailed
+from omnistage.models.media.errors import BadMedia, DecoderFailed, NotTaken
 from omnistage.models.media.limits import MediaLimits
 
 START_LIMIT_S = 60.0
+TAKE_LIMIT_S = 5.0
+"""For a process that has nothing to do, to take what it is given."""
+
 OUT_OF_MEMORY = errno.ENOMEM
 """Status with which it ends when memory is short; child.py, which loads what only decoding needs, says the same."""
 
@@ -69,13 +72,10 @@ class DecodingProcess:
 
     async def decode(self, request: dict[str, Any], file: int, limit_s: float) -> tuple[bytes, int]:
         """What it answers, as JSON, and the descriptor of what it made, to be closed by the caller. Raises BadMedia when the process dies
-        or time is up, DecoderFailed when it never began or its answer cannot be taken; then, and when this is cancelled, it is of no
-        use any more."""
+        or time is up, NotTaken when that was so before it began, DecoderFailed when it never started or its answer cannot be taken; then,
+        and when this is cancelled, it is of no use any more."""
         await self._start()
-        try:
-            socket.send_fds(self._channel, [json.dumps(request | {"limit_s": limit_s}).encode()], [file])
-        except OSError as error:
-            raise DecoderFailed(f"the process that decodes media ended while it had nothing to do ({error}): ask again") from error
+        await self._give(json.dumps(request | {"limit_s": limit_s}).encode(), file)
         try:
             async with asyncio.timeout(limit_s):
                 answer, descriptors = await self._received()
@@ -112,6 +112,20 @@ class DecodingProcess:
         if not first:
             raise DecoderFailed(f"the process that decodes media did not start ({self._death()}); its standard error says why")
         self._ready = True
+
+    async def _give(self, request: bytes, file: int) -> None:
+        try:
+            socket.send_fds(self._channel, [request], [file])
+            async with asyncio.timeout(TAKE_LIMIT_S):
+                taken, descriptors = await self._received()
+        except TimeoutError:
+            raise NotTaken(f"the process that decodes media took none for {TAKE_LIMIT_S:g} s: ask again") from None
+        except OSError as error:
+            raise NotTaken(f"the process that decodes media ended while it had nothing to do ({error}): ask again") from error
+        for one in descriptors:
+            os.close(one)
+        if not taken:
+            raise NotTaken("the process that decodes media ended while it had nothing to do: ask again")
 
     async def _received(self) -> tuple[bytes, list[int]]:
         """One packet and its descriptors; nothing when the process has closed the socket, which it does by dying."""
