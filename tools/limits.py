@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omnistage.models.media.asks import MOST_ASPECT, FilmAsk
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.preprocessing import MOST_ASPECT, FilmPreprocessing
 from omnistage.router.admission import STALLED_S, WAIT_S
 from omnistage.router.clients import SECRET_ID_CHARACTERS
 from omnistage.router.gate import CALLS_SHARE, MAX_HEALTH, MAX_OPEN, REQUEST_LIMIT_S
@@ -100,7 +100,7 @@ Of one field of bytes.
 
 
 _MEDIA = MediaLimits()
-_FILM = FilmAsk()
+_FILM = FilmPreprocessing()
 
 MEDIA = f"""
 ## Media

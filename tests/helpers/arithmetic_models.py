@@ -18,7 +18,7 @@ from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceReque
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import AnswerAssembler, EngineStream, answered
 from omnistage.models.common.arrays import array_of
-from omnistage.models.common.requests import check_constraint, check_parts, fitting
+from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
 from omnistage.models.interface import (
     Activity,
     Array,
@@ -95,7 +95,7 @@ class ArithmeticThinker(OnEngine):
             raise BadRequest("thinker.verbatim", "this model says only what it thinks; leave it out")
         if request.finished is None and len(request.history) >= request.max_tokens:
             raise BadRequest("resume.history", f"the answer has {request.max_tokens} tokens at most: it ended before")
-        with fitting("thinker"):
+        with unfit_refused("thinker"):
             asked = self.asked(request)
             self.engine.check(asked)
         return Prepared(request, asked)
@@ -180,7 +180,7 @@ class ArithmeticTalker(OnEngine):
         if request.voice not in ("", *self.info.voices):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'one'")
         history = () if request.history is None else tuple(map(tuple, request.history.tolist()))
-        with fitting("talker"):
+        with unfit_refused("talker"):
             asked = SequenceRequest(OPENING, request.seed, MOST, request.sampling, history=history, appended=True, client=request.client)
             self.engine.check(asked)
         return asked

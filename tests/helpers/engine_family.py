@@ -20,7 +20,7 @@ from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
-from omnistage.models.common.requests import fitting
+from omnistage.models.common.requests import unfit_refused
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
 from omnistage.models.options import LoadOptions
@@ -136,7 +136,7 @@ class StarvingTalker(OnEngine):
         known = 0 if request.history is None else len(request.history)
         if request.max_frames and known >= request.max_frames:
             raise BadRequest("resume.history", f"{known} frames are there and talker.max_frames is {request.max_frames}")
-        with fitting("talker"):
+        with unfit_refused("talker"):
             self.engine.check(self._asked(request, _spoken_prompt(np.empty((0, TAPS)), 0)))
         return request
 
@@ -145,7 +145,7 @@ class StarvingTalker(OnEngine):
         history = np.empty((0, SPEC.codebooks), np.uint32) if prepared.history is None else prepared.history
         prompt, early, ended = await _prompt_and_early(inputs)
         voice = VOICES.index(prepared.voice or VOICES[0])
-        with fitting("talker"):
+        with unfit_refused("talker"):
             asked = self._asked(prepared, _spoken_prompt(prompt, voice, prepared.scope))
         async with aclosing(self.engine.submit(asked)) as stream:
             feed = Feed(stream, inputs)

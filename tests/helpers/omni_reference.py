@@ -26,11 +26,11 @@ from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5Omni
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from omnistage.models.interface import Media, Part, Turn
-from omnistage.models.media.asks import FilmAsk, SoundAsk
 from omnistage.models.media.decoded import Film, Sound
 from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.media import Asks
+from omnistage.models.qwen2_5_omni.media import MediaPreprocessing
 from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
 from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
@@ -65,14 +65,14 @@ class OmniReference:
 
     async def read(self, turns: Sequence[Turn]) -> Seen:
         """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
-        asks = Asks(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], self._config.text.context))
+        asks = MediaPreprocessing(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], self._config.text.context))
         decoder = MediaDecoder()
         films, sounds = list[Film](), list[Sound]()
         for part in _media(turns):
             ask = asks.of(_kind(part), use_audio=part.use_audio)
-            if isinstance(ask, FilmAsk):
+            if isinstance(ask, FilmPreprocessing):
                 films.append(await decoder.film(part.data, ask))
-            elif isinstance(ask, SoundAsk):
+            elif isinstance(ask, SoundPreprocessing):
                 sounds.append(await decoder.sound(part.data, ask))
         await decoder.close()
         return films, sounds

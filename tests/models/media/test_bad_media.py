@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from helpers import media_files
-from omnistage.models.media.asks import FilmAsk
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.preprocessing import FilmPreprocessing
 
 Kind = Literal["picture", "sound", "film"]
 """Methods of the decoder."""
@@ -186,7 +186,7 @@ async def test_bytes_damaged_anywhere_are_decoded_or_refused(decoder: MediaDecod
         if chance.random() < 0.3:
             del damaged[chance.randrange(len(damaged)) :]
         try:
-            await getattr(decoder, what)(bytes(damaged), *([FilmAsk(use_audio=True)] if what == "film" else []))
+            await getattr(decoder, what)(bytes(damaged), *([FilmPreprocessing(use_audio=True)] if what == "film" else []))
         except BadMedia as error:
             assert str(error)
     for what, data in whole:
@@ -200,7 +200,7 @@ async def test_a_film_is_never_held_as_a_whole(seed: int) -> None:
     assert limits.memory_bytes < 150 * 720 * 1280 * 3
     decoder = MediaDecoder(limits)
     try:
-        film = await decoder.film(data, FilmAsk(min_pixels=4 * 784, max_pixels=16 * 784))
+        film = await decoder.film(data, FilmPreprocessing(min_pixels=4 * 784, max_pixels=16 * 784))
         assert media_files.numbers(film.frames) == [25 * number for number in range(6)]
         with tempfile.TemporaryFile() as file:
             file.truncate(1 << 30)

@@ -15,11 +15,11 @@ from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from helpers import media_files
-from omnistage.models.media.asks import FilmAsk, sampled_frames
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.preprocessing import FilmPreprocessing, sampled_frames
 
-SMALL = FilmAsk(min_pixels=4 * 784, max_pixels=16 * 784)
+SMALL = FilmPreprocessing(min_pixels=4 * 784, max_pixels=16 * 784)
 FORMATS = [
     ("mp4", "libx264", "yuv420p"),
     ("mov", "mjpeg", "yuvj420p"),
@@ -49,7 +49,7 @@ def test_frames_are_taken_as_the_published_processor_takes_them(seed: int) -> No
     chance = random.Random(seed)
     for frames in [*range(2, 300), *(chance.randrange(300, 40_000) for _ in range(1000))]:
         rate_hz = chance.choice([10, 24_000 / 1001, 25, 29.97, 30, 60, chance.uniform(1, 120)])
-        ours, theirs = sampled_frames(frames, rate_hz, FilmAsk()), published_sample(frames, rate_hz)
+        ours, theirs = sampled_frames(frames, rate_hz, FilmPreprocessing()), published_sample(frames, rate_hz)
         if frames <= SINGLE_PRECISION:
             assert ours == theirs, (frames, rate_hz)
         else:
@@ -71,7 +71,7 @@ async def test_each_frame_has_the_bits_that_the_published_processor_makes_of_it(
     for _ in range(4):
         height, width = (2 * chance.randint(24, 150) for _ in range(2))
         frames = chance.randint(4, 40)
-        ask = FilmAsk(total_pixels=chance.choice([2000 * 784, 300 * 784]), max_pixels=300 * 784)
+        ask = FilmPreprocessing(total_pixels=chance.choice([2000 * 784, 300 * 784]), max_pixels=300 * 784)
         data = media_files.film(seed, frames, height, width, rate_hz=8)
         with av.open(io.BytesIO(data), mode="r") as container:
             decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
@@ -100,7 +100,7 @@ async def test_a_film_of_few_frames_gives_an_even_number(decoder: MediaDecoder) 
 
 
 async def test_a_camera_that_was_turned_is_turned_back(decoder: MediaDecoder, seed: int) -> None:
-    ask = FilmAsk(min_pixels=784, max_pixels=64 * 784)
+    ask = FilmPreprocessing(min_pixels=784, max_pixels=64 * 784)
     data = media_files.film(seed, 4, 84, 140)
     upright = (await decoder.film(data, ask)).frames
     for turns, matrix in enumerate([(0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0)], start=1):  # so many quarters clockwise
@@ -117,7 +117,7 @@ def _with_matrix(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
 
 async def test_the_sound_of_a_film_comes_with_it_when_asked_for(decoder: MediaDecoder, seed: int) -> None:
     data = media_files.film(seed, 20, sound_s=2.0)
-    asked = FilmAsk(min_pixels=784, max_pixels=16 * 784, use_audio=True)
+    asked = FilmPreprocessing(min_pixels=784, max_pixels=16 * 784, use_audio=True)
     film = await decoder.film(data, asked)
     assert film.sound is not None
     only = media_files.film(seed, 0, codec="", sound_s=2.0)

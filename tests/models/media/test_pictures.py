@@ -14,10 +14,10 @@ from transformers.image_utils import PILImageResampling, SizeDict, load_image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from helpers import media_files
-from omnistage.models.media import asks
-from omnistage.models.media.asks import PictureAsk
+from omnistage.models.media import preprocessing
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.preprocessing import PicturePreprocessing
 
 LOSSLESS_AND_NOT: list[tuple[str, dict[str, Any]]] = [
     ("PNG", {}),
@@ -34,7 +34,7 @@ MODES = ("L", "LA", "P", "RGBA", "1", "CMYK", "I;16")
 EXIF_ORIENTATION = 0x0112
 
 
-def expected(data: bytes, ask: PictureAsk) -> NDArray[np.uint8]:
+def expected(data: bytes, ask: PicturePreprocessing) -> NDArray[np.uint8]:
     """[height, width, 3], by Transformers alone."""
     with Image.open(io.BytesIO(data)) as image:
         planes = np.moveaxis(np.array(load_image(image)), -1, 0)
@@ -45,7 +45,7 @@ def expected(data: bytes, ask: PictureAsk) -> NDArray[np.uint8]:
 
 async def test_every_format_size_and_mode_has_the_bits_of_the_published_processor(decoder: MediaDecoder, seed: int) -> None:
     chance = random.Random(seed)
-    ask = PictureAsk(max_pixels=200 * 28 * 28)
+    ask = PicturePreprocessing(max_pixels=200 * 28 * 28)
     for form, options in LOSSLESS_AND_NOT:
         data = media_files.picture(seed, chance.randint(20, 700), chance.randint(20, 700), form, **options)
         assert np.array_equal((await decoder.picture(data, ask)).pixels, expected(data, ask)), (form, options)
@@ -58,7 +58,7 @@ async def test_every_format_size_and_mode_has_the_bits_of_the_published_processo
 
 
 async def test_a_camera_that_was_turned_is_turned_back(decoder: MediaDecoder, seed: int) -> None:
-    ask = PictureAsk(factor=1, min_pixels=1, max_pixels=1 << 30)
+    ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
     upright = media_files.pixels(seed, 30, 50)
     turned = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 6: np.rot90(upright, 1), 8: np.rot90(upright, -1)}
     for orientation, pixels in turned.items():
@@ -69,7 +69,7 @@ async def test_a_camera_that_was_turned_is_turned_back(decoder: MediaDecoder, se
 
 
 async def test_of_a_picture_that_moves_the_first_is_taken(decoder: MediaDecoder, seed: int) -> None:
-    ask = PictureAsk(factor=1, min_pixels=1, max_pixels=1 << 30)
+    ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
     first, *rest = (Image.fromarray(media_files.pixels(seed + number, 30, 40)) for number in range(3))
     for form in ("PNG", "GIF", "WEBP"):
         data = media_files.encoded(first, form, save_all=True, append_images=rest, duration=100)
@@ -84,6 +84,6 @@ def test_sizes_are_those_of_the_published_formula(seed: int) -> None:
         sizes = (chance.choice([28, 28, 14, 32]), least, least + chance.choice([784, 1280 * 784, 16384 * 784]))
         if max(height, width) / min(height, width) > 200:
             with pytest.raises(BadMedia, match="200 times longer"):
-                asks.smart_resize(height, width, *sizes)
+                preprocessing.smart_resize(height, width, *sizes)
         else:
-            assert asks.smart_resize(height, width, *sizes) == smart_resize(height, width, *sizes)
+            assert preprocessing.smart_resize(height, width, *sizes) == smart_resize(height, width, *sizes)

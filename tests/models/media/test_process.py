@@ -27,15 +27,15 @@ from helpers.lengths import rounds
 from helpers.processes import wait_end
 from helpers.waiting import turning, until
 from omnistage.models.media import child
-from omnistage.models.media.asks import FilmAsk, PictureAsk
 from omnistage.models.media.decoded import Film
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing
 from omnistage.models.media.turns import Turns
 
-SMALL = PictureAsk(max_pixels=16 * 784)
-LONG = FilmAsk(fps=10, min_pixels=700 * 784, max_pixels=700 * 784, total_pixels=1 << 30)
+SMALL = PicturePreprocessing(max_pixels=16 * 784)
+LONG = FilmPreprocessing(fps=10, min_pixels=700 * 784, max_pixels=700 * 784, total_pixels=1 << 30)
 
 
 @asynccontextmanager
@@ -199,7 +199,7 @@ async def test_hundreds_of_media_leave_nothing(seed: int, rounds: int) -> None:
             for number in range(rounds // 4):
                 await decoder.picture(file.fileno() if number % 2 else good[0], SMALL)
                 await decoder.sound(good[1])
-                await decoder.film(good[2], FilmAsk(min_pixels=784, max_pixels=784))
+                await decoder.film(good[2], FilmPreprocessing(min_pixels=784, max_pixels=784))
                 with pytest.raises(BadMedia):
                     await decoder.picture(good[0][: 40 + number])
             assert file.tell() == len(good[0])
@@ -344,14 +344,14 @@ TESTS = Path(__file__).parents[2]
 OWNER = """
 import asyncio, sys
 from helpers import media_files
-from omnistage.models.media.asks import FilmAsk
+from omnistage.models.media.preprocessing import FilmPreprocessing
 from omnistage.models.media.decoder import MediaDecoder
 
 async def main():
     decoder = MediaDecoder()
     await decoder.picture(media_files.picture(1))
     print(*decoder.pids, flush=True)
-    await decoder.film(media_files.film(4, 250, rate_hz=10), FilmAsk(fps=10, min_pixels=700 * 784, max_pixels=700 * 784))
+    await decoder.film(media_files.film(4, 250, rate_hz=10), FilmPreprocessing(fps=10, min_pixels=700 * 784, max_pixels=700 * 784))
 
 asyncio.run(main())
 """

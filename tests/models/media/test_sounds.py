@@ -9,8 +9,8 @@ import pytest
 from transformers.audio_utils import load_audio
 
 from helpers import media_files
-from omnistage.models.media.asks import SoundAsk
 from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.preprocessing import SoundPreprocessing
 
 LIBSNDFILE = [
     ("WAV", "PCM_16", 16_000, 1),
@@ -40,7 +40,7 @@ async def test_what_libsndfile_reads_has_the_bits_of_the_published_loader(decode
     for number, (form, subtype, source_hz, channels) in enumerate(LIBSNDFILE):
         rate_hz = (16_000, 24_000)[number % 3 == 2]
         data = media_files.sound(seed, 1.3, source_hz, channels, form, subtype)
-        sound = await decoder.sound(data, SoundAsk(rate_hz))
+        sound = await decoder.sound(data, SoundPreprocessing(rate_hz))
         words = base64.b64encode(data).decode()
         assert np.array_equal(sound.samples, np.clip(load_audio(words, rate_hz, backend="soundfile"), -1, 1)), (form, subtype)
         assert sound.rate_hz == rate_hz

@@ -19,8 +19,8 @@ from helpers.waiting import until
 from omnistage.connector.arena import Arena
 from omnistage.models.common.spool import Spool
 from omnistage.models.interface import Piece, Streamed
-from omnistage.models.media.asks import FilmAsk
 from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.preprocessing import FilmPreprocessing
 
 LOOK = """
 import os, sys
@@ -74,7 +74,7 @@ async def test_another_user_reads_no_medium(folder: Path, monkeypatch: pytest.Mo
             await decoder.picture(media_files.picture(1))
             (pid,) = decoder.pids
             film = media_files.film(4, 250, rate_hz=10)
-            work = asyncio.create_task(decoder.film(film, FilmAsk(fps=10, min_pixels=700 * 784, max_pixels=700 * 784)))
+            work = asyncio.create_task(decoder.film(film, FilmPreprocessing(fps=10, min_pixels=700 * 784, max_pixels=700 * 784)))
             held = Path(f"/proc/{pid}/fd")
             await until(lambda: sum("memfd" in str(one.readlink()) for one in held.iterdir()) == 2)  # The film, and what is made of it.
             os.kill(pid, signal.SIGSTOP)

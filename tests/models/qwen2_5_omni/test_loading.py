@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.memory import free_bytes, private_bytes, written
 from omnistage.models.errors import LoadError
-from omnistage.models.media.asks import PictureAsk
+from omnistage.models.media.preprocessing import PicturePreprocessing
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
-from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, Asks
+from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, MediaPreprocessing
 from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.sizes import (
     DECODERS,
@@ -200,8 +200,8 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
     pictures = read_pictures(omni_checkpoint, config)
     for free in (GIB // 8, GIB, 3 * GIB, 8 * GIB, 64 * GIB):
         chosen = sizes(config, free)
-        ask = Asks(config, pictures, 16_000, chosen.medium_rows).of("image")
-        assert isinstance(ask, PictureAsk)
+        ask = MediaPreprocessing(config, pictures, 16_000, chosen.medium_rows).of("image")
+        assert isinstance(ask, PicturePreprocessing)
         assert ask.max_pixels // config.vision.patch_size**2 <= chosen.pass_patches <= PASS_PATCHES["cpu"]
         assert SOUND_CHUNKS * config.audio.chunk <= chosen.pass_frames <= PASS_FRAMES["cpu"]
         patch, frame = _patch_bytes(config.vision), _frame_bytes(config.audio)

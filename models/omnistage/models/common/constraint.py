@@ -183,7 +183,7 @@ def _reason(message: str) -> str:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def dead_ends_refused() -> Iterator[None]:
     """Around an answer of an engine: a constraint that leads nowhere is the request's fault, however late that is known."""
     try:
         yield

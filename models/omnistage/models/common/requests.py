@@ -53,13 +53,13 @@ def check_constraint(request: TextRequest, info: ModelInfo) -> None:
 
 
 def check_bias(request: TextRequest, vocabulary: int) -> None:
-    """Only tokens that there are can be made more or less likely. An engine sees to that itself: see `fitting`."""
+    """Only tokens that there are can be made more or less likely. An engine sees to that itself: see `unfit_refused`."""
     if any(token_id >= vocabulary for token_id in request.sampling.logit_bias):
         raise BadRequest("thinker.sampling.logit_bias", f"ids must be below {vocabulary}, the size of the vocabulary")
 
 
 @contextmanager
-def fitting(kind: Literal["thinker", "talker"]) -> Iterator[None]:
+def unfit_refused(kind: Literal["thinker", "talker"]) -> Iterator[None]:
     """Around the making of a SequenceRequest and `Engine.check`: what can never run is refused, with the field of the request."""
     try:
         yield

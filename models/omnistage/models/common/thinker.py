@@ -18,8 +18,8 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
-from omnistage.models.common.constraint import Constraints, Grammar, kept
-from omnistage.models.common.requests import check_constraint, check_parts, fitting
+from omnistage.models.common.constraint import Constraints, Grammar, dead_ends_refused
+from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
 from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of
@@ -222,12 +222,12 @@ class EngineThinker(ABC, Generic[P]):
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         answer, asked = await self._begun(prepared, inputs, wanted)
-        with fitting("thinker"):
+        with unfit_refused("thinker"):
             submitted = self.engine.submit(asked)
         async with aclosing(submitted) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
             for piece in _given(answer, prepared):
                 yield piece
-            with kept():
+            with dead_ends_refused():
                 async for piece in pieces:
                     yield piece
 

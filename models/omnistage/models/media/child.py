@@ -22,12 +22,12 @@ from typing import Any, BinaryIO
 from PIL import AvifImagePlugin, Image
 
 from omnistage.models.media import films, pictures, sounds
-from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
 from omnistage.models.media.confinement import confine
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.formats import advice
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
+from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 
 PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = errno.ENOMEM
@@ -80,14 +80,14 @@ def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Med
 
 def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
     if kind == "image":
-        pixels = pictures.decoded(file, PictureAsk(**ask), limits)
+        pixels = pictures.decoded(file, PicturePreprocessing(**ask), limits)
         output.put(pixels)
         return {"shape": pixels.shape}
     if kind == "audio":
-        samples = sounds.decoded(file, SoundAsk(**ask), limits)
+        samples = sounds.decoded(file, SoundPreprocessing(**ask), limits)
         output.put(samples)
         return {"samples": len(samples)}
-    return asdict(films.decode(file, FilmAsk(**ask), limits, output))
+    return asdict(films.decode(file, FilmPreprocessing(**ask), limits, output))
 
 
 def _is_memory(error: Exception) -> bool:

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.media.asks import Ask, FilmAsk, PictureAsk, SoundAsk
 from omnistage.models.media.decoded import Film, Picture, Sound
 from omnistage.models.media.errors import BadMedia, DecoderFailed, NotTaken
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import SEALS, aligned
+from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
 from omnistage.models.media.process import DecodingProcess
 from omnistage.models.media.turns import Turns
 
@@ -60,22 +60,22 @@ class MediaDecoder:
         """Of the processes there are."""
         return [process.pid for process in (*self._busy, *self._idle)]
 
-    async def picture(self, source: Source, ask: PictureAsk | None = None, *, client: str = "") -> Picture:
+    async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> Picture:
         """The first picture of the file, upright, RGB, resized."""
-        made, memory = await self._decode("image", source, ask or PictureAsk(), client)
+        made, memory = await self._decode("image", source, ask or PicturePreprocessing(), client)
         with _distrust():
             return Picture(_pixels(memory, made["shape"], 3))
 
-    async def sound(self, source: Source, ask: SoundAsk | None = None, *, client: str = "") -> Sound:
+    async def sound(self, source: Source, ask: SoundPreprocessing | None = None, *, client: str = "") -> Sound:
         """The sound of the file, mono, resampled."""
-        ask = ask or SoundAsk()
+        ask = ask or SoundPreprocessing()
         made, memory = await self._decode("audio", source, ask, client)
         with _distrust():
             return Sound(_samples(memory, 0, made["samples"]), ask.rate_hz)
 
-    async def film(self, source: Source, ask: FilmAsk | None = None, *, client: str = "") -> Film:
+    async def film(self, source: Source, ask: FilmPreprocessing | None = None, *, client: str = "") -> Film:
         """Frames of the film, evenly taken, upright, RGB, resized, and its sound if asked for."""
-        ask = ask or FilmAsk()
+        ask = ask or FilmPreprocessing()
         made, memory = await self._decode("video", source, ask, client)
         with _distrust():
             frames = _pixels(memory, made["shape"], 4)
@@ -89,7 +89,7 @@ class MediaDecoder:
         while self._ending:
             await asyncio.wait(self._ending)
 
-    async def _decode(self, kind: Kind, source: Source, ask: Ask, client: str) -> tuple[dict[str, Any], mmap.mmap]:
+    async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str) -> tuple[dict[str, Any], mmap.mmap]:
         most, limit_s = {
             "image": (self.limits.picture_bytes, self.limits.picture_time_s),
             "audio": (self.limits.sound_bytes, self.limits.sound_time_s),

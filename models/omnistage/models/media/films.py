@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from omnistage.models.media import containers, sounds
-from omnistage.models.media.asks import FilmAsk, sampled_frames, smart_resize
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
 from omnistage.models.media.pictures import resized
+from omnistage.models.media.preprocessing import FilmPreprocessing, sampled_frames, smart_resize
 
 USUAL_RATE_HZ = 25.0
 """Of frames, where a file says nothing about time."""
@@ -52,7 +52,7 @@ class Made:
     samples: int
 
 
-def decode(file: BinaryIO, ask: FilmAsk, limits: MediaLimits, output: Output) -> Made:
+def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: Output) -> Made:
     """Puts out the frames, and the samples of the sound if asked for. Raises BadMedia, or whatever FFmpeg raises for what is damaged."""
     with _opened(file, limits) as container:
         if ask.use_audio and not container.streams.audio:
@@ -88,7 +88,7 @@ def _stream(container: Any, limits: MediaLimits) -> Any:
     return stream
 
 
-def _plan(container: Any, stream: Any, ask: FilmAsk, limits: MediaLimits) -> Plan:
+def _plan(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLimits) -> Plan:
     """Reads all of the file and decodes nothing of it."""
     times: list[int] = []
     frames = 0
@@ -111,7 +111,7 @@ def _plan(container: Any, stream: Any, ask: FilmAsk, limits: MediaLimits) -> Pla
     return planned(sorted(times), stream.time_base, rate_hz, ask)
 
 
-def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmAsk) -> Plan:
+def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> Plan:
     """times: when each frame is shown, rising, in units of so many seconds. rate_hz: frames per second as the header says, 0 if it does
     not."""
     frames = len(times)
@@ -156,7 +156,7 @@ def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterat
         yield shown
 
 
-def _frames(shown: Iterable[Any], count: int, ask: FilmAsk, limits: MediaLimits, output: Output) -> tuple[int, int, int, int]:
+def _frames(shown: Iterable[Any], count: int, ask: FilmPreprocessing, limits: MediaLimits, output: Output) -> tuple[int, int, int, int]:
     """Puts out each frame, resized; returns the shape of all of them."""
     height = width = 0
     for frame in shown:

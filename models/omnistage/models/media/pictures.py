@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from omnistage.models.media.asks import PictureAsk, smart_resize
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.preprocessing import PicturePreprocessing, smart_resize
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """Pillow knows more: some run other programs, some are scarcely looked after."""
@@ -18,7 +18,7 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's would be a warning
 
 
-def decoded(file: BinaryIO, ask: PictureAsk, limits: MediaLimits) -> NDArray[np.uint8]:
+def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> NDArray[np.uint8]:
     """[height, width, 3]. Raises BadMedia, or whatever Pillow raises for what is damaged."""
     image = opened(file)
     if image is None:

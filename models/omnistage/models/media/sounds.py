@@ -13,9 +13,9 @@ import soxr
 from numpy.typing import NDArray
 
 from omnistage.models.media import containers
-from omnistage.models.media.asks import FilmAsk, SoundAsk
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 
 UNKNOWN_LENGTH = 1 << 62
 """libsndfile says so, or more, where the header does not tell."""
@@ -24,7 +24,7 @@ BLOCK = 1 << 18
 """Samples of all channels that are read at once."""
 
 
-def decoded(file: BinaryIO, ask: SoundAsk, limits: MediaLimits) -> NDArray[np.float32]:
+def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """[n] mono. Raises BadMedia, or whatever the libraries raise for what is damaged."""
     if (sound := opened(file)) is not None:
         with sound:
@@ -51,7 +51,7 @@ def opened(file: BinaryIO) -> soundfile.SoundFile | None:
         return None
 
 
-def track(container: Any, ask: SoundAsk | FilmAsk, limits: MediaLimits) -> NDArray[np.float32]:
+def track(container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """[n] mono of the first sound in a container. Raises BadMedia if there is none."""
     stream = next(iter(container.streams.audio), None)
     if stream is None:

@@ -17,9 +17,10 @@ import torch
 
 from omnistage.models.common.worker import Worker
 
-Piece = TypeVar("Piece")
+Slice = TypeVar("Slice")
+"""A part of a medium that no other one sees: the frames of one patch, some chunks of sound."""
 
-Pass = Callable[[Sequence[Piece], Callable[[], None]], list[torch.Tensor]]
+Pass = Callable[[Sequence[Slice], Callable[[], None]], list[torch.Tensor]]
 """The rows of some pieces, in order; calls what it is given between layers, and lets out what that raises."""
 
 
@@ -28,27 +29,27 @@ class _GivenUp(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Medium(Generic[Piece]):
-    pieces: deque[Piece]
+class _Encoding(Generic[Slice]):
+    pieces: deque[Slice]
     count: int
     done: asyncio.Future[torch.Tensor]
     rows: list[torch.Tensor] = field(default_factory=list)
     unwanted: bool = False
 
 
-class EncoderQueue(Generic[Piece]):
+class EncoderQueue(Generic[Slice]):
     """encode: runs on the worker's thread. size: of a piece, in whatever its memory grows with: patches, frames of a spectrogram.
     most_size: of a pass that has more than one piece. together: pieces may share a pass, because that was found to change no bit."""
 
-    def __init__(self, worker: Worker, encode: Pass[Piece], size: Callable[[Piece], int], *, most_size: int, together: bool) -> None:
+    def __init__(self, worker: Worker, encode: Pass[Slice], size: Callable[[Slice], int], *, most_size: int, together: bool) -> None:
         self.worker, self._encode, self._size = worker, encode, size
         self._most_size, self._together = most_size, together
-        self._waiting: deque[_Medium[Piece]] = deque()
+        self._waiting: deque[_Encoding[Slice]] = deque()
         self._running: asyncio.Task[None] | None = None
 
-    async def rows(self, pieces: Sequence[Piece]) -> torch.Tensor:
+    async def rows(self, pieces: Sequence[Slice]) -> torch.Tensor:
         """The rows of one medium, [rows, width]. Cancelled: a piece that is being computed with others is finished, no other is begun."""
-        medium = _Medium(deque(pieces), len(pieces), asyncio.get_running_loop().create_future())
+        medium = _Encoding(deque(pieces), len(pieces), asyncio.get_running_loop().create_future())
         self._waiting.append(medium)
         if self._running is None:
             self._running = asyncio.create_task(self._run())
@@ -65,9 +66,9 @@ class EncoderQueue(Generic[Piece]):
         finally:
             self._running = None
 
-    def _take(self) -> list[tuple[_Medium[Piece], Piece]]:
+    def _take(self) -> list[tuple[_Encoding[Slice], Slice]]:
         """The pieces of the next pass: one of each medium in turn, as long as there is room."""
-        taken = list[tuple[_Medium[Piece], Piece]]()
+        taken = list[tuple[_Encoding[Slice], Slice]]()
         taken_size = 0
         while self._waiting:
             medium = self._waiting[0]
@@ -82,7 +83,7 @@ class EncoderQueue(Generic[Piece]):
             self._waiting.rotate(-1)
         return taken
 
-    async def _pass(self, taken: Sequence[tuple[_Medium[Piece], Piece]]) -> None:
+    async def _pass(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> None:
         """Encode pieces together, and if that fails, each by itself: one of them is the cause."""
         try:
             made = await self.worker.run(partial(self._compute, taken))
@@ -101,7 +102,7 @@ class EncoderQueue(Generic[Piece]):
             if len(medium.rows) == medium.count and not medium.done.done():
                 medium.done.set_result(torch.cat(medium.rows))
 
-    def _compute(self, taken: Sequence[tuple[_Medium[Piece], Piece]]) -> list[torch.Tensor]:
+    def _compute(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> list[torch.Tensor]:
         def between() -> None:
             self.worker.activity.step()
             if all(medium.unwanted for medium, _ in taken):

@@ -31,9 +31,9 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.encoding import Pass, Piece
+from omnistage.models.qwen2_5_omni.encoding import Pass, Slice
 from omnistage.models.qwen2_5_omni.features import FeatureCache
-from omnistage.models.qwen2_5_omni.media import Asks, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
+from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
@@ -96,7 +96,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     reader = MediaReader(
         config,
         MediaDecoder(processes=sizes.decoders),
-        Asks(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows),
+        MediaPreprocessing(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows),
         spectrograms,
         picture_queue(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
         sound_queue(encoders, parts.audio, most_frames=sizes.pass_frames, together=together),
@@ -183,8 +183,8 @@ def _encode(parts: Parts, config: ThinkerConfig, pictures: PictureSettings) -> t
     return all(map(torch.equal, alone, together)), alone
 
 
-def _each(encode: Pass[Piece], pieces: Sequence[Piece]) -> list[torch.Tensor]:
-    return [encode([piece], _nothing)[0] for piece in pieces]
+def _each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
+    return [encode([one], _nothing)[0] for one in slices]
 
 
 def _nothing() -> None:

@@ -14,10 +14,10 @@ import torch
 
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Media, Streamed
-from omnistage.models.media.asks import FilmAsk, PictureAsk, SoundAsk
 from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder, Source
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.encoding import EncoderQueue
@@ -33,25 +33,25 @@ SOUND_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium of a request. kind: image, audio or video. ask: how it is prepared. digest: of everything that its rows are made from.
-    client: who asks."""
+    """One medium of a request. kind: image, audio or video. preprocessing: how it is prepared. digest: of everything that its rows are made
+    from. client: who asks."""
 
     kind: str
     source: Source
-    ask: PictureAsk | SoundAsk | FilmAsk
+    preprocessing: PicturePreprocessing | SoundPreprocessing | FilmPreprocessing
     digest: bytes
     client: str
 
 
-class Asks:
+class MediaPreprocessing:
     """How media of each kind are prepared. most_rows: that one medium may become, its sound not counted."""
 
     def __init__(self, config: ThinkerConfig, pictures: PictureSettings, rate_hz: int, most_rows: int) -> None:
         factor = config.vision.patch_size * config.vision.merge
         most = most_rows * factor**2
-        self._picture = PictureAsk(factor, min(pictures.min_pixels, most), min(pictures.max_pixels, most))
-        self._sound = SoundAsk(rate_hz)
-        self._film = FilmAsk(
+        self._picture = PicturePreprocessing(factor, min(pictures.min_pixels, most), min(pictures.max_pixels, most))
+        self._sound = SoundPreprocessing(rate_hz)
+        self._film = FilmPreprocessing(
             factor=factor,
             min_pixels=min(FILM_MIN_PIXELS, most),
             max_pixels=min(FILM_MAX_PIXELS, most),
@@ -61,7 +61,7 @@ class Asks:
             rate_hz=rate_hz,
         )
 
-    def of(self, kind: str, *, use_audio: bool = False) -> PictureAsk | SoundAsk | FilmAsk:
+    def of(self, kind: str, *, use_audio: bool = False) -> PicturePreprocessing | SoundPreprocessing | FilmPreprocessing:
         """kind: image, audio or video. use_audio: of a film, its sound too."""
         if kind == "image":
             return self._picture
@@ -75,14 +75,14 @@ class MediaReader:
         self,
         config: ThinkerConfig,
         decoder: MediaDecoder,
-        asks: Asks,
+        preprocessing: MediaPreprocessing,
         spectrograms: Spectrograms,
         pictures: EncoderQueue[Pixels],
         sounds: EncoderQueue[torch.Tensor],
         cache: FeatureCache,
         digest: bytes,
     ) -> None:
-        self._config, self._decoder, self._asks, self._spectrograms = config, decoder, asks, spectrograms
+        self._config, self._decoder, self._preprocessing, self._spectrograms = config, decoder, preprocessing, spectrograms
         self._pictures, self._sounds, self._cache, self._digest = pictures, sounds, cache, digest
         self._busy: dict[bytes, asyncio.Event] = {}
 
@@ -91,7 +91,7 @@ class MediaReader:
 
     def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> Medium:
         """What a part of a request is here. sha256: of its bytes. scope: nothing that is kept is used for a request of another one."""
-        ask, own = self._asks.of(part.kind, use_audio=part.use_audio), scope.encode()
+        ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio), scope.encode()
         known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
         return Medium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
 
@@ -120,11 +120,11 @@ class MediaReader:
 
     async def _read(self, medium: Medium, most_rows: int) -> Features:
         digest = medium.digest
-        match ask := medium.ask:
-            case PictureAsk():
+        match ask := medium.preprocessing:
+            case PicturePreprocessing():
                 picture = await self._decoder.picture(medium.source, ask, client=medium.client)
                 return await self._seen(picture.pixels[None], 0.0, None, digest, most_rows)
-            case FilmAsk():
+            case FilmPreprocessing():
                 film = await self._decoder.film(medium.source, ask, client=medium.client)
                 seconds = self._config.vision.frames * (film.frame_s if len(film.frames) >= ask.max_frames else 1 / ask.fps)
                 return await self._seen(film.frames, seconds, film.sound, digest, most_rows)

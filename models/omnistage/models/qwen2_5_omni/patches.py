@@ -31,9 +31,8 @@ def grid_of(pixels: Pixels, config: VisionConfig) -> Grid:
 
 
 def patches_of(pixels: Pixels, config: VisionConfig, colours: Normalization) -> torch.Tensor:
-    """Patches [grid patches, patch_values] of frames, those of a merged row next to each other; the last frame is repeated where there are
-    too few for a patch. Returns float32, values in the order colour, frame, row, column: as
-    Transformers' `Qwen2VLImageProcessor` makes them."""
+    """Patches [grid patches, patch_values] of frames, those of a merged row next to each other, float32; values in the order colour, frame,
+    row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated where there are too few for a patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])
     shift = torch.tensor([mean / std for mean, std in zip(colours.mean, colours.std, strict=True)])
     taken = torch.from_numpy(pixels)

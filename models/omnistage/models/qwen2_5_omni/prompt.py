@@ -1,4 +1,4 @@
-"""From a conversation to the rows of a prompt: token ids, and places on three axes.
+"""From a conversation to the rows of a prompt: token ids, and positions on three axes.
 
 The checkpoint's own chat template writes the conversation; what users wrote stands in it as text, whatever it looks like. Where the
 template puts a medium, its rows come. A row has a time, a height and a width: those of text are equal and count on; those of a picture
@@ -37,7 +37,7 @@ class ChatTemplate:
         self._media = {ids.image: "image", ids.audio: "audio", ids.video: "video"}
         self._split = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
 
-    def written(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
+    def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
         """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for
         each part that is no text, in order. Raises BadRequest for a conversation that the template refuses."""
         texts, kinds = list[str](), iter(media)
@@ -55,8 +55,8 @@ class ChatTemplate:
     def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
         """Special tokens of the template are tokens, those in texts of the conversation are text."""
         plain = ""
-        for place, part in enumerate(_MARK.split(rendered)):
-            if place % 2:
+        for index, part in enumerate(_MARK.split(rendered)):
+            if index % 2:
                 plain += texts[int(part)]
                 continue
             end = 0
@@ -98,8 +98,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Rows of a medium in a prompt. first: the first of them. order: which of its rows (those of pictures before those of sound) stands at
-    each place, int64 [rows]; None: they stand as they are."""
+    """Rows of a medium in a prompt. first: the first of them. order: which of its rows (those of pictures before those of sound) stands
+    where, int64 [rows]; None: they stand as they are."""
 
     first: int
     order: NDArray[np.int64] | None
@@ -121,12 +121,12 @@ class Layout:
 def laid_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
     """The prompt of token ids, in which each id of a medium stands for all of its rows. extents: of the media, in order."""
     written = np.array(ids, np.int64)
-    places = np.flatnonzero(np.isin(written, (config.ids.image, config.ids.video, config.ids.audio)))
+    indices = np.flatnonzero(np.isin(written, (config.ids.image, config.ids.video, config.ids.audio)))
     rows, start = _Rows(config), 0
-    for place, extent in zip(places.tolist(), extents, strict=True):
-        rows.text(written[start:place])
+    for index, extent in zip(indices.tolist(), extents, strict=True):
+        rows.text(written[start:index])
         rows.medium(extent)
-        start = place + 1
+        start = index + 1
     rows.text(written[start:])
     return rows.layout()
 
@@ -147,9 +147,9 @@ class _Rows:
 
     def medium(self, extent: Extent) -> None:
         if extent.grid is None:
-            self._place(*self._sound(extent.sound))
+            self._run(*self._sound(extent.sound))
         elif not extent.sound:
-            self._place(*self._seen(extent))
+            self._run(*self._seen(extent))
         else:
             self._film_with_sound(extent)
 
@@ -161,42 +161,42 @@ class _Rows:
         return np.full(rows, self._config.ids.audio), self._counted(rows)
 
     def _counted(self, rows: int) -> NDArray[np.int64]:
-        """Places that count on, the same on all axes."""
+        """Positions that count on, the same on all axes."""
         return np.broadcast_to(np.arange(rows) + self._next, (3, rows))
 
     def _seen(self, extent: Extent) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         grid, config = extent.grid, self._config
         assert grid is not None
         merge = config.vision.merge
-        # float32, as in Transformers: another rounding would be another place.
+        # float32, as in Transformers: another rounding would be another position.
         times = (np.arange(grid.frames, dtype=np.float32) * np.float32(extent.seconds) * config.position_ids_per_second).astype(np.int64)
         axes = np.meshgrid(times, np.arange(grid.height // merge), np.arange(grid.width // merge), indexing="ij")
-        places = np.stack([axis.reshape(-1) for axis in axes]) + self._next
+        positions = np.stack([axis.reshape(-1) for axis in axes]) + self._next
         token_id = config.ids.video if extent.seconds else config.ids.image
-        return np.full(places.shape[1], token_id), places
+        return np.full(positions.shape[1], token_id), positions
 
     def _film_with_sound(self, extent: Extent) -> None:
-        """What is seen and heard in the same two seconds stands together, what is seen first. The marks around the sound have the places
-        of those around the film."""
+        """What is seen and heard in the same two seconds stands together, what is seen first. The marks around the sound have the
+        positions of those around the film."""
         config = self._config
         self._add(np.array([config.ids.audio_start]), np.full((3, 1), self._next - 1))
         seen, heard = self._seen(extent), self._sound(extent.sound)
         step = int(config.position_ids_per_second * config.seconds_per_chunk)
         pieces = list[NDArray[np.int64]]()
-        parts = [_chunks(places[0] - self._next, step) for _, places in (seen, heard)]
+        parts = [_chunks(positions[0] - self._next, step) for _, positions in (seen, heard)]
         for index in range(max(map(len, parts))):
             for offset, chunks in zip((0, len(seen[0])), parts, strict=True):
                 if index < len(chunks):
                     pieces.append(np.arange(*chunks[index]) + offset)
         order = np.concatenate(pieces)
-        places = np.concatenate((seen[1], heard[1]), 1)
-        self._place(np.concatenate((seen[0], heard[0]))[order], places[:, order], order)
+        positions = np.concatenate((seen[1], heard[1]), 1)
+        self._run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
         # What follows counts on from the last piece, even where the other one lasts longer: so the model was trained.
-        self._next = int(places[:, pieces[-1]].max()) + 1
+        self._next = int(positions[:, pieces[-1]].max()) + 1
         self._add(np.array([config.ids.audio_end]), np.full((3, 1), self._next))
         self._next -= 1
 
-    def _place(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
+    def _run(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
         self._media.append(Placed(self._count, order))
         self._add(ids, positions)
 

@@ -17,20 +17,20 @@ class Segments:
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
         self._of_length: dict[int, list[int]] = {}
-        for place, length in enumerate(lengths):
-            self._of_length.setdefault(length, []).append(place)
+        for index, length in enumerate(lengths):
+            self._of_length.setdefault(length, []).append(index)
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Each row sees the rows of its segment. [rows, heads, head size] each; returns [rows, heads * head size]."""
         parts = [torch.split(tensor, self.lengths) for tensor in (query, key, value)]
         out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         outs = torch.split(out, self.lengths)
-        for length, places in self._of_length.items():
+        for length, indices in self._of_length.items():
             at_once = max(MOST_ROWS // length, 1)
-            for first in range(0, len(places), at_once):
-                some = places[first : first + at_once]
-                queries, keys, values = (torch.stack([part[place] for place in some]).transpose(1, 2) for part in parts)
+            for first in range(0, len(indices), at_once):
+                some = indices[first : first + at_once]
+                queries, keys, values = (torch.stack([part[index] for index in some]).transpose(1, 2) for part in parts)
                 attended = functional.scaled_dot_product_attention(queries, keys, values).transpose(1, 2)
-                for place, rows in zip(some, attended, strict=True):
-                    outs[place].copy_(rows.reshape(length, -1))
+                for index, rows in zip(some, attended, strict=True):
+                    outs[index].copy_(rows.reshape(length, -1))
         return out

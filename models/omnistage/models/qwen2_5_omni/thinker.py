@@ -17,7 +17,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.constraint import Grammar
-from omnistage.models.common.requests import fitting
+from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.common.worker import Worker
@@ -103,11 +103,11 @@ class QwenThinker(EngineThinker[Prepared]):
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """See EngineThinker.prompt; one token stands for each medium."""
-        return tuple(self.tokenizer.template.written(turns, [part.kind for part in _media(turns)]))
+        return tuple(self.tokenizer.template.token_ids(turns, [part.kind for part in _media(turns)]))
 
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
         if request.finished is None:
-            with fitting("thinker"):
+            with unfit_refused("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
                 most = min(request.max_tokens, self._context - len(prompt_ids))
                 self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
@@ -141,7 +141,7 @@ class QwenThinker(EngineThinker[Prepared]):
             prompt_port=PROMPT,
             prompt_rows=len(layout),
         )
-        with fitting("thinker"):
+        with unfit_refused("thinker"):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
             taps_from = answer.first_slot
             asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)

@@ -24,7 +24,7 @@ from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS, Grammar
 from omnistage.models.common.memory import memory_told
-from omnistage.models.common.requests import fitting
+from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.thinker import MAX_SESSIONS, TEXT, EngineThinker, Tokenized, chosen_dtype, limits_of, told_settings
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
@@ -153,7 +153,7 @@ class SmolThinker(EngineThinker[Prepared]):
         answer = AnswerAssembler(Detokenizer(self.tokenizer.piece, request.stop), {TEXT: len(request.history)}, history=request.history)
         if answer.ended:
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
-        with fitting("thinker"):
+        with unfit_refused("thinker"):
             prompt = Prompt.of_tokens(prompt_ids, request.scope.encode())
             asked = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
             self.engine.check(asked)

@@ -15,7 +15,7 @@ FLOOR_SHARE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class PictureAsk:
+class PicturePreprocessing:
     """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`."""
 
     factor: int = FACTOR
@@ -24,14 +24,14 @@ class PictureAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class SoundAsk:
+class SoundPreprocessing:
     """Mono at rate_hz."""
 
     rate_hz: int = 16_000
 
 
 @dataclass(frozen=True, slots=True)
-class FilmAsk:
+class FilmPreprocessing:
     """fps: frames taken per second, but at least min_frames, at most max_frames, and a multiple of frames_multiple.
 
     min_pixels, max_pixels, factor: of a frame, as of a picture. total_pixels: of all frames together, counted once for frames_multiple
@@ -55,7 +55,7 @@ class FilmAsk:
         return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
 
 
-Ask = PictureAsk | SoundAsk | FilmAsk
+Preprocessing = PicturePreprocessing | SoundPreprocessing | FilmPreprocessing
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return rows, columns
 
 
-def sampled_frames(frames: int, rate_hz: float, ask: FilmAsk) -> list[int]:
+def sampled_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
     """Which of so many frames are taken: evenly from the first on, `fps` a second of a film with rate_hz.
 
     As `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that one rounds in single precision, and for some lengths
