@@ -73,7 +73,7 @@ def test_a_person_sees_what_comes_and_an_interrupted_fetch_goes_on(hub: HubServe
 
     assert terminal.run(("pull", "org/smol"), press) == 130
     assert terminal.lines[0] == f"org/smol@main is {commit}"
-    assert terminal.lines[1].startswith(f"12.6 MB to fetch of 12.6 MB; {tmp_path}/home/hub has ")
+    assert terminal.lines[1].startswith(f"12 MiB to fetch of 12 MiB; {tmp_path}/home/hub has ")
     assert len(terminal.lines) <= 3 and b"fetching smol" in terminal.written, "the bar, and no traceback"
     hub.asked.clear()
     terminal = Terminal(200, 24)
@@ -81,7 +81,7 @@ def test_a_person_sees_what_comes_and_an_interrupted_fetch_goes_on(hub: HubServe
     folder = tmp_path / "home" / "hub" / "models--org--smol" / "snapshots" / commit
     first, second, *others = terminal.lines
     assert first == f"org/smol@main is {commit}"
-    assert second.startswith("2.1 MB to fetch of 12.6 MB; ")
+    assert second.startswith("2 MiB to fetch of 12 MiB; ")
     assert others == [f"serve it: omnistage serve org/smol@{commit}", str(folder)], "the bar is gone"
     assert [asked.range for asked in hub.asked if asked.host == "storage"] == [f"bytes={PART}-"]
     assert (folder / "model.safetensors").read_bytes() == LARGE

@@ -16,7 +16,7 @@ import pytest
 from helpers.hub_server import BLOCK, FETCHING, File, HubServer, fetched, fetching, hub_server
 from helpers.mounts import run_on_mount
 from helpers.waiting import until
-from omnistage.models.hub import HubName, hub_name, size
+from omnistage.models.hub import HubName, hub_name
 
 CONFIG = File(b'{"model_type": "words"}')
 SMALL = {
@@ -84,10 +84,6 @@ def partials(home: Path) -> list[int]:
 )
 def test_what_looks_like_a_name(text: str, name: HubName | None) -> None:
     assert hub_name(text) == name
-
-
-def test_sizes_are_told_in_words() -> None:
-    assert [size(count) for count in (0, 1, 12_340_000, 5_500_000_000)] == ["0.0 MB", "0.1 MB", "12.3 MB", "5.5 GB"]
 
 
 # Fetching -------------------------------------------------------------------------------------------------------------------------------
@@ -227,7 +223,7 @@ def test_what_cannot_be_had_is_told_in_one_line(hub: HubServer, tmp_path: Path) 
         "org/words@v2": ("UnknownName", "org/words has no revision 'v2': give a branch, a tag or a whole commit of it"),
         f"org/words@{'0' * 40}": ("UnknownName", f"org/words has no revision '{'0' * 40}'"),
         "org/pickled": ("NoWeights", "org/pickled@main has no weights as safetensors, and no others are read"),
-        "org/huge": ("NoRoom", f"org/huge@main: 1152921504.6 GB are to be fetched, and {tmp_path}/hub has "),
+        "org/huge": ("NoRoom", f"org/huge@main: 1073741824 GiB are to be fetched, and {tmp_path}/hub has "),
     }
     for name, said in zip(told, fetched(hub.environment(tmp_path), *told), strict=True):
         error, text = told[name]
@@ -245,7 +241,7 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then
         monkeypatch.setenv(name, value)
     before, then = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words", "org/larger"]).splitlines())
     assert before["error"] == then["error"] == "NoRoom"
-    assert before["text"].startswith("org/words@main: 12.6 MB are to be fetched, and /dev/shm/home/hub has 4.2 MB free: make room, or set")
+    assert before["text"].startswith("org/words@main: 12 MiB are to be fetched, and /dev/shm/home/hub has 4 MiB free: make room, or set")
     assert then["text"].startswith("the disk of /dev/shm/home/hub is full: make room, or set HF_HOME")
     assert "merges.txt" not in hub.fetched()
 
@@ -284,7 +280,7 @@ def test_no_more_is_written_than_the_hub_has_told(hub: HubServer, monkeypatch: p
     for name, value in hub.environment(Path("/dev/shm/home")).items():
         monkeypatch.setenv(name, value)
     (said,) = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words"]).splitlines())
-    assert said["error"] == "HubError" and ": the hub sends more than the 1.0 MB that it has told: try again later" in said["text"]
+    assert said["error"] == "HubError" and ": the hub sends more than the 1 MiB that it told: try again later" in said["text"]
 
 
 @dataclass(frozen=True)

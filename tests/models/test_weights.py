@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.pipes import receive, running
-from omnistage.models.common.memory import mapped_bytes, memory_told, written
+from omnistage.models.common.memory import mapped_bytes, memory_told
 from omnistage.models.common.weights import Weights
+from omnistage.models.humans import bytes_told
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import read_parts
 
@@ -56,7 +57,7 @@ def test_two_replicas_have_the_embedding_once(omni_checkpoint: Path) -> None:
             assert found["Rss"] == found["Size"]
             assert found["Pss"] <= found["Rss"] / 2 + PAGE
             assert found["Anonymous"] == 0, "none of it is this process's own"
-            assert found["told"].startswith(f"{written(found['Size'])} of weights")
+            assert found["told"].startswith(f"{bytes_told(found['Size'])} of weights")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

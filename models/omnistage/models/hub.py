@@ -24,6 +24,7 @@ from typing import Any
 
 from omnistage.models.common.checkpoint import json_object
 from omnistage.models.common.fetch import FetchError, Progress, file_sha256, locked
+from omnistage.models.humans import bytes_told
 
 # What the library reads when it is imported, here and in the processes that are started. Xet has no way to go on with a file.
 os.environ.update(
@@ -233,7 +234,7 @@ class Fetch:
         tell(Plan(self._name, self._commit, self._cache, total, missing, free))
         if missing > free:
             raise NoRoom(
-                f"{self._name}: {size(missing)} are to be fetched, and {self._cache} has {size(free)} free:"
+                f"{self._name}: {bytes_told(missing)} are to be fetched, and {self._cache} has {bytes_told(free)} free:"
                 " make room, or set HF_HOME to a folder on a larger disk"
             )
         with nullcontext() if all(map(self._is_there, self._files)) else self._alone():
@@ -299,7 +300,7 @@ class Fetch:
 
         def came(count: int) -> None:
             if count > most:
-                raise HubError(f"{self._name}: the hub sends more than the {size(most)} that it has told: try again later")
+                raise HubError(f"{self._name}: the hub sends more than the {bytes_told(most)} that it told: try again later")
 
         patterns = [_literally(file.path) for file in missing]
         with _of_a_hub():
@@ -316,7 +317,7 @@ class Fetch:
             def came(position: int, file: RemoteFile = file, before: int = before) -> None:
                 if position > file.size:
                     raise HubError(
-                        f"{file.path} of {self._name}: the hub sends more than the {size(file.size)} that it has told: try again later"
+                        f"{file.path} of {self._name}: the hub sends more than the {bytes_told(file.size)} that it told: try again later"
                     )
                 self._progress(label, (before + position) / total)
 
@@ -356,11 +357,6 @@ class Fetch:
         new = reference.with_name(f"{reference.name}.{os.getpid()}.tmp")
         new.write_text(self._commit)
         new.replace(reference)
-
-
-def size(count: int) -> str:
-    """Bytes for humans."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(count / 1e6, 0.1 if count else 0):.1f} MB"
 
 
 def _cached(name: HubName, *, knowing: bool = False) -> Path | None:

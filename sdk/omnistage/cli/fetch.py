@@ -109,10 +109,11 @@ def _hint(name: HubName, error: FetchError) -> str:
 
 def _tell(plan: Plan, notices: Notices) -> None:
     """What a name stands for, and what is to be fetched of it."""
-    from omnistage.models.hub import size
+    from omnistage.models.humans import bytes_told
 
     meant = "" if plan.commit == plan.name.revision else f" is {plan.commit}"
     unasked = ", as far as the cache knows: the hub is not reached" if plan.is_unasked else ""
     notices.say(f"{escape(str(plan.name))}{meant}{unasked}")
     if plan.missing:
-        notices.say(f"[dim]{size(plan.missing)} to fetch of {size(plan.size)}; {escape(str(plan.cache))} has {size(plan.free)} free[/]")
+        room = f"{escape(str(plan.cache))} has {bytes_told(plan.free)} free"
+        notices.say(f"[dim]{bytes_told(plan.missing)} to fetch of {bytes_told(plan.size)}; {room}[/]")

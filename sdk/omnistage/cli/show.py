@@ -15,6 +15,7 @@ from omnistage.cli.connect import connected
 from omnistage.cli.notices import Notices
 from omnistage.cli.targets import DEFAULT_ADDRESS, must_run, running
 from omnistage.client.listing import Pipeline, Replica
+from omnistage.models.humans import bytes_told
 from omnistage.router.pipeline import load_pipeline, shipped_pipelines
 
 STATUS_KEYS = ("stage", "address", "pid", "state", "sessions", "queue", "transport", "settings")
@@ -26,7 +27,6 @@ WIDE = 200
 """Wider than any row."""
 
 _NUMBER = re.compile(r"[0-9]+\b")
-_UNITS = {"GiB": 30, "MiB": 20, "KiB": 10}
 
 COLOURS = {"serving": "green", "draining": "yellow"}
 
@@ -80,9 +80,7 @@ def _for_humans(name: str, value: str) -> str:
     number = _NUMBER.match(value)
     if not name.endswith("_bytes") or number is None:
         return value
-    size = int(number[0])
-    unit, bits = next(((unit, bits) for unit, bits in _UNITS.items() if size >> bits), ("B", 0))
-    return f"{size / (1 << bits):.4g} {unit}{value[number.end() :]}"
+    return f"{bytes_told(int(number[0]))}{value[number.end() :]}"
 
 
 def _pipeline_of(pipeline_name: str) -> Pipeline:

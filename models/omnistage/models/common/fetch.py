@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.errors import LoadError
+from omnistage.models.humans import bytes_told
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and how much of that is done, 0 to 1."""
@@ -132,7 +133,9 @@ def _remove_partials(cache: Path) -> None:
 
 def _build(recipe: Recipe, root: Path, report: Progress) -> None:
     if (free := shutil.disk_usage(root.parent).free) < recipe.space:
-        raise FetchError(f"{root.parent} has {free >> 20} MB free and {recipe.space >> 20} MB are needed: make room or set OMNISTAGE_CACHE")
+        raise FetchError(
+            f"{root.parent} has {bytes_told(free)} free and {bytes_told(recipe.space)} are needed: make room or set OMNISTAGE_CACHE"
+        )
     work = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=root.parent))
     try:
         sources, out = work / "sources", work / "out"

@@ -1,10 +1,12 @@
-"""How much memory is free, measured, and how it is written for humans."""
+"""How much memory is free, measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+
+from omnistage.models.humans import bytes_told
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -60,9 +62,9 @@ def mapped_bytes(folder: Path) -> int:
 def memory_told(folder: Path) -> dict[str, str]:
     """What a model has taken, for its info. folder: its checkpoint, whose weights may be used as they are in the files."""
     mapped = mapped_bytes(folder)
-    shared = f"{written(mapped)} of weights as they are in the files, once for all replicas of this machine"
+    shared = f"{bytes_told(mapped)} of weights as they are in the files, once for all replicas of this machine"
     return {
-        "private_memory": f"{written(private_bytes())} of this process alone, the cache as far as it was touched",
+        "private_memory": f"{bytes_told(private_bytes())} of this process alone, the cache as far as it was touched",
         "shared_memory": shared if mapped else "none: all weights were packed or converted",
     }
 
@@ -73,11 +75,3 @@ def _kilobytes(path: Path, name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
     raise OSError(f"{path} has no line {name}")
-
-
-def written(size: int) -> str:
-    """A number of bytes for humans."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} B"

@@ -9,6 +9,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia
 
 ALIGNMENT = 64
@@ -33,7 +34,7 @@ class Output:
         """So many bytes will be put in. Raises BadMedia if that is too much."""
         if size > self._most:
             raise BadMedia(
-                f"{size >> 20} MiB would come out of it, and at most {self._most >> 20} MiB may: send a part of it, or a smaller one"
+                f"{bytes_told(size)} would come out of it, and at most {bytes_told(self._most)} may: send a part of it, or a smaller one"
             )
 
     def put(self, array: NDArray[np.generic], *, begin: bool = True) -> None:

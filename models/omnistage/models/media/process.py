@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia, DecoderFailed, NotTaken
 from omnistage.models.media.limits import MediaLimits
 
@@ -85,7 +86,7 @@ class DecodingProcess:
             self._process.kill()  # it may have closed the socket and live
             await self._readable(self._ended)
             if self._process.wait() == OUT_OF_MEMORY:
-                raise BadMedia(f"decoding it takes more memory than the {self._memory_bytes >> 20} MiB there are: send a smaller one")
+                raise BadMedia(f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one")
             raise BadMedia(f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew")
         self._decoded += 1
         return answer, descriptors[0]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from omnistage.engine.pages import PAGE_ROWS, pages_for
-from omnistage.models.common.memory import written
 from omnistage.models.errors import LoadError
+from omnistage.models.humans import bytes_told
 from omnistage.models.options import MEMORY_SHARE, LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig
 from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS
@@ -59,7 +59,7 @@ class Sizes:
         """row_bytes: keys and values of one row. free: bytes that are free. Raises LoadError where what somebody asked for cannot be."""
         wanted, kind = ThinkerOptions.from_settings(options.family), options.device.partition(":")[0]
         shared = f", with {options.memory_share:g} of the memory for this server" if options.given(MEMORY_SHARE) else ""
-        why = {"free_memory": f"{written(free)} after the weights{shared}"}
+        why = {"free_memory": f"{bytes_told(free)} after the weights{shared}"}
         context, kv_bytes = _cache(config, wanted, options, sessions, row_bytes, int(free * KV_SHARE[kind]))
         why["kv_cache_bytes"] = f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions"
         why["context"] = f"{context} of the {config.text.context} that the model was made for"
@@ -68,7 +68,7 @@ class Sizes:
         # A picture is a piece, and so are some chunks of sound: a pass takes one of them at least.
         pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
         pass_frames = max(min(PASS_FRAMES[kind], room // frame), SOUND_CHUNKS * config.audio.chunk)
-        memory = written(max(pass_patches * patch, pass_frames * frame))
+        memory = bytes_told(max(pass_patches * patch, pass_frames * frame))
         why["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
         why["medium_rows"] = f"{medium_rows} tokens of one picture or film"
         feature_bytes = (wanted.feature_cache_bytes or min(int(free * FEATURE_SHARE), MAX_FEATURE_BYTES)) if options.keeps_prompts else 0
