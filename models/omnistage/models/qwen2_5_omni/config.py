@@ -98,7 +98,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
                 f"{part.place}: weights quantized by {method} are not supported yet; give the checkpoint that they were made from"
             )
     return ThinkerConfig(
-        text=_text(config.section("text_config")),
+        text=_text(config.section("text_config"), taps=True),
         vision=_vision(config.section("vision_config")),
         audio=_audio(config.section("audio_config")),
         ids=MediaIds(
@@ -114,7 +114,8 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     )
 
 
-def _text(config: Config) -> DecoderConfig:
+def _text(config: Config, *, taps: bool) -> DecoderConfig:
+    """taps: it puts out rows for the stage behind it."""
     if config.value("use_sliding_window", bool, False):
         raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
     theta, sections = _rope(config)
@@ -130,7 +131,7 @@ def _text(config: Config) -> DecoderConfig:
         rope_theta=theta,
         rope_sections=sections,
         head_size=config.value("head_dim", int, 0),
-        taps=True,
+        taps=taps,
     )
 
 

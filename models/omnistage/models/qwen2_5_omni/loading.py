@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,16 +17,16 @@ from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
-from omnistage.models.common.checkpoint import BadCheckpoint, called, json_object
+from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.memory import free_bytes, memory_told
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.spool import MEDIA_PORTS
-from omnistage.models.common.thinker import MAX_SESSIONS, TEXT, chosen_dtype, limits_of, told_settings
+from omnistage.models.common.thinker import MAX_SESSIONS, chosen_dtype, limits_of, told_settings
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
-from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec
+from omnistage.models.interface import ModelInfo
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
@@ -34,10 +34,11 @@ from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_con
 from omnistage.models.qwen2_5_omni.encoding import Pass, Slice
 from omnistage.models.qwen2_5_omni.features import FeatureCache
 from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
+from omnistage.models.qwen2_5_omni.ports import name_of, thinker_ports
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
-from omnistage.models.qwen2_5_omni.thinker import HIDDEN, PROMPT, QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "1"
@@ -68,7 +69,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
     results = computed(partial(fixed_results, parts.decoder, parts.decoder.logits, engine.attention.backend), options.threads)
     info = ModelInfo(
-        name=_name(folder),
+        name=name_of(folder),
         revision=revision(
             folder,
             CODE_REVISION,
@@ -79,7 +80,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
             settings=f"{sizes.context} {sizes.medium_rows}",
         ),
         accepts=MEDIA_PORTS,
-        produces=_ports(config, dtype),
+        produces=thinker_ports(config.text.hidden_size, dtype),
         max_sessions=sessions,
         inputs=("text", "image", "audio", "video"),
         constraints=FORMS,
@@ -104,11 +105,6 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         info.revision.encode(),
     )
     return QwenThinker(config, engine, tokenizer, reader, encoders, info, sizes.context)
-
-
-def _ports(config: ThinkerConfig, dtype: str) -> tuple[PortSpec, ...]:
-    rows = PortSpec("", Content.TENSOR, width=config.text.hidden_size, element_type=ElementType(dtype))
-    return PortSpec(TEXT, Content.TEXT, compact=True), replace(rows, name=PROMPT), replace(rows, name=HIDDEN)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
@@ -189,9 +185,3 @@ def _each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
 
 def _nothing() -> None:
     """Between the layers."""
-
-
-def _name(folder: Path) -> str:
-    """How people call the model of a folder: as its own config does, if that names it."""
-    named = json_object(folder / "config.json").get("_name_or_path")
-    return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()

@@ -28,10 +28,10 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.features import Features
 from omnistage.models.qwen2_5_omni.media import MediaReader, Medium, rows_of
+from omnistage.models.qwen2_5_omni.ports import HIDDEN, PROMPT
 from omnistage.models.qwen2_5_omni.prompt import Layout, laid_out
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
 
-PROMPT, HIDDEN = "prompt", "hidden"
 MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
 """Of one conversation."""
