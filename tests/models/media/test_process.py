@@ -279,6 +279,19 @@ async def test_too_many_that_wait_are_told_so(picture: bytes, film: bytes) -> No
         await asyncio.gather(*waiting)
 
 
+async def test_films_leave_a_process_to_pictures(picture: bytes, film: bytes) -> None:
+    """However many there are: none ends before the picture."""
+    async with decoding(processes=2) as decoder:
+        await decoder.picture(picture, SMALL)
+        films = [asyncio.create_task(decoder.film(film, LONG)) for _ in range(3)]
+        await begun(decoder, films[0])
+        await decoder.picture(picture, SMALL)
+        assert decoder.waiting == 2
+        for work in films:
+            work.cancel()
+        await asyncio.wait(films)
+
+
 async def test_clients_take_turns() -> None:
     turns = Turns(1, 100)
     served: list[str] = []

@@ -18,6 +18,7 @@ import pytest
 
 from helpers import lengths, media_files
 from helpers.models import said, text_pieces
+from helpers.waiting import until
 from omnistage.models.interface import (
     BadRequest,
     FinishReason,
@@ -34,7 +35,8 @@ from omnistage.models.interface import (
 )
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.thinker import MAX_MEDIA, MEDIA_FIELD, READING, QwenThinker
+from omnistage.models.qwen2_5_omni.media import OTHERS
+from omnistage.models.qwen2_5_omni.thinker import MAX_MEDIA, MEDIA_FIELD, QwenThinker
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05, presence_penalty=0.2)
 TOKENS = 24
@@ -282,6 +284,20 @@ async def test_what_was_asked_otherwise_is_not_found(model: QwenThinker, omni_ch
     assert found < 64
 
 
+async def test_many_films_of_one_client_hold_up_no_medium_of_another(model: QwenThinker, seed: int) -> None:
+    """In films that are answered meanwhile, of a queue of 48: some are on their way already."""
+    films = [asyncio.create_task(tokens(model, replace(asked(seed, film(seed + n), tokens=1), client="films"))) for n in range(48)]
+    await until(lambda: any(task.done() for task in films))
+    for part in (picture(seed + 1), sound(seed + 1), film(seed + 100)):
+        before = sum(task.done() for task in films)
+        await tokens(model, replace(asked(seed, part, tokens=1), client="other"))
+        meanwhile = sum(task.done() for task in films) - before
+        assert meanwhile <= 20
+    for task in films:
+        task.cancel()
+    await asyncio.wait(films)
+
+
 async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(model: QwenThinker, seed: int) -> None:
     source = random.Random(seed)
     whole = await tokens(model, asked(seed, film(seed)))
@@ -298,7 +314,7 @@ async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(m
 
 async def test_who_waits_for_media_is_counted_as_waiting(model: QwenThinker, seed: int) -> None:
     """Those that are read, and those that are not even begun."""
-    count = READING + 3
+    count = OTHERS + 3
     prepared = [await model.prepare(asked(seed, picture(seed + n), tokens=2)) for n in range(count)]
     runs = [model.generate(one, no_inputs(), {"text": 0}) for one in prepared]
     tasks = [asyncio.create_task(anext(run)) for run in runs]

@@ -10,7 +10,7 @@ import mmap
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -38,14 +38,15 @@ class MediaDecoder:
     """Decodes so many media at once, in as many processes, which start when they are needed and stay.
 
     Call it from one event loop, on a thread that lives as long as it: the processes end with the thread that started them. Where several
-    media wait, clients take turns, and each is served first come, first served. Cancelling ends the work. All of its methods raise BadMedia
-    for a medium, DecoderFull when max_waiting wait, and DecoderFailed when no process can be started, or this one
-    has no descriptor left.
+    media wait, clients take turns, and each is served first come, first served. Films take all processes but one, where there are several:
+    pictures and sounds never wait for one. Cancelling ends the work. All of its methods raise BadMedia for a medium, DecoderFull when
+    max_waiting films or max_waiting others wait, and DecoderFailed when no process can be started, or this one has no descriptor left.
     """
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
         self.limits = limits or MediaLimits()
         self._turns = Turns(processes, max_waiting)
+        self._films = Turns(max(processes - 1, 1), max_waiting)
         self._idle: list[DecodingProcess] = []
         self._busy: set[DecodingProcess] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -53,7 +54,7 @@ class MediaDecoder:
     @property
     def waiting(self) -> int:
         """Media that wait for a process."""
-        return self._turns.waiting
+        return self._turns.waiting + self._films.waiting
 
     @property
     def pids(self) -> list[int]:
@@ -114,8 +115,7 @@ class MediaDecoder:
 
     async def _asked(self, request: dict[str, Any], source: Source, limit_s: float, client: str) -> tuple[bytes, int]:
         """What a process answers, as `DecodingProcess.decode` has it."""
-        await self._turns.enter(client)
-        async with self._process() as process:
+        async with self._films.taken(client) if request["kind"] == "video" else nullcontext(), self._process(client) as process:
             try:
                 file = await _file(source)
             except OSError as error:
@@ -126,9 +126,10 @@ class MediaDecoder:
                 os.close(file)
 
     @asynccontextmanager
-    async def _process(self) -> AsyncIterator[DecodingProcess]:
-        """A process for one medium, in a place that was entered. It is kept if all goes well, and else replaced by the next one; the place
-        is left when the memory of the process is free."""
+    async def _process(self, client: str) -> AsyncIterator[DecodingProcess]:
+        """A process for one medium, when it is the client's turn. It is kept if all goes well, and else replaced by the next one, once its
+        memory is free."""
+        await self._turns.enter(client)
         process = self._alive()
         self._busy.add(process)
         well = False

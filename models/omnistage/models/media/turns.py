@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from omnistage.models.media.errors import DecoderFull
 
@@ -20,6 +22,15 @@ class Turns:
     def waiting(self) -> int:
         """Of all clients."""
         return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def taken(self, client: str) -> AsyncIterator[None]:
+        """In a place, which is waited for. Raises DecoderFull."""
+        await self.enter(client)
+        try:
+            yield
+        finally:
+            self.leave()
 
     async def enter(self, client: str) -> None:
         """Wait for a place; then `leave` it. Raises DecoderFull."""

@@ -18,6 +18,7 @@ from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder, Source
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.media.turns import Turns
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.encoding import EncoderQueue
@@ -29,6 +30,12 @@ from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 SOUND_CHUNKS = 8
 """Chunks of sound that are one piece."""
+
+FILMS, OTHERS = 4, 16
+"""Films, and pictures and sounds, that are read at once, from decoding to the last row: so much is held of their pixels and samples."""
+
+MAX_WAITING = 256
+"""Media of either that wait for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ class MediaReader:
         self._config, self._decoder, self._preprocessing, self._spectrograms = config, decoder, preprocessing, spectrograms
         self._pictures, self._sounds, self._cache, self._digest = pictures, sounds, cache, digest
         self._busy: dict[bytes, asyncio.Event] = {}
+        self._films, self._others = Turns(FILMS, MAX_WAITING), Turns(OTHERS, MAX_WAITING)
 
     async def close(self) -> None:
         await self._decoder.close()
@@ -101,15 +109,16 @@ class MediaReader:
         return {"image": limits.picture_bytes, "audio": limits.sound_bytes, "video": limits.film_bytes}[kind]
 
     async def features(self, medium: Medium, most_rows: int) -> Features:
-        """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Raises BadMedia,
-        DecoderFull or DecoderFailed."""
+        """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Clients take turns,
+        and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (found := self._cache.found(medium.digest)) is None:
             if (busy := self._busy.get(medium.digest)) is not None:
                 await busy.wait()
                 continue
             self._busy[medium.digest] = done = asyncio.Event()
             try:
-                read = await self._read(medium, most_rows)
+                async with (self._films if medium.kind == "video" else self._others).taken(medium.client):
+                    read = await self._read(medium, most_rows)
                 self._cache.keep(read)
                 return read
             finally:

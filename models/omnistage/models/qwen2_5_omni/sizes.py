@@ -35,7 +35,7 @@ MAX_FEATURE_BYTES = 2 << 30
 BATCH_ROWS = {"cpu": 512, "cuda": 2048}
 LEAST_CONTEXT = 1024
 DECODERS = 2
-"""Processes that decode media: a long film holds up no picture."""
+"""Processes that decode media: films leave one to pictures and sounds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +35,6 @@ MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
 """Of one conversation."""
 
-READING = 16
-"""Requests whose media are read at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Tokenized):
@@ -68,7 +64,7 @@ class QwenThinker(EngineThinker[Prepared]):
         """context: tokens of a conversation with its answer."""
         super().__init__(engine, tokenizer, info, context, workers=[encoders])
         self.config, self.reader = config, reader
-        self._reading, self._unread = asyncio.Semaphore(READING), 0
+        self._unread = 0
         self._spool = Spool()
 
     @classmethod
@@ -148,8 +144,7 @@ class QwenThinker(EngineThinker[Prepared]):
         return answer, asked
 
     async def _read(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> list[Features]:
-        """The features of all media, one after the other and of few requests at once: the pixels that are held are bounded. Those that are
-        streamed are files until then."""
+        """The features of all media, one after the other. Those that are streamed are files until then."""
         if not prepared.media:
             return []
         async with prepared.files as files:
@@ -159,8 +154,7 @@ class QwenThinker(EngineThinker[Prepared]):
             ]
             self._unread += 1
             try:
-                async with self._reading:
-                    return await self._features(media, self._context - len(prepared.prompt_ids))
+                return await self._features(media, self._context - len(prepared.prompt_ids))
             finally:
                 self._unread -= 1
 
