@@ -91,11 +91,7 @@ class MediaDecoder:
             await asyncio.wait(self._ending)
 
     async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str) -> tuple[dict[str, Any], mmap.mmap]:
-        most, limit_s = {
-            "image": (self.limits.picture_bytes, self.limits.picture_time_s),
-            "audio": (self.limits.sound_bytes, self.limits.sound_time_s),
-            "video": (self.limits.film_bytes, self.limits.film_time_s),
-        }[kind]
+        most, limit_s = self.limits.of(kind)
         _check_size(source, most)
         request = {"kind": kind, "ask": asdict(ask)}
         try:

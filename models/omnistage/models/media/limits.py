@@ -33,3 +33,11 @@ class MediaLimits:
     film_time_s: float = 120.0
     result_bytes: int = 512 * _MIB
     memory_bytes: int = 2048 * _MIB
+
+    def of(self, kind: str) -> tuple[int, float]:
+        """Of a file of a kind, image, audio or video: the bytes that it may have, and the seconds that its decoding may take."""
+        return {
+            "image": (self.picture_bytes, self.picture_time_s),
+            "audio": (self.sound_bytes, self.sound_time_s),
+            "video": (self.film_bytes, self.film_time_s),
+        }[kind]

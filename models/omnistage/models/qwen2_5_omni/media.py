@@ -105,8 +105,7 @@ class MediaReader:
 
     def most_bytes(self, kind: str) -> int:
         """That one medium may have: image, audio or video."""
-        limits = self._decoder.limits
-        return {"image": limits.picture_bytes, "audio": limits.sound_bytes, "video": limits.film_bytes}[kind]
+        return self._decoder.limits.of(kind)[0]
 
     async def features(self, medium: Medium, most_rows: int) -> Features:
         """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Clients take turns,
