@@ -53,6 +53,23 @@ def test_while_the_command_is_being_imported(free_port: int) -> None:
         assert imports(command, moment)[:2] == (130, []), f"after import {moment} of {count}"
 
 
+AT_ONCE = """
+import os, runpy, signal, sys
+del sys.modules["signal"]
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "signal":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("omnistage.cli", run_name="__main__")
+"""
+
+
+def test_before_the_command_has_handlers_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

@@ -24,6 +24,7 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
         (["ask", "Hi", "--timeout", "inf"], b"", "--timeout inf: this is no number"),
         (["ask", "Hi", "--pipeline", "toy-picture"], b"", "toy-picture has no thinker"),
         (["ask", "Hi", "--json-schema", "/no/such.json"], b"", "--json-schema /no/such.json: No such file or directory"),
+        (["ask", "Hi", "--json-schema", "/dev/zero"], b"", "--json-schema /dev/zero: this is more than 4 MiB"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -20,6 +20,7 @@ from PIL import Image
 from helpers.media_files import film, picture, sound
 from helpers.peer import Peer, listening
 from omnistage.client import AsyncOmni, Audio, BadRequestError, DeadlineError, Video
+from omnistage.client import media as client_media
 from omnistage.client import request as requests
 from omnistage.client.media import to_part
 from omnistage.client.media_types import media_types
@@ -325,6 +326,14 @@ async def test_the_event_loop_goes_on_while_media_are_read(tmp_path: Path) -> No
     assert answer.text
     (request,) = peer.requests
     assert [*map(shown, request.thinker.messages[0].parts)] == ["image/png", "What is this?"]
+
+
+async def test_a_pipe_that_nobody_writes_into_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(client_media, "FIRST_BYTE_LIMIT_S", 0.1)
+    with pytest.raises(BadRequestError, match=r"x: cannot read .*pipe: it is a pipe, and for 0.1 s nobody has written into it"):
+        await asyncio.to_thread(to_part, pipe, "image", "x")
 
 
 async def test_reading_media_is_part_of_the_time_limit(tmp_path: Path) -> None:

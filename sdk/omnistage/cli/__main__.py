@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # The import of `signal` itself would end in a traceback.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 import gc
 import io
 import os

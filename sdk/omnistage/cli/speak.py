@@ -21,7 +21,7 @@ from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import sentence
 from omnistage.cli.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
-from omnistage.cli.words import words
+from omnistage.cli.words import MAX_TEXT_BYTES, words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
@@ -87,7 +87,13 @@ class Question:
 def _read_schema(path: Path) -> str:
     """Raises RequestError."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+        if len(data) > MAX_TEXT_BYTES:
+            raise RequestError(
+                f"--json-schema {path}: this is more than {MAX_TEXT_BYTES >> 20} MiB", hint="Give a file with a JSON schema."
+            )
+        return data.decode()
     except OSError as error:
         raise RequestError(f"--json-schema {path}: {error.strerror}", hint="Give a file with a JSON schema.") from None
     except UnicodeDecodeError:

@@ -6,13 +6,14 @@ import io
 import mimetypes
 import os
 import re
+import select
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath, fstat
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISFIFO, S_ISREG
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -28,6 +29,9 @@ from omnistage.client.wav import wav_bytes
 from omnistage.v1 import stage_pb2
 
 KINDS = {"image": "picture", "audio": "sound", "video": "film"}
+
+FIRST_BYTE_LIMIT_S = 60.0
+"""For somebody to write into a pipe that is given as a file."""
 
 MOST_CHANNELS = 32
 MOST_RATE_HZ = 1_000_000
@@ -154,11 +158,27 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
 
 
 def _read_path(path: Path, where: str) -> bytes:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_open_at_once) as file:
         status = fstat(file.fileno())
+        if S_ISFIFO(status.st_mode):
+            _await_first_byte(file.fileno())
+        os.set_blocking(file.fileno(), True)
         if S_ISREG(status.st_mode) and status.st_size > MAX_MESSAGE_BYTES:
             raise _too_large(where, f"{path} ", f"is {_mib(status.st_size)}")
         return _read_all(file.read, where, f"{path} ")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without it, whoever opens a pipe waits until somebody else has."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _await_first_byte(pipe: int) -> None:
+    """Or the end of what somebody has written. Raises TimeoutError."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
+        raise TimeoutError(f"it is a pipe, and for {FIRST_BYTE_LIMIT_S:g} s nobody has written into it")
 
 
 def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:

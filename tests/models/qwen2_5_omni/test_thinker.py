@@ -206,6 +206,12 @@ async def test_media_beside_text_that_is_given_are_refused(model: QwenThinker, s
         assert refused.value.field == MEDIA_FIELD
 
 
+async def test_media_that_come_without_a_type_are_asked_for_it(model: QwenThinker, seed: int) -> None:
+    with pytest.raises(BadRequest, match="media0: is not given: say what the media are, such as image/png") as refused:
+        await model.prepare(asked(seed, Streamed("media0", "")))
+    assert refused.value.field == "thinker.messages.parts.media_type"
+
+
 async def test_text_that_is_given_and_has_no_room_is_refused(omni_checkpoint: Path, seed: int) -> None:
     model = loaded(omni_checkpoint, family={"context": 128, "medium_rows": 64})
     with pytest.raises(BadRequest, match=r"thinker.verbatim: shorten the text: it has \d+ tokens, the conversation has room for"):

@@ -41,6 +41,8 @@ def _check_streamed(part: Streamed, info: ModelInfo) -> None:
 
 def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: str) -> None:
     """One picture, sound or film is of a kind that the model takes. place: as in BadRequest."""
+    if not media.media_type:
+        raise BadRequest(field, "is not given: say what the media are, such as image/png", **place)
     if media.kind not in info.inputs or media.kind == "text":
         raise BadRequest(field, f"{info.name} takes {_listed(info.inputs)}, not {media.media_type[:64]!r}; leave it out", **place)
 
