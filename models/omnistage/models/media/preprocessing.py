@@ -54,6 +54,11 @@ class FilmPreprocessing:
         share = self.total_pixels * self.frames_multiple // frames
         return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
 
+    def told_frame_s(self, frames: int, frame_s: float) -> float:
+        """Seconds from one of so many frames to the next, as a model is told them: 1 / fps, as the published processor counts, but the real
+        ones, `frame_s`, of a film that gave fewer frames than fps asks for, because it is slow or long."""
+        return frame_s if frames * frame_s * self.fps >= frames + self.frames_multiple else 1 / self.fps
+
 
 Preprocessing = PicturePreprocessing | SoundPreprocessing | FilmPreprocessing
 

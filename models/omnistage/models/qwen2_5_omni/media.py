@@ -134,7 +134,7 @@ class MediaReader:
                 return await self._seen(picture.pixels[None], 0.0, None, digest, most_rows)
             case FilmPreprocessing():
                 film = await self._decoder.film(medium.source, ask, client=medium.client)
-                seconds = self._config.vision.frames * (film.frame_s if len(film.frames) >= ask.max_frames else 1 / ask.fps)
+                seconds = self._config.vision.frames * ask.told_frame_s(len(film.frames), film.frame_s)
                 return await self._seen(film.frames, seconds, film.sound, digest, most_rows)
             case _:
                 sound = await self._decoder.sound(medium.source, ask, client=medium.client)

@@ -1,0 +1,54 @@
+"""Films as the Thinker takes them: when each picture stands beside the sound."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import media_files
+from omnistage.models.interface import Media
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.features import Features
+from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.prompt import laid_out
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+
+ROOM = 30_000
+
+
+@pytest.fixture(scope="module")
+def model(omni_checkpoint: Path) -> Iterator[QwenThinker]:
+    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
+    yield model
+    asyncio.run(model.close())
+
+
+async def features(model: QwenThinker, data: bytes, room: int = ROOM, *, use_audio: bool = True) -> Features:
+    part = Media("video/mp4", data, use_audio)
+    medium = model.reader.medium(part, data, hashlib.sha256(data).digest(), scope="", client="")
+    return await model.reader.features(medium, room)
+
+
+@pytest.mark.parametrize(
+    ("frames", "rate_hz", "times", "lasts_s"),
+    [(40, 10, None, 4), (16, 1, None, 16), (6, 1, [5000 * number for number in range(6)], 30)],
+    ids=["ten a second", "one a second", "one each five seconds"],
+)
+async def test_what_is_seen_and_heard_together_stands_at_the_same_time(
+    model: QwenThinker, frames: int, rate_hz: int, times: list[int] | None, lasts_s: int, seed: int
+) -> None:
+    """The last two pictures begin so long before the last sound as they last, to half a second."""
+    film = await features(model, media_files.film(seed, frames, rate_hz=rate_hz, times=times, sound_s=lasts_s))
+    layout = laid_out([model.config.ids.video], [film.extent], model.config)
+    seen, heard = (layout.positions[0][layout.ids == of].max() for of in (model.config.ids.video, model.config.ids.audio))
+    assert (heard - seen) / model.config.position_ids_per_second == pytest.approx(2 * lasts_s / _shown(film), abs=0.5)
+
+
+def _shown(film: Features) -> int:
+    """Frames that were taken."""
+    assert film.extent.grid is not None
+    return 2 * film.extent.grid.frames
