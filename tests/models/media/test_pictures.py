@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ LOSSLESS_AND_NOT: list[tuple[str, dict[str, Any]]] = [
     ("TIFF", {"compression": "tiff_lzw"}),
     ("AVIF", {"speed": 10}),
 ]
-MODES = ("L", "LA", "P", "RGBA", "1", "CMYK", "I;16")
+MODES = ("L", "LA", "P", "RGBA", "1", "CMYK")
 EXIF_ORIENTATION = 0x0112
 
 
@@ -51,29 +52,61 @@ async def test_every_format_size_and_mode_has_the_bits_of_the_published_processo
         assert np.array_equal((await decoder.picture(data, ask)).pixels, expected(data, ask)), (form, options)
     for mode in MODES:
         size = (chance.randint(20, 300), chance.randint(20, 300))
-        image = Image.fromarray(media_files.pixels(seed, *size)).convert("I" if mode == "I;16" else mode)
-        form = "TIFF" if mode == "CMYK" else "PNG"
-        data = media_files.encoded(image.convert(mode) if mode == "I;16" else image, form)
+        image = Image.fromarray(media_files.pixels(seed, *size)).convert(mode)
+        data = media_files.encoded(image, "TIFF" if mode == "CMYK" else "PNG")
         assert np.array_equal((await decoder.picture(data, ask)).pixels, expected(data, ask)), mode
 
 
+AS_IT_IS = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
+
+
+async def test_greys_of_more_than_8_bits_are_scaled(decoder: MediaDecoder, seed: int) -> None:
+    """The published processor makes them white."""
+    grey = media_files.pixels(seed, 30, 50)[:, :, 0]
+    for data in (
+        media_files.encoded(Image.fromarray(grey.astype("<u2") * 257), "PNG"),
+        media_files.encoded(Image.fromarray(grey.astype("<u2") * 257), "TIFF"),
+        media_files.encoded(Image.fromarray(grey.astype(">u2") * 257), "TIFF"),
+        tiff_of_12_bits(np.rint(grey * (4095 / 255)).astype(int)),
+    ):
+        pixels = (await decoder.picture(data, AS_IT_IS)).pixels
+        assert np.array_equal(pixels, np.repeat(grey[:, :, None], 3, axis=2))
+    near = media_files.encoded(Image.fromarray(np.array([[128, 129, 65535]], np.uint16)), "PNG")
+    assert (await decoder.picture(near, AS_IT_IS)).pixels[0, :, 0].tolist() == [0, 1, 255]
+
+
+def tiff_of_12_bits(grey: NDArray[Any]) -> bytes:
+    """Grey, in one strip, two samples in three bytes; of an even width."""
+    height, width = grey.shape
+    first, second = grey[:, ::2], grey[:, 1::2]
+    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=2).astype(np.uint8).tobytes()
+    entries = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(packed)}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
+    return struct.pack("<2sHI", b"II", 42, 8 + len(packed)) + packed + struct.pack("<H", len(entries)) + table + bytes(4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+async def test_samples_without_a_range_are_refused(decoder: MediaDecoder, dtype: str) -> None:
+    data = media_files.encoded(Image.fromarray(np.eye(30, dtype=dtype)), "TIFF")
+    with pytest.raises(BadMedia, match="numbers without a range, and nothing says which of them is white: convert it to 8 or 16 bits"):
+        await decoder.picture(data)
+
+
 async def test_a_camera_that_was_turned_is_turned_back(decoder: MediaDecoder, seed: int) -> None:
-    ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
     upright = media_files.pixels(seed, 30, 50)
     turned = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 6: np.rot90(upright, 1), 8: np.rot90(upright, -1)}
     for orientation, pixels in turned.items():
         image = Image.fromarray(np.ascontiguousarray(pixels))
         exif = image.getexif()
         exif[EXIF_ORIENTATION] = orientation
-        assert np.array_equal((await decoder.picture(media_files.encoded(image, exif=exif), ask)).pixels, upright)
+        assert np.array_equal((await decoder.picture(media_files.encoded(image, exif=exif), AS_IT_IS)).pixels, upright)
 
 
 async def test_of_a_picture_that_moves_the_first_is_taken(decoder: MediaDecoder, seed: int) -> None:
-    ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=1 << 30)
     first, *rest = (Image.fromarray(media_files.pixels(seed + number, 30, 40)) for number in range(3))
     for form in ("PNG", "GIF", "WEBP"):
         data = media_files.encoded(first, form, save_all=True, append_images=rest, duration=100)
-        assert np.array_equal((await decoder.picture(data, ask)).pixels, expected(data, ask))
+        assert np.array_equal((await decoder.picture(data, AS_IT_IS)).pixels, expected(data, AS_IT_IS))
 
 
 def test_sizes_are_those_of_the_published_formula(seed: int) -> None:

@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
@@ -14,6 +14,9 @@ from omnistage.models.media.preprocessing import PicturePreprocessing, smart_res
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """Pillow knows more: some run other programs, some are scarcely looked after."""
+
+BITS_PER_SAMPLE = 258
+"""The number of that entry in a TIFF."""
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's would be a warning
 
@@ -30,7 +33,7 @@ def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> N
             )
         ImageOps.exif_transpose(image, in_place=True)
         sizes = smart_resize(image.height, image.width, ask.factor, ask.min_pixels, ask.max_pixels)
-        return resized(image if image.mode == "RGB" else image.convert("RGB"), *sizes)
+        return resized(_rgb(image), *sizes)
 
 
 def opened(file: BinaryIO) -> Image.Image | None:
@@ -40,6 +43,31 @@ def opened(file: BinaryIO) -> Image.Image | None:
         return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
         return None
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Of 8 bits a sample. Pillow would cut off greys of more bits at 255, where nearly all of them are white."""
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I;16"):
+        return Image.fromarray(_scaled(np.asarray(image), _grey_bits(image))).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise BadMedia(
+            "its samples are numbers without a range, and nothing says which of them is white: convert it to 8 or 16 bits a sample"
+        )
+    return image.convert("RGB")
+
+
+def _grey_bits(image: Image.Image) -> int:
+    """Of a sample in 16 bits: a TIFF may have 12 of them."""
+    return int(image.tag_v2[BITS_PER_SAMPLE][0]) if isinstance(image, TiffImagePlugin.TiffImageFile) else 16
+
+
+def _scaled(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
+    """By a table, which needs no memory for products."""
+    top = (1 << bits) - 1
+    table = (np.arange(top + 1, dtype=np.uint32) * 255 + top // 2) // top
+    return table.astype(np.uint8)[grey]
 
 
 def resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
