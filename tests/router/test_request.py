@@ -74,6 +74,21 @@ def test_a_list_of_the_client_takes_the_place_of_the_pipelines():
     assert list(thinker(stop=stops).stop) == stops
 
 
+def test_a_constraint_of_the_client_takes_the_place_of_the_pipelines():
+    """Another form, or an empty one for free text; a choice is not added to the pipeline's."""
+    default = stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["yes", "no"]))
+    file = {**FILE, "defaults": {"thinker": {"constraint": {"choice": {"texts": ["yes", "no"]}}}}}
+    pipelines = {"speaker": Pipeline.model_validate(file)}
+
+    def constraint(given: stage_pb2.Constraint | None = None) -> stage_pb2.Constraint:
+        asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("hi"), constraint=given))
+        return validate(asked, pipelines).params["thinker"].thinker.constraint
+
+    assert constraint() == default
+    for given in (stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["maybe"])), stage_pb2.Constraint(regex="a+"), stage_pb2.Constraint()):
+        assert constraint(given) == given
+
+
 def test_defaults_are_not_changed_by_requests():
     thinker(max_tokens=7, sampling=stage_pb2.Sampling(temperature=2))
     assert thinker().max_tokens == 96 and thinker().sampling.temperature == pytest.approx(0.7)

@@ -111,10 +111,15 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
         given = getattr(request, kind)
         if "sampling" in given.DESCRIPTOR.fields_by_name and given.HasField("sampling"):
             _keep_absent_penalty(getattr(values, kind).sampling, given.sampling)
-        if kind == "thinker" and given.stop:
-            values.thinker.ClearField("stop")  # A merge would append, and make more of them than a request may have.
+        for said, _ in given.ListFields():
+            if said.name in _SAID_WHOLE:
+                getattr(values, kind).ClearField(said.name)
         getattr(values, kind).MergeFrom(given)
     return params
+
+
+_SAID_WHOLE = frozenset({"stop", "constraint", "images"})
+"""Fields of which a client's value takes the place of the pipeline's: a merge would append, and make more of them than a request may have."""
 
 
 def _keep_absent_penalty(defaults: stage_pb2.Sampling, given: stage_pb2.Sampling) -> None:
