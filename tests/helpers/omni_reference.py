@@ -65,7 +65,8 @@ class OmniReference:
 
     async def read(self, turns: Sequence[Turn]) -> Seen:
         """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
-        asks = MediaPreprocessing(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], self._config.text.context))
+        context = self._config.text.context
+        asks = MediaPreprocessing(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], context), context)
         decoder = MediaDecoder()
         films, sounds = list[Film](), list[Sound]()
         for part in _media(turns):

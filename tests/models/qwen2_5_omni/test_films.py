@@ -1,4 +1,4 @@
-"""Films as the Thinker takes them: when each picture stands beside the sound."""
+"""Films as the Thinker takes them: how many frames there is room for, and when each picture stands beside the sound."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from helpers import media_files
 from omnistage.models.interface import Media
+from omnistage.models.media.errors import BadMedia
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.features import Features
 from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.media import FILM_SHARE, rows_of
 from omnistage.models.qwen2_5_omni.prompt import laid_out
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
@@ -52,3 +54,29 @@ def _shown(film: Features) -> int:
     """Frames that were taken."""
     assert film.extent.grid is not None
     return 2 * film.extent.grid.frames
+
+
+async def test_a_long_film_is_looked_at_less_often(omni_checkpoint: Path, seed: int) -> None:
+    """It has the times that it has, and the context has room for it, and for a question."""
+    context = 2048
+    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"context": context}))
+    film = await features(model, media_files.film(seed, 40, rate_hz=2, sound_s=20), context)
+    assert context / 2 < rows_of(film.extent, model.config) <= context * FILM_SHARE
+    assert 2 <= _shown(film) < 40
+    layout = laid_out([model.config.ids.video], [film.extent], model.config)
+    seen = layout.positions[0][layout.ids == model.config.ids.video].max()
+    assert (seen + film.extent.seconds * model.config.position_ids_per_second) / model.config.position_ids_per_second == pytest.approx(
+        20, abs=1
+    )
+    await model.close()
+
+
+async def test_a_film_without_room_is_refused_before_it_is_decoded(model: QwenThinker, seed: int) -> None:
+    """Whatever follows its header: nothing of this one can be decoded."""
+    data = media_files.film(seed, 60, rate_hz=10)
+    begin, end = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    broken = data[:begin] + bytes(end - begin) + data[end:]
+    with pytest.raises(BadMedia, match=r"takes \d+ tokens, and the conversation has room for 500"):
+        await features(model, broken, 500, use_audio=False)
+    with pytest.raises(BadMedia, match="damaged"):
+        await features(model, broken, use_audio=False)

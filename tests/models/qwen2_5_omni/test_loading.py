@@ -201,7 +201,7 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
     pictures = read_pictures(omni_checkpoint, config)
     for free in (GIB // 8, GIB, 3 * GIB, 8 * GIB, 64 * GIB):
         chosen = sizes(config, free)
-        ask = MediaPreprocessing(config, pictures, 16_000, chosen.medium_rows).of("image")
+        ask = MediaPreprocessing(config, pictures, 16_000, chosen.medium_rows, chosen.context).of("image")
         assert isinstance(ask, PicturePreprocessing)
         assert ask.max_pixels // config.vision.patch_size**2 <= chosen.pass_patches <= PASS_PATCHES["cpu"]
         assert SOUND_CHUNKS * config.audio.chunk <= chosen.pass_frames <= PASS_FRAMES["cpu"]

@@ -23,7 +23,7 @@ from PIL import AvifImagePlugin, Image
 
 from omnistage.models.media import films, pictures, sounds
 from omnistage.models.media.confinement import confine
-from omnistage.models.media.errors import BadMedia, UnknownFormat
+from omnistage.models.media.errors import BadMedia, NoRoom, UnknownFormat
 from omnistage.models.media.formats import advice
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
@@ -69,6 +69,8 @@ def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Med
             return {"bad": advice(file, limits) or str(error)}
         output.seal()
         return made
+    except NoRoom as error:
+        return {"no_room": str(error)}
     except BadMedia as error:
         return {"bad": str(error)}
     except Exception as error:  # whatever a decoder makes of damaged bytes; a mistake of ours would be no better for the caller

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.models.media.decoded import Film, Picture, Sound
-from omnistage.models.media.errors import BadMedia, DecoderFailed, NotTaken
+from omnistage.models.media.errors import BadMedia, DecoderFailed, NoRoom, NotTaken
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import SEALS, aligned
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
@@ -103,6 +103,8 @@ class MediaDecoder:
         try:
             with _distrust():
                 said = json.loads(answer)
+                if "no_room" in said:
+                    raise NoRoom(str(said["no_room"]))
                 if "bad" in said:
                     raise BadMedia(str(said["bad"]))
                 return said, _mapped(made, self.limits.result_bytes)

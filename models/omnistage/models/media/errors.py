@@ -7,6 +7,10 @@ class BadMedia(ValueError):
     """The medium cannot be taken. The text says what is wrong with it and what to do, and names no field: the caller knows that."""
 
 
+class NoRoom(BadMedia):
+    """It has more tokens than its conversation has room for; another one may take it."""
+
+
 class UnknownFormat(BadMedia):
     """It is in none of the formats that are known for its kind."""
 

@@ -21,7 +21,7 @@ from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
 from omnistage.models.media.pictures import resized
-from omnistage.models.media.preprocessing import FilmPreprocessing, sampled_frames, smart_resize
+from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, sampled_frames, smart_resize
 
 USUAL_RATE_HZ = 25.0
 """Of frames, where a file says nothing about time."""
@@ -57,7 +57,12 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
     with _opened(file, limits) as container:
         if ask.use_audio and not container.streams.audio:
             raise BadMedia("there is no sound in it: ask without use_audio")
-        plan = _plan(container, _stream(container, limits), ask, limits)
+        stream = _stream(container, limits)
+        height, width = stream.height or 1, stream.width or 1  # A file may not say: then as few tokens as there may be.
+        sound_s = containers.declared_s(container, container.streams.audio[0]) if ask.use_audio else 0.0
+        ask = ask.fitting(height, width, sound_s)
+        plan = _plan(container, stream, ask, limits)
+        check_room(ask.tokens(len(plan.moments), height, width, sound_s), ask.room)
     with _opened(file, limits) as container:
         stream = _stream(container, limits)
         containers.checked_decoder(stream, containers.VIDEO_DECODERS, limits)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.errors import BadMedia, NoRoom
 
 FACTOR = 28
 """Sides of a resized picture are multiples of it: 14 pixels of a patch, 2 patches merged."""
 
 MOST_ASPECT = 200
+UNBOUNDED = 1 << 40
 FLOOR_SHARE = 1.05
 
 
@@ -36,6 +38,9 @@ class FilmPreprocessing:
 
     min_pixels, max_pixels, factor: of a frame, as of a picture. total_pixels: of all frames together, counted once for frames_multiple
     frames as tokens are; frames share it evenly, but none goes below min_pixels for its sake. use_audio: its sound too, at rate_hz.
+
+    Tokens are factor * factor pixels of frames_multiple frames, and sound_tokens_hz of sound a second. most_tokens: a film that would have
+    more gives fewer frames. room: one that still has more is refused before it is decoded.
     """
 
     factor: int = FACTOR
@@ -48,6 +53,23 @@ class FilmPreprocessing:
     frames_multiple: int = 2
     use_audio: bool = False
     rate_hz: int = 16_000
+    sound_tokens_hz: float = 25.0
+    most_tokens: int = UNBOUNDED
+    room: int = UNBOUNDED
+
+    def tokens(self, frames: int, height: int, width: int, sound_s: float) -> int:
+        """Of so many frames of a film whose pictures have this size as they are stored, and of its sound."""
+        rows, columns = smart_resize(height, width, self.factor, self.min_pixels, self.frame_pixels(frames))
+        seen = -(-frames // self.frames_multiple) * (rows // self.factor) * (columns // self.factor)
+        return seen + int(sound_s * self.sound_tokens_hz)
+
+    def fitting(self, height: int, width: int, sound_s: float) -> Self:
+        """With frames so small, and then so few, that such a film has most_tokens at most; frames_multiple of them stay in any case."""
+        left = max(self.most_tokens - int(sound_s * self.sound_tokens_hz), 1)
+        smaller = replace(self, total_pixels=min(self.total_pixels, left * self.factor**2))
+        counts = range(self.max_frames, self.frames_multiple, -self.frames_multiple)
+        fits = (count for count in counts if smaller.tokens(count, height, width, 0.0) <= left)
+        return replace(smaller, max_frames=next(fits, self.frames_multiple))
 
     def frame_pixels(self, frames: int) -> int:
         """Most pixels of each of so many frames. As `Qwen2VLVideoProcessor.resize` of Transformers with `cap_pixels_per_frame`."""
@@ -61,6 +83,12 @@ class FilmPreprocessing:
 
 
 Preprocessing = PicturePreprocessing | SoundPreprocessing | FilmPreprocessing
+
+
+def check_room(tokens: int, room: int) -> None:
+    """Raises NoRoom."""
+    if tokens > room:
+        raise NoRoom(f"it takes {tokens} tokens, and the conversation has room for {max(room, 0)}: send less, or a smaller or shorter one")
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:

@@ -97,7 +97,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     reader = MediaReader(
         config,
         MediaDecoder(processes=sizes.decoders),
-        MediaPreprocessing(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows),
+        MediaPreprocessing(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, sizes.context),
         spectrograms,
         picture_queue(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
         sound_queue(encoders, parts.audio, most_frames=sizes.pass_frames, together=together),

@@ -17,7 +17,7 @@ from omnistage.models.interface import Media, Streamed
 from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder, Source
 from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing, check_room
 from omnistage.models.media.turns import Turns
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
@@ -33,6 +33,9 @@ SOUND_CHUNKS = 8
 
 FILMS, OTHERS = 4, 16
 """Films, and pictures and sounds, that are read at once, from decoding to the last row: so much is held of their pixels and samples."""
+
+FILM_SHARE = 0.75
+"""Of the context, that one film with its sound may take: questions and an answer need some."""
 
 MAX_WAITING = 256
 """Media of either that wait for that."""
@@ -51,9 +54,10 @@ class Medium:
 
 
 class MediaPreprocessing:
-    """How media of each kind are prepared. most_rows: that one medium may become, its sound not counted."""
+    """How media of each kind are prepared. most_rows: that one medium may become, its sound not counted. context: of the model; a film with
+    its sound takes FILM_SHARE of it at most."""
 
-    def __init__(self, config: ThinkerConfig, pictures: PictureSettings, rate_hz: int, most_rows: int) -> None:
+    def __init__(self, config: ThinkerConfig, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int) -> None:
         factor = config.vision.patch_size * config.vision.merge
         most = most_rows * factor**2
         self._picture = PicturePreprocessing(factor, min(pictures.min_pixels, most), min(pictures.max_pixels, most))
@@ -62,10 +66,11 @@ class MediaPreprocessing:
             factor=factor,
             min_pixels=min(FILM_MIN_PIXELS, most),
             max_pixels=min(FILM_MAX_PIXELS, most),
-            total_pixels=most,
+            total_pixels=min(most, int(context * FILM_SHARE) * factor**2),
             fps=FILM_RATE_HZ,
             frames_multiple=config.vision.frames,
             rate_hz=rate_hz,
+            most_tokens=int(context * FILM_SHARE),
         )
 
     def of(self, kind: str, *, use_audio: bool = False) -> PicturePreprocessing | SoundPreprocessing | FilmPreprocessing:
@@ -133,7 +138,7 @@ class MediaReader:
                 picture = await self._decoder.picture(medium.source, ask, client=medium.client)
                 return await self._seen(picture.pixels[None], 0.0, None, digest, most_rows)
             case FilmPreprocessing():
-                film = await self._decoder.film(medium.source, ask, client=medium.client)
+                film = await self._decoder.film(medium.source, replace(ask, room=most_rows), client=medium.client)
                 seconds = self._config.vision.frames * ask.told_frame_s(len(film.frames), film.frame_s)
                 return await self._seen(film.frames, seconds, film.sound, digest, most_rows)
             case _:
@@ -169,10 +174,7 @@ def rows_of(extent: Extent, config: ThinkerConfig) -> int:
 
 
 def _check_room(extent: Extent, config: ThinkerConfig, most_rows: int) -> None:
-    if (rows := rows_of(extent, config)) > most_rows:
-        raise BadMedia(
-            f"it takes {rows} tokens, and the conversation has room for {max(most_rows, 0)}: send less, or a smaller or shorter one"
-        )
+    check_room(rows_of(extent, config), most_rows)
 
 
 def picture_queue(
