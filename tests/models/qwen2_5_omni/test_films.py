@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from helpers import media_files
 from omnistage.models.interface import Media
@@ -80,3 +83,17 @@ async def test_a_film_without_room_is_refused_before_it_is_decoded(model: QwenTh
         await features(model, broken, 500, use_audio=False)
     with pytest.raises(BadMedia, match="damaged"):
         await features(model, broken, use_audio=False)
+
+
+async def test_rows_are_put_together_on_a_thread(model: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a film is, others run meanwhile."""
+    cat, threads = torch.cat, list[str]()
+
+    def noted(*tensors: Any, **how: Any) -> torch.Tensor:
+        threads.append(threading.current_thread().name)
+        return cat(*tensors, **how)
+
+    monkeypatch.setattr(torch, "cat", noted)
+    film = await features(model, media_files.film(seed, 20, sound_s=2))
+    assert len(film.rows) == rows_of(film.extent, model.config) - 2
+    assert set(threads) == {"encoders"}

@@ -32,7 +32,7 @@ class _GivenUp(Exception):
 class _Encoding(Generic[Slice]):
     pieces: deque[Slice]
     count: int
-    done: asyncio.Future[torch.Tensor]
+    done: asyncio.Future[list[torch.Tensor]]
     rows: list[torch.Tensor] = field(default_factory=list)
     unwanted: bool = False
 
@@ -47,8 +47,9 @@ class EncoderQueue(Generic[Slice]):
         self._waiting: deque[_Encoding[Slice]] = deque()
         self._running: asyncio.Task[None] | None = None
 
-    async def rows(self, pieces: Sequence[Slice]) -> torch.Tensor:
-        """The rows of one medium, [rows, width]. Cancelled: a piece that is being computed with others is finished, no other is begun."""
+    async def rows(self, pieces: Sequence[Slice]) -> list[torch.Tensor]:
+        """The rows of one medium, [rows, width] of each piece. Cancelled: a piece that is being computed with others is finished, no other
+        is begun."""
         medium = _Encoding(deque(pieces), len(pieces), asyncio.get_running_loop().create_future())
         self._waiting.append(medium)
         if self._running is None:
@@ -100,7 +101,7 @@ class EncoderQueue(Generic[Slice]):
         for (medium, _), rows in zip(taken, made, strict=True):
             medium.rows.append(rows)
             if len(medium.rows) == medium.count and not medium.done.done():
-                medium.done.set_result(torch.cat(medium.rows))
+                medium.done.set_result(medium.rows)
 
     def _compute(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> list[torch.Tensor]:
         def between() -> None:

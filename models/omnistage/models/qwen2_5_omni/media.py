@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -145,14 +146,14 @@ class MediaReader:
                 sound = await self._decoder.sound(medium.source, ask, client=medium.client)
                 extent = Extent(sound=self._heard_rows(sound))
                 _check_room(extent, self._config, most_rows)
-                return Features(extent, await self._heard(sound), digest)
+                return Features(extent, await self._joined(await self._heard(sound)), digest)
 
     async def _seen(self, frames: Pixels, seconds: float, sound: Sound | None, digest: bytes, most_rows: int) -> Features:
         vision = self._config.vision
         extent = Extent(grid_of(frames, vision), seconds, 0 if sound is None else self._heard_rows(sound))
         _check_room(extent, self._config, most_rows)
         rows = await self._pictures.rows([frames[first : first + vision.frames] for first in range(0, len(frames), vision.frames)])
-        return Features(extent, rows if sound is None else torch.cat((rows, await self._heard(sound))), digest)
+        return Features(extent, await self._joined(rows if sound is None else rows + await self._heard(sound)), digest)
 
     def _heard_rows(self, sound: Sound) -> int:
         rows = rows_of_frames(self._spectrograms.frames(len(sound.samples)))
@@ -162,7 +163,11 @@ class MediaReader:
             )
         return rows
 
-    async def _heard(self, sound: Sound) -> torch.Tensor:
+    async def _joined(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        """On a thread: those of a long film are hundreds of megabytes."""
+        return await self._pictures.worker.run(partial(torch.cat, rows))
+
+    async def _heard(self, sound: Sound) -> list[torch.Tensor]:
         spectrogram = await self._sounds.worker.run(lambda: self._spectrograms(sound.samples))
         return await self._sounds.rows(torch.split(spectrogram, SOUND_CHUNKS * self._config.audio.chunk))
 
