@@ -93,13 +93,18 @@ def bad_media() -> dict[str, tuple[Kind, bytes, str]]:
         "a film as a sound": ("sound", media_files.film(1, 4, sound_s=0.4), r"it is a film, not a sound: send it as video/\*"),
         "a picture as a film": ("film", media_files.picture(1, form="JPEG"), r"it is a picture \(JPEG\): send it as image/\*"),
         "a sound as a film": ("film", media_files.sound(1), r"no pictures in it: if it is a sound, send it as audio/\*"),
-        "sound of 0 s": ("sound", media_files.sound(1, 0.0), "no samples: send a sound that lasts"),
+        "sound of 0 s": ("sound", media_files.sound(1, 0.0), "no samples, or was cut off before the first: send all of a sound that lasts"),
         "sound of 3 h": ("sound", long_flac(3 * 3600), "lasts 10800 s or more, and at most 300 s may be: send a part of it"),
         "sound of an hour that does not say so": ("sound", flac_of_unknown_length(3600), "lasts 3.. s or more, and at most 300 s may be"),
         "sound with a rate of its own": ("sound", media_files.sound(1, 0.01, 400_000), "400000 samples per second, and at most 192000"),
         "sound with many channels": ("sound", media_files.sound(1, 0.1, channels=64), "64 channels, and at most 32"),
         "sound that is no number": ("sound", not_a_number(), "no numbers: encode it anew"),
-        "MP4 cut off": ("film", media_files.film(1, 20)[:3000], "damaged at its beginning|is damaged"),
+        "AVIF without its last bytes": (
+            "picture",
+            media_files.picture(1, 300, 300, "AVIF")[:-20],
+            "in AVIF that is damaged: send all of it",
+        ),
+        "Ogg cut off": ("sound", media_files.sound(1, form="OGG")[:3000], "no samples, or was cut off before the first: send all"),
         "film without frames": ("film", media_files.film(1, 0, form="matroska", codec="", sound_s=1.0), "no pictures in it"),
         "film of 3 h": ("film", moving(20, 3 * 3600), "lasts 10... s or more, and at most 600 s may be: send a part of it"),
         "film of 3 h that says 1 s": (
@@ -107,6 +112,30 @@ def bad_media() -> dict[str, tuple[Kind, bytes, str]]:
             shorter_than_its_header(moving(20, 3 * 3600), 1),
             "lasts .* s or more, and at most 600 s may be",
         ),
+    }
+
+
+def halves() -> dict[str, tuple[Kind, bytes]]:
+    """Files that say how long they are, and of which half came."""
+    sounds = {form: media_files.sound(1, form=form) for form in ("WAV", "AIFF", "AU", "W64", "RF64")}
+    sounds["MKA"] = media_files.film(1, 0, codec="", form="matroska", sound_s=1.0)
+    films = {form: media_files.film(1, 60, form=form, sound_s=6.0) for form in ("mp4", "matroska", "mov")}
+    films["webm"] = media_files.film(1, 60, form="webm", codec="libvpx-vp9")
+    films["avi"] = media_files.film(1, 60, form="avi", codec="mpeg4")
+    pictures = {form: media_files.picture(1, 300, 300, form) for form in ("AVIF", "WEBP")}
+    whole: list[tuple[Kind, dict[str, bytes]]] = [("sound", sounds), ("film", films), ("picture", pictures)]
+    return {name: (kind, data[: len(data) // 2]) for kind, files in whole for name, data in files.items()}
+
+
+def of_unknown_length() -> dict[str, tuple[Kind, bytes]]:
+    """Files as they come out of a pipe, and one with more behind it than it says."""
+    sound, film = media_files.sound(1), media_files.film(1, 20, form="matroska")
+    at = film.index(b"\x18\x53\x80\x67") + 4
+    return {
+        "WAV of the largest size": ("sound", sound[:4] + b"\xff" * 4 + sound[8:]),
+        "WAV of no size": ("sound", sound[:4] + bytes(4) + sound[8:]),
+        "Matroska that was live": ("film", film[:at] + b"\x01" + b"\xff" * 7 + film[at + 8 :]),
+        "MP4 with something behind it": ("film", media_files.film(1, 20) + b"\xff" * 100),
     }
 
 
@@ -129,6 +158,18 @@ async def test_the_table_of_bad_media(decoder: MediaDecoder, good: dict[Kind, by
         await getattr(decoder, what)(good[what])
     (pid,) = decoder.pids
     assert peak_bytes(pid) < PEAK_BYTES
+
+
+async def test_half_of_a_file_that_says_how_long_it_is_is_refused(decoder: MediaDecoder) -> None:
+    for name, (what, data) in halves().items():
+        with pytest.raises(BadMedia, match=rf"it says that it has \d+ bytes, and {len(data)} are there: it was cut off, send all of it"):
+            await getattr(decoder, what)(data)
+            pytest.fail(f"{name} was taken")
+
+
+async def test_a_file_that_does_not_say_how_long_it_is_is_taken(decoder: MediaDecoder) -> None:
+    for what, data in of_unknown_length().values():
+        await getattr(decoder, what)(data)
 
 
 async def test_small_things_are_taken(decoder: MediaDecoder) -> None:

@@ -28,6 +28,7 @@ from omnistage.models.media.formats import advice
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+from omnistage.models.media.wholeness import check_whole
 
 PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = errno.ENOMEM
@@ -64,6 +65,7 @@ def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Med
     """What was made, or why it was not."""
     try:
         try:
+            check_whole(file)
             made = _made(request["kind"], request["ask"], file, output, limits)
         except UnknownFormat as error:
             return {"bad": advice(file, limits) or str(error)}

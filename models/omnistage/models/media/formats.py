@@ -8,6 +8,7 @@ from omnistage.models.media import containers, pictures, sounds
 from omnistage.models.media.limits import MediaLimits
 
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+AVIF_BRANDS = (b"avif", b"avis")
 
 
 def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
@@ -16,9 +17,12 @@ def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
     head = file.read(12)
     if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:
         return "it is a picture in HEIF, which is not known here: convert it to JPEG"
+    is_avif = head[4:8] == b"ftyp" and head[8:] in AVIF_BRANDS
     if (picture := pictures.opened(file)) is not None:
         with picture:
             return f"it is a picture ({picture.format}): send it as image/*"
+    if is_avif:
+        return "it is a picture in AVIF that is damaged: send all of it, or encode it anew"
     if (sound := sounds.opened(file)) is not None:
         with sound:
             return f"it is a sound ({sound.format}): send it as audio/*"

@@ -106,7 +106,7 @@ class Mixer:
     def result(self) -> NDArray[np.float32]:
         """All of it. Nothing more can be added."""
         if not self._count:
-            raise BadMedia("it has no samples: send a sound that lasts")
+            raise BadMedia("it has no samples, or was cut off before the first: send all of a sound that lasts")
         if self._resampler:
             self._out.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
         samples = np.concatenate(self._out)
