@@ -14,7 +14,8 @@ import torch
 
 from helpers import media_files
 from omnistage.models.interface import Media
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.errors import BadMedia, NoRoom
+from omnistage.models.media.process import DecodingProcess
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.features import Features
 from omnistage.models.qwen2_5_omni.loading import load_thinker
@@ -97,3 +98,21 @@ async def test_rows_are_put_together_on_a_thread(model: QwenThinker, seed: int, 
     film = await features(model, media_files.film(seed, 20, sound_s=2))
     assert len(film.rows) == rows_of(film.extent, model.config) - 2
     assert set(threads) == {"encoders"}
+
+
+async def test_equal_films_that_are_refused_are_decoded_once(model: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that only this conversation has no room for is no reason for others."""
+    decode, decoded = DecodingProcess.decode, list[str]()
+
+    async def noted(process: DecodingProcess, request: dict[str, Any], *rest: Any) -> tuple[bytes, int]:
+        decoded.append(request["kind"])
+        return await decode(process, request, *rest)
+
+    monkeypatch.setattr(DecodingProcess, "decode", noted)
+    data = media_files.film(seed, 20, form="mov", sound_s=0.01, sound_codec="pcm_s16le")
+    refused = await asyncio.gather(*(features(model, data) for _ in range(6)), return_exceptions=True)
+    assert all(isinstance(one, BadMedia) and "too short to hear anything" in str(one) for one in refused)
+    assert decoded == ["video"]
+    good = media_files.film(seed, 20, sound_s=2)
+    small, large = await asyncio.gather(features(model, good, 100), features(model, good), return_exceptions=True)
+    assert isinstance(small, NoRoom) and isinstance(large, Features)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Media, Streamed
 from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder, Source
-from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing, check_room
 from omnistage.models.media.turns import Turns
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
@@ -52,6 +52,14 @@ class Medium:
     preprocessing: PicturePreprocessing | SoundPreprocessing | FilmPreprocessing
     digest: bytes
     client: str
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Of a medium, by one request, for all that ask for it meanwhile. refusal: why nobody can have it."""
+
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: str = ""
 
 
 class MediaPreprocessing:
@@ -97,7 +105,7 @@ class MediaReader:
     ) -> None:
         self._config, self._decoder, self._preprocessing, self._spectrograms = config, decoder, preprocessing, spectrograms
         self._pictures, self._sounds, self._cache, self._digest = pictures, sounds, cache, digest
-        self._busy: dict[bytes, asyncio.Event] = {}
+        self._read_now: dict[bytes, _Reading] = {}
         self._films, self._others = Turns(FILMS, MAX_WAITING), Turns(OTHERS, MAX_WAITING)
 
     async def close(self) -> None:
@@ -117,18 +125,25 @@ class MediaReader:
         """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Clients take turns,
         and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (found := self._cache.found(medium.digest)) is None:
-            if (busy := self._busy.get(medium.digest)) is not None:
-                await busy.wait()
+            if (other := self._read_now.get(medium.digest)) is not None:
+                await other.done.wait()
+                if other.refusal:
+                    raise BadMedia(other.refusal)
                 continue
-            self._busy[medium.digest] = done = asyncio.Event()
+            self._read_now[medium.digest] = this = _Reading()
             try:
                 async with (self._films if medium.kind == "video" else self._others).taken(medium.client):
                     read = await self._read(medium, most_rows)
                 self._cache.keep(read)
                 return read
+            except NoRoom:
+                raise  # Another conversation may have it.
+            except BadMedia as error:
+                this.refusal = str(error)
+                raise
             finally:
-                del self._busy[medium.digest]
-                done.set()
+                del self._read_now[medium.digest]
+                this.done.set()
         _check_room(found.extent, self._config, most_rows)
         return found
 
