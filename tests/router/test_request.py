@@ -85,7 +85,11 @@ def test_a_constraint_of_the_client_takes_the_place_of_the_pipelines():
         return validate(asked, pipelines).params["thinker"].thinker.constraint
 
     assert constraint() == default
-    for given in (stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["maybe"])), stage_pb2.Constraint(regex="a+"), stage_pb2.Constraint()):
+    for given in (
+        stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["maybe"])),
+        stage_pb2.Constraint(regex="a+"),
+        stage_pb2.Constraint(),
+    ):
         assert constraint(given) == given
 
 

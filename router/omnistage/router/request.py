@@ -119,7 +119,8 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
 
 
 _SAID_WHOLE = frozenset({"stop", "constraint", "images"})
-"""Fields of which a client's value takes the place of the pipeline's: a merge would append, and make more of them than a request may have."""
+"""Fields of which a client's value takes the place of the pipeline's: a merge would append, and make more of them than a request may
+have."""
 
 
 def _keep_absent_penalty(defaults: stage_pb2.Sampling, given: stage_pb2.Sampling) -> None:
