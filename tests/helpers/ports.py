@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import socket
 
@@ -14,6 +15,7 @@ _HELD: list[socket.socket] = []
 def _hold() -> str:
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     _HELD.append(held)
+    atexit.register(held.close)  # Else each one is warned of, behind pytest's closing line.
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
     host, port = held.getsockname()
