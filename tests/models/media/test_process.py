@@ -172,6 +172,21 @@ socket.socket(fileno=int(sys.argv[1])).send(b"ready")
 """
 
 
+def test_an_event_loop_that_ends_leaves_no_process(film: bytes) -> None:
+    """Not even one that it was still to see the end of."""
+
+    async def given_up() -> None:
+        decoder = MediaDecoder()
+        task = asyncio.create_task(decoder.film(film, LONG))
+        await until(lambda: bool(decoder.pids))
+        task.cancel()
+        await asyncio.wait([task])
+
+    before = children(), descriptors()
+    asyncio.run(given_up())
+    assert (children(), descriptors()) == before
+
+
 async def test_cancelling_ends_the_work_and_leaves_nothing(picture: bytes, film: bytes, seed: int) -> None:
     chance = random.Random(seed)
     async with decoding(processes=2) as decoder:

@@ -95,10 +95,12 @@ class DecodingProcess:
         """Kill it and wait until its memory is free."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._readable(self._ended)
-        self._process.wait()
-        self._channel.close()
-        os.close(self._ended)
+        try:
+            await self._readable(self._ended)
+        finally:  # Where an event loop that ends cancels this, nobody else waits for what was killed.
+            self._process.wait()
+            self._channel.close()
+            os.close(self._ended)
 
     async def _start(self) -> None:
         if self._ready:
