@@ -106,6 +106,9 @@ async def test_choices_come_as_they_are_and_too_much_is_refused():
         with pytest.raises(StageError) as refused:
             await asked(user, constraint=bad)
         assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", f"thinker.constraint.{form}")
+    with pytest.raises(StageError) as refused:
+        await asked(user, verbatim="yes", constraint=choices("yes"))
+    assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "thinker.constraint.choice")
 
 
 @pytest.mark.parametrize(

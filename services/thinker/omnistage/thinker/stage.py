@@ -155,6 +155,8 @@ def _constraint(params: stage_pb2.ThinkerParams) -> Constraint | None:
         constraint = Constraint(form, getattr(params.constraint, form))
         texts = (constraint.text,)
     field = f"thinker.constraint.{form}"
+    if params.verbatim:
+        raise bad_request(field, "text that is given is said as it is: leave the constraint out, or thinker.verbatim")
     if not texts or not all(texts):
         raise bad_request(field, "is empty")
     if sum(map(len, texts)) > MAX_CONSTRAINT_CHARACTERS:
