@@ -14,19 +14,19 @@ import torch
 from helpers import arithmetic
 from helpers.arithmetic import GIVEN, IDS, TAPS, engine, prompt_items
 from omnistage.engine.detokenizer import Detokenizer
+from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import AnswerAssembler, EngineStream, answered
 from omnistage.models.common.arrays import array_of
+from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
 from omnistage.models.interface import (
-    Activity,
     Array,
     BadRequest,
     Content,
     FinishReason,
     Frames,
-    Load,
     Media,
     ModelInfo,
     Piece,
@@ -48,27 +48,14 @@ OPENING = Prompt(prompt_items([1, 2, 3]))
 """What every speech begins with."""
 
 
-class OnEngine:
-    """What both have in common."""
+class OnEngine(EngineModel):
+    """On an engine of their own."""
 
-    info: ModelInfo
-
-    def __init__(self) -> None:
-        self.engine = engine(200, max_sequences=8, max_waiting=2 * SESSIONS)
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return (self.engine.activity,)
-
-    def load(self) -> Load:
-        stats = self.engine.stats()
-        return Load(stats.waiting, stats.pages_used, stats.pages_total)
+    def __init__(self, info: ModelInfo, own: Engine | None = None) -> None:
+        super().__init__(own or engine(200, max_sequences=8, max_waiting=2 * SESSIONS), info)
 
     async def warm_up(self) -> None:
         return
-
-    async def close(self) -> None:
-        await self.engine.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +69,10 @@ class Prepared:
 class ArithmeticThinker(OnEngine):
     """A token is a frame of two codes as one number."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, own: Engine | None = None) -> None:
         text = PortSpec("text", Content.TEXT, compact=True)
         rows = (PortSpec(name, Content.TENSOR, width=TAPS) for name in ("prompt", "hidden"))
-        self.info = ModelInfo("arithmetic-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text", "image"))
+        super().__init__(ModelInfo("arithmetic-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text", "image")), own)
 
     async def prepare(self, request: TextRequest) -> Prepared:
         check_parts(request, self.info)
@@ -171,10 +157,9 @@ class ArithmeticTalker(OnEngine):
     """One frame for each row, and TAIL more."""
 
     def __init__(self) -> None:
-        super().__init__()
         hidden = PortSpec("hidden", Content.TENSOR, width=GIVEN)
         codes = PortSpec("codes", Content.CODES, rate_hz=50, width=2, compact=True)
-        self.info = ModelInfo("arithmetic-talker", "1", (hidden,), (codes,), SESSIONS, voices=("one",))
+        super().__init__(ModelInfo("arithmetic-talker", "1", (hidden,), (codes,), SESSIONS, voices=("one",)))
 
     async def prepare(self, request: SpeechRequest) -> SequenceRequest:
         if request.voice not in ("", *self.info.voices):

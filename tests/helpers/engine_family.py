@@ -110,25 +110,20 @@ class SlowThinker(ArithmeticThinker):
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> SlowThinker:
-        model = cls()
-        model.engine = _engine(options)
-        return model
+        return cls(_engine(options))
 
 
 class StarvingTalker(OnEngine):
     """Implements `TalkerModel`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, own: Engine | None = None) -> None:
         rate = formulas.SAMPLE_RATE_HZ / formulas.SAMPLES_PER_FRAME
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=SPEC.codebooks, compact=True)
-        self.info = ModelInfo("engine-talker", "1", (PROMPT, HIDDEN), (codes,), SESSIONS, voices=VOICES)
+        super().__init__(ModelInfo("engine-talker", "1", (PROMPT, HIDDEN), (codes,), SESSIONS, voices=VOICES), own)
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> StarvingTalker:
-        model = cls()
-        model.engine = _engine(options)
-        return model
+        return cls(_engine(options))
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", *VOICES):

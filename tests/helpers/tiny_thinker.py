@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from helpers.arithmetic_models import SESSIONS, ArithmeticThinker
+from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, OnEngine
 from helpers.tiny import TINY, tiny_weights
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
@@ -28,11 +28,10 @@ class TinyThinker(ArithmeticThinker):
     """Reads the bytes of the conversation, and says the numbers of its tokens."""
 
     def __init__(self) -> None:
-        self.engine = engine()
         text = PortSpec("text", Content.TEXT, compact=True)
         width = TINY.hidden_size
         rows = (PortSpec(name, Content.TENSOR, width=width, element_type=ElementType.BFLOAT16) for name in ("prompt", "hidden"))
-        self.info = ModelInfo("tiny-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text",))
+        OnEngine.__init__(self, ModelInfo("tiny-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text",)), engine())
 
     def asked(self, request: TextRequest) -> SequenceRequest:
         return SequenceRequest(

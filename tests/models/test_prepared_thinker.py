@@ -13,6 +13,7 @@ from helpers.models import text_pieces
 from helpers.waiting import until
 from omnistage.models.common.constraint import Grammar
 from omnistage.models.interface import TextRequest, Turn
+from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import Prepared, SmolThinker
 
 
@@ -30,7 +31,7 @@ class Hanging(SmolThinker):
 
 @pytest.fixture
 async def thinker(default_model: Path) -> AsyncIterator[Hanging]:
-    model = Hanging.from_directory(default_model / "thinker", kv_bytes=384 << 20)
+    model = Hanging.from_directory(default_model / "thinker", LoadOptions(kv_cache_bytes=384 << 20))
     assert isinstance(model, Hanging)
     model.go = threading.Event()
     yield model

@@ -17,6 +17,7 @@ from helpers.models import text_pieces
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.interface import BadRequest, TextRequest, Turn
+from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import SmolThinker
 
 SMALL_CACHE = 384 << 20
@@ -30,7 +31,7 @@ BOTH = pytest.mark.parametrize("thinker", ["bfloat16", "float32"], indirect=True
 def thinker(default_model: Path, request: pytest.FixtureRequest) -> Iterator[SmolThinker]:
     """In bfloat16, or in the dtype that the test asks for. Loaded once: its callers' event loops come and go."""
     dtype = getattr(request, "param", "bfloat16")
-    model = SmolThinker.from_directory(default_model / "thinker", dtype=dtype, kv_bytes=SMALL_CACHE, poison=True)
+    model = SmolThinker.from_directory(default_model / "thinker", LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE), poison=True)
     yield model
     asyncio.run(model.close())
 

@@ -17,6 +17,7 @@ from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.linear import Linear, Linears, build_exact
 
 EMBEDDING = "embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
 
 Weights = Callable[[str], torch.Tensor | None]
 """The tensor of a name, None if there is none."""
@@ -83,7 +84,7 @@ class PackedDecoder:
         embedding = _need(weight, EMBEDDING)
         self._config, self._embedding = config, embedding
         self._norm = _need(weight, "norm.weight").clone()
-        head = weight("lm_head.weight")
+        head = weight(LM_HEAD)
 
         def build(linear: Linears) -> tuple[tuple[_Layer, ...], Linear, Enter]:
             layers = tuple(_layer(weight, f"layers.{index}", config, linear) for index in range(config.layers))

@@ -9,21 +9,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-import torch
-
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
-from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.scheduler import Limits
 from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.constraint import Constraints, Grammar, dead_ends_refused
+from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
 from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
-from omnistage.models.devices import dtype_of
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
     Activity,
     BadRequest,
@@ -40,13 +35,9 @@ from omnistage.models.interface import (
     Wanted,
     no_inputs,
 )
-from omnistage.models.options import LoadOptions
 
 TEXT = "text"
-MAX_SESSIONS = 64
-"""Where nobody says how many."""
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _PIECE_TOKENS = 8
 _MAX_TOKEN_CHARACTERS = 8
 """A text with more characters than this for each token of the context is refused before it becomes tokens, which costs time. English has
@@ -66,15 +57,15 @@ class Tokenized:
 P = TypeVar("P", bound=Tokenized)
 
 
-class EngineThinker(ABC, Generic[P]):
+class EngineThinker(EngineModel, ABC, Generic[P]):
     """Implements `ThinkerModel` but for what is the family's own."""
 
     def __init__(self, engine: Engine, tokenizer: TextTokenizer, info: ModelInfo, context: int, workers: Sequence[Worker] = ()) -> None:
         """context: tokens of a conversation with its answer. workers: threads of the family beside those of the engine, the tokenizer and
         the grammars; they are closed with the model."""
-        self.engine, self.tokenizer, self._info, self._context = engine, tokenizer, info, context
         self._worker = Worker("tokenizer", threads=1)
-        self._workers = (self._worker, *workers)
+        super().__init__(engine, info, [self._worker, *workers])
+        self.tokenizer, self._context = tokenizer, context
         self._banned = tokenizer.unsayable - tokenizer.ends
         self._never_said = tokenizer.unsayable | tokenizer.ends
         self._has_rows = any(port.content is Content.TENSOR for port in info.produces)
@@ -88,16 +79,13 @@ class EngineThinker(ABC, Generic[P]):
         )
 
     @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
     def threads(self) -> Sequence[Activity]:
-        return (self.engine.activity, *(worker.activity for worker in self._workers), self._constraints.activity)
+        return (*super().threads, self._constraints.activity)
 
     def load(self) -> Load:
-        stats = self.engine.stats()
-        return Load(queued=stats.waiting + self._worker.queued, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
+        """Whose text is still to become tokens waits as well."""
+        load = super().load()
+        return replace(load, queued=load.queued + self._worker.queued)
 
     async def warm_up(self) -> None:
         """Answer one short question: touches every weight, and keeps the pages of the default system prompt."""
@@ -111,9 +99,7 @@ class EngineThinker(ABC, Generic[P]):
                 pass
 
     async def close(self) -> None:
-        await self.engine.close()
-        for worker in self._workers:
-            await worker.close()
+        await super().close()
         await self._constraints.close()
 
     # Before the run --------------------------------------------------------------------------------------------------------------------
@@ -247,34 +233,3 @@ def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece |
     if prepared.said_ids:
         answer.end(FinishReason.STOP)
         yield from answer.take()
-
-
-def chosen_dtype(dtype: str, device: str) -> tuple[str, torch.dtype]:
-    """What a Thinker computes in, by its name and for torch. auto: what the device multiplies well. Raises LoadError."""
-    name = dtype_of(device) if dtype == "auto" else dtype
-    if name not in _DTYPES:
-        raise LoadError(f"dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
-    return name, _DTYPES[name]
-
-
-def told_settings(options: LoadOptions, dtype: str, limits: Limits) -> dict[str, str]:
-    """What was chosen for the settings that every Thinker has, for its info."""
-    chosen = {
-        "dtype": dtype,
-        "max_batch_size": limits.max_sequences,
-        "max_batch_tokens": limits.max_rows,
-        "enable_cache": options.keeps_prompts,
-    }
-    return {name: options.told(name, value) for name, value in chosen.items()}
-
-
-def limits_of(sessions: int, batch: int = 0, rows: int = 0) -> Limits:
-    """Of the engine, for so many sessions. batch, rows: of a step; 0: what is usual. Raises LoadError.
-
-    A replica that takes another one's place has up to twice its sessions: all of them may wait at once."""
-    limits = Limits(max_sequences=batch or sessions, max_waiting=2 * sessions)
-    if not rows:
-        return limits
-    if rows < PAGE_ROWS:
-        raise LoadError(f"max_batch_tokens {rows}: a piece of a prompt alone has {PAGE_ROWS}")
-    return replace(limits, max_rows=rows)

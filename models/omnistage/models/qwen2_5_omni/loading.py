@@ -10,22 +10,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from omnistage.engine.decoder import EMBEDDING, PackedDecoder
-from omnistage.engine.engine import Engine
+from omnistage.engine.decoder import LM_HEAD, PackedDecoder
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.engine.results import fixed_results
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import FORMS
-from omnistage.models.common.memory import free_bytes, memory_told
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.memory import free_bytes
+from omnistage.models.common.revision import computed
 from omnistage.models.common.spool import MEDIA_PORTS
-from omnistage.models.common.thinker import MAX_SESSIONS, chosen_dtype, limits_of, told_settings
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
-from omnistage.models.devices import hardware
 from omnistage.models.interface import ModelInfo
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
@@ -50,46 +47,28 @@ _OTHERS = ("talker.", "token2wav.")
 
 def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
-    dtype, torch_dtype = chosen_dtype(options.dtype, options.device)
-    device, sessions = torch.device(options.device), options.max_sessions or MAX_SESSIONS
+    dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     config = read_thinker_config(folder)
     tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
-    parts = read_parts(folder, config, torch_dtype, device)
-    free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
+    parts = read_parts(folder, config, dtype, device)
+    sessions, free = options.max_sessions or MAX_SESSIONS, free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
     sizes = Sizes.chosen(config, options, sessions=sessions, row_bytes=page_bytes(parts.decoder.spec) // PAGE_ROWS, free=free)
-    limits = limits_of(sessions, options.max_batch_size, sizes.batch_rows)
-    engine = Engine(
-        parts.decoder,
-        TokenHead(parts.decoder.logits),
-        pages=sizes.kv_bytes // page_bytes(parts.decoder.spec),
-        limits=limits,
-        kept_pages=None if options.keeps_prompts else 0,
-    )
+    head, limits = TokenHead(parts.decoder.logits), limits_of(options, sizes.batch_rows)
+    started = Started.of(parts.decoder, head, folder, options, limits=limits, kv_bytes=sizes.kv_bytes)
     together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
-    results = computed(partial(fixed_results, parts.decoder, parts.decoder.logits, engine.attention.backend), options.threads)
     info = ModelInfo(
         name=name_of(folder),
-        revision=revision(
-            folder,
-            CODE_REVISION,
-            dtype=dtype,
-            device=hardware(options.device),
-            threads=options.threads,
-            results=[*results, *encoded],
-            settings=f"{sizes.context} {sizes.medium_rows}",
-        ),
+        revision=started.revision(CODE_REVISION, results=encoded, settings=f"{sizes.context} {sizes.medium_rows}"),
         accepts=MEDIA_PORTS,
-        produces=thinker_ports(config.text.hidden_size, dtype),
+        produces=thinker_ports(config.text.hidden_size, started.dtype),
         max_sessions=sessions,
         inputs=("text", "image", "audio", "video"),
         constraints=FORMS,
         settings={
-            **told_settings(options, dtype, limits),
+            **started.settings,
             **sizes.why,
-            **memory_told(folder),
-            "products": parts.products,
-            "attention": engine.attention.reason,
+            "products of the encoders": parts.products,
             "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
         },
     )
@@ -104,7 +83,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         FeatureCache(sizes.feature_bytes),
         info.revision.encode(),
     )
-    return QwenThinker(config, engine, tokenizer, reader, encoders, info, sizes.context)
+    return QwenThinker(config, started.engine, tokenizer, reader, encoders, info, sizes.context)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
@@ -112,7 +91,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of a Thinker. products: how they multiply, and why."""
+    """Of a Thinker. products: how the encoders multiply, and why."""
 
     decoder: PackedDecoder
     vision: VisionEncoder
@@ -123,8 +102,9 @@ class Parts:
 def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device) -> Parts:
     """Raises BadCheckpoint for a weight that is missing, or that nobody reads; ValueError for an ill-shaped one."""
     with Weights(folder) as weights:
-        language = partial(_language_weight, weights, config.tied, dtype, device)
-        decoder = PackedDecoder(config.text, language)
+        head = "" if config.tied else _PREFIX + LM_HEAD
+        weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
+        decoder = PackedDecoder(config.text, decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=head))
         build = partial(_encoders, weights, config, dtype, device)
         if device.type == "cpu":
             (vision, audio), products = build_exact(build, dtype, device)
@@ -132,18 +112,7 @@ def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: 
             # A medium that is alone in its pass has the same bits every time, and products of a whole picture are what a GPU is made for.
             (vision, audio), products = build(whole), WHOLE.name
         weights.check_read(ignored=_OTHERS)
-    return Parts(decoder, vision, audio, f"{decoder.products}; of the encoders: {products}")
-
-
-def _language_weight(weights: Weights, tied: bool, dtype: torch.dtype, device: torch.device, name: str) -> torch.Tensor | None:
-    """A weight of the language model by the decoder's name."""
-    if name == "lm_head.weight":
-        found = weights.read(_PREFIX + name)
-        if found is None and not tied:
-            raise BadCheckpoint(f"{weights.directory} lacks the weight {_PREFIX + name}")
-        return None if found is None or tied else found.to(device, dtype)
-    found = (weights.mapped if name == EMBEDDING else weights.read)(f"{_PREFIX}model.{name}")
-    return None if found is None else found.to(device, dtype)
+    return Parts(decoder, vision, audio, products)
 
 
 def _encoders(

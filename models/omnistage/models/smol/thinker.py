@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
 from omnistage.engine.adapter import CPU
-from omnistage.engine.decoder import EMBEDDING, DecoderConfig, PackedDecoder
+from omnistage.engine.decoder import LM_HEAD, DecoderConfig, PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.results import fixed_results
-from omnistage.engine.scheduler import Limits
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS, Grammar
-from omnistage.models.common.memory import memory_told
+from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.requests import unfit_refused
-from omnistage.models.common.revision import computed, revision
-from omnistage.models.common.thinker import MAX_SESSIONS, TEXT, EngineThinker, Tokenized, chosen_dtype, limits_of, told_settings
+from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.common.weights import Weights
-from omnistage.models.devices import hardware
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, Content, ModelInfo, Piece, PortSpec, TextRequest, Turn, Wanted
 from omnistage.models.options import LoadOptions
@@ -77,65 +72,33 @@ class SmolThinker(EngineThinker[Prepared]):
         self._newline, self._opening = tokenizer.encode("\n"), tokenizer.encode("assistant\n")
 
     @classmethod
-    def from_directory(
-        cls,
-        directory: Path,
-        *,
-        device: str = "cpu",
-        dtype: str = "auto",
-        threads: int = 1,
-        max_sessions: int = MAX_SESSIONS,
-        limits: Limits | None = None,
-        kv_bytes: int = KV_CACHE_BYTES,
-        kept_pages: int | None = None,
-        poison: bool = False,
-        settings: Mapping[str, str] | None = None,
-    ) -> SmolThinker:
-        """Load from a folder that `convert_thinker` wrote.
+    def from_directory(cls, directory: Path, options: LoadOptions | None = None, *, poison: bool = False) -> SmolThinker:
+        """Load from a folder that `convert_thinker` wrote. poison: see `Engine`. Raises LoadError, or ValueError for ill-shaped weights.
 
-        dtype: bfloat16, float32, or auto: what the device multiplies well. threads: torch threads of this process. limits: of the
-        engine; None: those for so many sessions. kv_bytes: size of the KV cache, at least one full context; memory is used as it is
-        touched. kept_pages, poison: see `Engine`. settings: for the info. Raises LoadError, or ValueError for ill-shaped weights.
-        """
-        dtype, torch_dtype = chosen_dtype(dtype, device)
-        torch.set_num_threads(threads)
-        decoder = read_decoder(directory, torch_dtype, torch.device(device))
-        pages = kv_bytes // page_bytes(decoder.spec)
-        if (least := pages_for(decoder.spec.context)) > pages:
-            raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least * page_bytes(decoder.spec)}")
-        engine = Engine(
-            decoder, TokenHead(decoder.logits), pages=pages, limits=limits or limits_of(max_sessions), kept_pages=kept_pages, poison=poison
-        )
-        results = computed(partial(fixed_results, decoder, decoder.logits, engine.attention.backend), threads)
+        The KV cache holds at least one full context; memory is used as it is touched."""
+        options = options or LoadOptions()
+        torch.set_num_threads(options.threads)
+        decoder = read_decoder(directory, chosen_dtype(options), torch.device(options.device))
+        kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
+        if (least := page_bytes(decoder.spec) * pages_for(decoder.spec.context)) > kv_bytes:
+            raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least}")
+        head = TokenHead(decoder.logits)
+        started = Started.of(decoder, head, directory, options, limits=limits_of(options), kv_bytes=kv_bytes, poison=poison)
         info = ModelInfo(
             name="smollm2-135m-instruct",
-            revision=revision(directory, _CODE_REVISION, dtype=dtype, device=hardware(device), threads=threads, results=results),
+            revision=started.revision(_CODE_REVISION),
             accepts=(),
             produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
-            max_sessions=max_sessions,
+            max_sessions=options.max_sessions or MAX_SESSIONS,
             constraints=FORMS,
-            settings={**(settings or {}), **memory_told(directory), "products": decoder.products, "attention": engine.attention.reason},
+            settings={**started.settings, "kv_cache_bytes": options.told("kv_cache_bytes", kv_bytes)},
         )
-        return cls(engine, SmolTokenizer(directory, decoder.spec.item_ids), info, decoder.spec.context)
+        return cls(started.engine, SmolTokenizer(directory, decoder.spec.item_ids), info, decoder.spec.context)
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> SmolThinker:
         assert folder is not None
-        sessions = options.max_sessions or MAX_SESSIONS
-        limits = limits_of(sessions, options.max_batch_size, options.max_batch_tokens)
-        dtype, _ = chosen_dtype(options.dtype, options.device)
-        kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
-        return cls.from_directory(
-            folder,
-            device=options.device,
-            dtype=dtype,
-            threads=options.threads,
-            max_sessions=sessions,
-            limits=limits,
-            kv_bytes=kv_bytes,
-            kept_pages=None if options.keeps_prompts else 0,
-            settings={**told_settings(options, dtype, limits), "kv_cache_bytes": options.told("kv_cache_bytes", kv_bytes)},
-        )
+        return cls.from_directory(folder, options)
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """See EngineThinker.prompt: in the model's chat form (ChatML)."""
@@ -167,16 +130,10 @@ class SmolThinker(EngineThinker[Prepared]):
 def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU) -> PackedDecoder:
     """The language model of a folder that `convert_thinker` wrote. Raises BadCheckpoint, or ValueError for ill-shaped weights."""
     with Weights(directory) as weights:
-        decoder = PackedDecoder(_read_config(directory), partial(_language_weight, weights, dtype, device))
+        head = LM_HEAD if LM_HEAD in weights.names else ""
+        decoder = PackedDecoder(_read_config(directory), decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head))
         weights.check_read(ignored=_UNUSED)
     return decoder
-
-
-def _language_weight(weights: Weights, dtype: torch.dtype, device: torch.device, name: str) -> torch.Tensor | None:
-    """A weight of the language model by the decoder's name."""
-    read = weights.mapped if name == EMBEDDING else weights.read
-    tensor = read(name if name == "lm_head.weight" else _LANGUAGE + name)
-    return None if tensor is None else tensor.to(device, dtype)
 
 
 def _read_config(directory: Path) -> DecoderConfig:

@@ -1,0 +1,162 @@
+"""What models on the engine have in common: how their weights are read, what they are started with, what they tell, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from omnistage.engine.adapter import Head
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.results import fixed_results
+from omnistage.engine.scheduler import Limits
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.memory import memory_told
+from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.weights import Weights
+from omnistage.models.common.worker import Worker
+from omnistage.models.devices import dtype_of, hardware
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import Activity, Load, ModelInfo
+from omnistage.models.options import LoadOptions
+
+MAX_SESSIONS = 64
+"""Where nobody says how many."""
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class EngineModel:
+    """Implements what `Model` has for every kind, but for the first session."""
+
+    def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = ()) -> None:
+        """workers: threads beside that of the engine; they are closed with the model."""
+        self.engine, self._info, self._workers = engine, info, tuple(workers)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self.engine.activity, *(worker.activity for worker in self._workers))
+
+    def load(self) -> Load:
+        stats = self.engine.stats()
+        return Load(queued=stats.waiting, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
+
+    async def close(self) -> None:
+        await self.engine.close()
+        for worker in self._workers:
+            await worker.close()
+
+
+# How it is started ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine with the decoder of a checkpoint. results: what this machine makes of a fixed sequence. settings: what was chosen and why,
+    for the model's info."""
+
+    engine: Engine
+    folder: Path
+    options: LoadOptions
+    dtype: str
+    results: Sequence[torch.Tensor]
+    settings: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        decoder: PackedDecoder,
+        head: Head,
+        folder: Path,
+        options: LoadOptions,
+        *,
+        limits: Limits,
+        kv_bytes: int,
+        poison: bool = False,
+    ) -> Self:
+        """kv_bytes: of keys and values. poison: see `Engine`."""
+        engine = Engine(
+            decoder,
+            head,
+            pages=kv_bytes // page_bytes(decoder.spec),
+            limits=limits,
+            kept_pages=None if options.keeps_prompts else 0,
+            poison=poison,
+        )
+        results = computed(partial(fixed_results, decoder, decoder.logits, engine.attention.backend), options.threads)
+        dtype = _name(decoder.spec.dtype)
+        told = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
+        settings = {
+            **{name: options.told(name, value) for name, value in {**told, "enable_cache": options.keeps_prompts}.items()},
+            **memory_told(folder),
+            "products": decoder.products,
+            "attention": engine.attention.reason,
+        }
+        return cls(engine, folder, options, dtype, results, settings)
+
+    def revision(self, code: str, *, results: Iterable[torch.Tensor] = (), settings: str = "") -> str:
+        """Of the model; see `revision.revision`. results: of other parts of it."""
+        return revision(
+            self.folder,
+            code,
+            dtype=self.dtype,
+            device=hardware(self.options.device),
+            threads=self.options.threads,
+            results=[*self.results, *results],
+            settings=settings,
+        )
+
+
+def chosen_dtype(options: LoadOptions) -> torch.dtype:
+    """What a model computes in. auto: what the device multiplies well. Raises LoadError."""
+    name = dtype_of(options.device) if options.dtype == "auto" else options.dtype
+    if name not in _DTYPES:
+        raise LoadError(f"dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
+    return _DTYPES[name]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return next(name for name, known in _DTYPES.items() if known == dtype)
+
+
+def limits_of(options: LoadOptions, rows: int = 0) -> Limits:
+    """Of the engine. rows: of a step, where nobody says how many; 0: what is usual. Raises LoadError.
+
+    A replica that takes another one's place has up to twice its sessions: all of them may wait at once."""
+    sessions, rows = options.max_sessions or MAX_SESSIONS, options.max_batch_tokens or rows
+    limits = Limits(max_sequences=options.max_batch_size or sessions, max_waiting=2 * sessions)
+    if not rows:
+        return limits
+    if rows < PAGE_ROWS:
+        raise LoadError(f"max_batch_tokens {rows}: a piece of a prompt alone has {PAGE_ROWS}")
+    return replace(limits, max_rows=rows)
+
+
+def decoder_weights(
+    weights: Weights, dtype: torch.dtype, device: torch.device, *, prefix: str, head: str = ""
+) -> Callable[[str], torch.Tensor | None]:
+    """The weights of a decoder in a checkpoint, by the decoder's names. prefix: how their names begin there. head: the whole name of the
+    weight of the logits; empty: they use the embedding. The embedding is not copied where it is as the checkpoint has it. Raises
+    BadCheckpoint for a head that is not there."""
+
+    def weight(name: str) -> torch.Tensor | None:
+        if name == LM_HEAD:
+            found = weights.read(head) if head else None
+            if head and found is None:
+                raise BadCheckpoint(f"{weights.directory} lacks the weight {head}")
+        else:
+            found = (weights.mapped if name == EMBEDDING else weights.read)(prefix + name)
+        return None if found is None else found.to(device, dtype)
+
+    return weight
