@@ -1,9 +1,11 @@
 """`python -m omnistage.talker`: a server of that kind."""
 
 from omnistage.host.memory import put_off_collection, tune_malloc
+from omnistage.host.structlog_import import import_structlog
 
 tune_malloc()  # Before grpc is imported: it pays for large messages.
 put_off_collection()
+import_structlog()
 
 import sys  # noqa: E402
 
