@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
+
 import pytest
 
 LONG = (pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600))
@@ -11,3 +14,16 @@ def rounds(short: int, long: int) -> pytest.MarkDecorator:
     """Gives a test its argument `rounds`: `short`, and in its long form `long`. Both make the same claim; the long form meets rarer
     things."""
     return pytest.mark.parametrize("rounds", [pytest.param(short, id="short"), pytest.param(long, id="long", marks=LONG)])
+
+
+def one_or_all(name: str, values: Iterable[str]) -> pytest.MarkDecorator:
+    """Gives a test its argument `name`: one of the values that is drawn anew in each run, and in the long form each of them. For a matrix
+    whose every cell takes seconds; `draw` tells which it was."""
+    return pytest.mark.parametrize(name, [pytest.param("", id="drawn"), *[pytest.param(value, marks=LONG) for value in values]])
+
+
+def draw(value: str, values: Iterable[str], seed: int) -> str:
+    """The value that `one_or_all` gave, or the one of this seed; printed, so that a failure shows it."""
+    drawn = value or random.Random(seed).choice(sorted(values))
+    print(drawn)
+    return drawn

@@ -24,6 +24,9 @@ TEXT = (
 )
 
 
+IN_CHUNKS = ("latency", "balanced", "quality")
+
+
 @pytest.fixture
 async def rows(talker: SmolTalker) -> Array:
     return await rows_of(talker, TEXT)
@@ -53,13 +56,14 @@ def needs_of(sounds: list[Sound], sample: int) -> int:
     return needs
 
 
-@pytest.mark.parametrize("profile", list(SCHEDULES))
+@lengths.one_or_all("profile", SCHEDULES)
 @pytest.mark.parametrize("broken_off", [False, True])
 @lengths.rounds(3, 14)
 async def test_sound_goes_on_at_any_sample_with_the_same_bits(
     code2wav: SmolCode2Wav, rows: Array, seed: int, profile: str, broken_off: bool, rounds: int
 ) -> None:
     """rounds: samples inside of sounds, and as many at the border of two."""
+    profile = lengths.draw(profile, SCHEDULES, seed)
     draw = random.Random(seed)
     rows = rows[: draw.randrange(300, 420)] if broken_off else rows
     sounds = await sounds_of(code2wav, rows, request=WaveRequest(seed, profile))
@@ -74,9 +78,10 @@ async def test_sound_goes_on_at_any_sample_with_the_same_bits(
         assert [sound.needs for sound in rest] == [sound.needs for sound in sounds[len(sounds) - len(rest) :]]
 
 
-@pytest.mark.parametrize("profile", list(SCHEDULES))
-async def test_a_sound_that_is_broken_off_is_as_long_as_its_rows(code2wav: SmolCode2Wav, rows: Array, profile: str) -> None:
+@lengths.one_or_all("profile", SCHEDULES)
+async def test_a_sound_that_is_broken_off_is_as_long_as_its_rows(code2wav: SmolCode2Wav, rows: Array, seed: int, profile: str) -> None:
     """Wherever that is: also where every row was needed, and used, before it was known that no more come."""
+    profile = lengths.draw(profile, SCHEDULES, seed)
     for count in range(1, 60):
         sounds = await sounds_of(code2wav, rows[:count], request=WaveRequest(0, profile))
         assert len(joined(sounds)) == count * SAMPLES_PER_ROW
@@ -92,11 +97,12 @@ def given_first(net: SpectrumNet, rows: Array, schedule: tuple[int, ...], first:
     return samples
 
 
-@pytest.mark.parametrize("profile", ["latency", "balanced", "quality"])
+@lengths.one_or_all("profile", IN_CHUNKS)
 async def test_the_context_is_just_enough_wherever_the_net_begins(
-    net: SpectrumNet, code2wav: SmolCode2Wav, rows: Array, profile: str
+    net: SpectrumNet, code2wav: SmolCode2Wav, rows: Array, seed: int, profile: str
 ) -> None:
     """At every row of one whole chunk in the middle of a long phrase."""
+    profile = lengths.draw(profile, IN_CHUNKS, seed)
     whole = joined(await sounds_of(code2wav, rows, request=WaveRequest(7, profile)))
     begin = int(np.flatnonzero(rows[:, COUNT] >= 250)[0]) + 120
     for row in range(begin, begin + SCHEDULES[profile][-1]):

@@ -98,20 +98,12 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("thinker", "sampling"),
-    [
-        *[pytest.param("bfloat16", sampling, id=f"bfloat16-{name}") for name, sampling in SAMPLINGS.items()],
-        *[
-            pytest.param("float32", sampling, id=f"float32-{name}", marks=() if name in ("greedy", "penalties") else pytest.mark.long)
-            for name, sampling in SAMPLINGS.items()
-        ],
-    ],
-    indirect=["thinker"],
-)
+@BOTH
+@lengths.one_or_all("sampling", SAMPLINGS)
 @lengths.rounds(6, 1000)
-async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: Sampling, seed: int, rounds: int) -> None:
-    await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=sampling), rounds, seed)
+async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: str, seed: int, rounds: int) -> None:
+    drawn = SAMPLINGS[lengths.draw(sampling, SAMPLINGS, seed)]
+    await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=drawn), rounds, seed)
 
 
 @BOTH
