@@ -1,7 +1,7 @@
 """A client in a process of its own, so that it can run in another network: `python asker.py ADDRESS ask|serving JSON`.
 
 ask: streams the answer to the arguments of `Omni.stream` and prints its account. "save" names an .npy file for the samples. With "pause": N
-it stops at the first sound, prints {"talkers": [...]} once N Talkers have a session, and reads on when it gets a line.
+it all but stops at the first sound, prints {"talkers": [...]} once N Talkers have a session, and reads on when it gets a line.
 serving: waits until that many replicas of each named stage take sessions, {"talker": 2}, and prints their addresses.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import select
 import sys
 import time
 from typing import Any
@@ -19,20 +20,25 @@ from omnistage.client import AudioChunk, Done, Failover, Omni, TextDelta
 
 SETTLE_S = 60.0
 
+SIP_S = 1.0
+"""A paused client reads an event so often: a client that leaves its answer unread for some seconds loses it."""
+
 
 def ask(omni: Omni, pause: int = 0, save: str = "", **asked: Any) -> dict[str, Any]:
     texts: list[str] = []
     sounds: list[AudioChunk] = []
     failovers: list[dict[str, str]] = []
+    paused: Pause | None = None
     for event in omni.stream(**asked):
+        if paused and paused.is_over():
+            paused = None
         match event:
             case TextDelta():
                 texts.append(event.text)
             case AudioChunk():
                 sounds.append(event)
                 if pause and len(sounds) == 1:
-                    tell({"talkers": busy_talkers(omni, pause)})
-                    sys.stdin.readline()
+                    paused = Pause(omni, pause)
             case Failover():
                 failovers.append({"stage": event.stage, "lost": event.lost, "replica": event.replica})
             case Done():
@@ -51,16 +57,30 @@ def ask(omni: Omni, pause: int = 0, save: str = "", **asked: Any) -> dict[str, A
     raise AssertionError("the stream ended without its account")
 
 
-def busy_talkers(omni: Omni, count: int) -> list[str]:
-    """The addresses of the Talkers that have a session, once the router knows of this many."""
-    deadline = time.monotonic() + SETTLE_S
-    found: list[str] = []
-    while time.monotonic() < deadline:
-        found = [replica.address for replica in omni.replicas() if replica.stage == "talker" and replica.sessions]
-        if len(found) == count:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"wanted {count} Talkers with a session, found {found}")
+class Pause:
+    """Tells the addresses of the Talkers that have a session, once the router knows of so many, and is over when a line has come."""
+
+    def __init__(self, omni: Omni, talkers: int) -> None:
+        self._omni, self._talkers = omni, talkers
+        self._deadline = time.monotonic() + SETTLE_S
+        self._told = False
+
+    def is_over(self) -> bool:
+        """Waits for it until the next event is to be read."""
+        sip = time.monotonic() + SIP_S
+        while not self._told and time.monotonic() < sip:
+            found = [replica.address for replica in self._omni.replicas() if replica.stage == "talker" and replica.sessions]
+            if len(found) == self._talkers:
+                tell({"talkers": found})
+                self._told = True
+            elif time.monotonic() > self._deadline:
+                raise AssertionError(f"wanted {self._talkers} Talkers with a session, found {found}")
+            else:
+                time.sleep(0.02)
+        if not (self._told and select.select([sys.stdin], [], [], max(0.0, sip - time.monotonic()))[0]):
+            return False
+        sys.stdin.readline()
+        return True
 
 
 def serving(omni: Omni, **wanted: int) -> dict[str, list[str]]:
