@@ -33,25 +33,26 @@ up: ## the same stack in containers: build, start, wait until it answers (ARGS="
 down: ## let the running answers end, then remove the containers; the fetched model stays (ARGS=--volumes removes it too)
 	@$(COMPOSE) down $(ARGS)
 
+# Three on the two cores that CI has: a third of the time of a test it waits, for a process that starts or for a limit that is tested.
 # Files begin in the order of tests/conftest.py, the dearest first, and not in that of how many tests they have.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+THREE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Exit status 5 of pytest: no test of that half was asked for.
-test: setup-dev model ## all tests: light ones two at a time, then those that need the machine alone (ARGS=... goes to pytest)
+test: setup-dev model ## all tests: light ones three at a time, then those that need the machine alone (ARGS=... goes to pytest)
 	@status=0; \
-	$(BIN)/pytest $(TWO) -m "not serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest $(THREE) -m "not serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m "serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 
 test-long: setup-dev model ## all tests and the long forms that `make test` leaves out, about an hour (ARGS=... goes to pytest)
 	@status=0; \
-	$(BIN)/pytest $(TWO) -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest $(THREE) -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m serial $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 
 drills: setup-dev model ## the long forms alone: full matrices of models and settings, hundreds of losses (ARGS=... goes to pytest)
 	@status=0; \
-	$(BIN)/pytest $(TWO) -m "long and not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
+	$(BIN)/pytest $(THREE) -m "long and not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	$(BIN)/pytest -m "long and serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
 	exit $$status
 

@@ -32,24 +32,29 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 TESTS = Path(__file__).parent
 
 DEAREST = (
-    "cli/test_serve.py",
-    "engine/test_engine.py",
-    "system/test_default_model.py",
-    "models/test_resumed_thinker.py",
-    "system/test_engine_chain.py",
-    "system/test_resume.py",
-    "models/test_smol_thinker.py",
-    "client/test_router_loss.py",
+    "system/test_compose.py",
     "system/test_default_resume.py",
-    "models/test_resumed_code2wav.py",
-    "client/test_private_stack.py",
+    "system/test_default_model.py",
+    "system/test_engine_chain.py",
+    "engine/test_engine.py",
+    "cli/test_serve.py",
     "models/contract/test_contract.py",
+    "client/test_router_loss.py",
+    "system/test_resume.py",
+    "models/test_resumed_thinker.py",
+    "models/test_smol_thinker.py",
     "hostile/test_counts.py",
     "models/test_revision.py",
+    "client/test_private_stack.py",
+    "engine/test_exactness.py",
+    "models/qwen2_5_omni/test_thinker.py",
+    "models/qwen2_5_omni/test_tiny.py",
     "system/test_frozen.py",
     "system/test_rolling_restart.py",
+    "cli/test_commands.py",
+    "cli/test_interrupts.py",
 )
-"""Files that take half a minute and more of a CPU. Several workers begin with them: one that began last would leave the others idle."""
+"""Files that take twenty seconds and more of a CPU. Several workers begin with them: one that began last would leave the others idle."""
 
 # No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
 settings.register_profile("omnistage", deadline=None, print_blob=True)
