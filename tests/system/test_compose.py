@@ -35,7 +35,9 @@ BUILD_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 120.0
 
 QUESTION: dict[str, Any] = {"prompt": "What is a river?", "seed": 1, "max_tokens": 40}
-LONG: dict[str, Any] = {"prompt": "Tell me about the moon.", "seed": 2, "max_tokens": 160}
+LONG: dict[str, Any] = {"prompt": "Tell me about the moon.", "seed": 2, "max_tokens": 160, "ignore_eos": True}
+"""Takes the stages several times as long as a second client to start, or a container to be found and killed. A client that pauses holds up
+no stage: all of an answer finds room ahead of it."""
 
 
 @dataclass
