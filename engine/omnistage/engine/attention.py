@@ -32,6 +32,7 @@ from omnistage.engine.adapter import Attention, DecoderSpec, StepRows
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.scratch import Scratch
 from omnistage.engine.transfer import to_device
 
 TILE_BYTES = 5 << 18
@@ -89,7 +90,7 @@ class PagedAttention:
 
     def __init__(self, sweep: Mapping[torch.dtype, int] = _SWEEPS[0]) -> None:
         self._sweep = sweep
-        self._scratch = torch.empty(0)
+        self._scratch = Scratch()
 
     @property
     def name(self) -> str:
@@ -99,14 +100,7 @@ class PagedAttention:
         return spec.device.type == "cpu" and spec.query_heads * PAGE_ROWS * spec.head_size > _LEAST_PRODUCT
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
-        return _Paged(cache, spec, plan, self._sweep.get(spec.dtype, 0), self.scratch)
-
-    def scratch(self, matrices: int, like: torch.Tensor) -> torch.Tensor:
-        """Memory for matrices such as those of `like`, whatever is in it. New memory for each product would cost more than the product."""
-        size = matrices * like[0].numel()
-        if self._scratch.dtype != like.dtype or self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=like.dtype, device=like.device)
-        return self._scratch[:size].view(matrices, *like.shape[1:])
+        return _Paged(cache, spec, plan, self._sweep.get(spec.dtype, 0), self._scratch)
 
 
 class TritonAttention:
@@ -191,7 +185,8 @@ class _Tile:
     """Runs of equally many rows that are attended together, over as many pages as the longest of them sees.
 
     rows: of the step, those of a run next to each other; runs, count: how many runs, of how many rows each. keys, values: rows of
-    `KVCache.heads`, by run, head and page. mask: [runs, 1, count, 1, length], added to the scores.
+    `KVCache.heads`, by run, head and page. mask: [runs, 1, count, 1, length], added to the last scores of each row; those before them every
+    row sees.
     """
 
     rows: torch.Tensor | slice
@@ -209,7 +204,8 @@ class _Tile:
         table = to_device(torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members]), device)
         places = (table * 2 * heads)[:, None] + torch.arange(2 * heads, device=device)[:, None]
         slots = to_device(torch.tensor([run.start for run in members]), device)[:, None] + torch.arange(count, device=device)
-        hidden = torch.arange(width * PAGE_ROWS, device=device) > slots[:, :, None]
+        seen_by_all = (len(members[-1].pages) - 1) * PAGE_ROWS
+        hidden = torch.arange(seen_by_all, width * PAGE_ROWS, device=device) > slots[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=spec.dtype, device=device).masked_fill_(hidden, float("-inf"))
         rows = [run.first + at for run in members for at in range(count)]
         # Rows in order are a plain slice: no copy of the queries.
@@ -245,9 +241,7 @@ def _tiles(plan: Plan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
-    def __init__(
-        self, cache: KVCache, spec: DecoderSpec, plan: Plan, sweep: int, scratch: Callable[[int, torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan, sweep: int, scratch: Scratch) -> None:
         super().__init__(cache, spec, plan)
         self._scratch = scratch
         self._tiles = tuple(_tiles(plan, spec, sweep))
@@ -256,25 +250,32 @@ class _Paged(_Bound):
         heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)
         for tile in self._tiles:
             count, batch = tile.count, tile.runs * heads
-            held = torch.index_select(pages, 0, tile.keys, out=self._scratch(len(tile.keys), pages)).view(batch, -1, head_size)
+            copied = self._scratch.take("copied", (len(tile.keys), *pages.shape[1:]), pages)
+            held = torch.index_select(pages, 0, tile.keys, out=copied).view(batch, -1, head_size)
             # The heads that share keys are rows of one product, of every row of the run: [runs * kv_heads, count * group, head_size].
             asked = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
-            scores = torch.bmm(_padded(asked), held.transpose(1, 2))[:, : asked.shape[1]]
-            scores.view(tile.runs, heads, count, self._group, -1).add_(tile.mask)
-            weights = torch.softmax(scores, -1)
+            padded = _padded(asked)
+            scores = self._scratch.take("scores", (*padded.shape[:2], held.shape[1]), pages)
+            scores = torch.bmm(padded, held.transpose(1, 2), out=scores)[:, : asked.shape[1]]
+            scores.view(tile.runs, heads, count, self._group, -1)[..., -tile.mask.shape[-1] :].add_(tile.mask)
+            weights = torch.softmax(scores, -1, out=self._scratch.take("weights", scores.shape, pages))
             # The keys have done their work: the values take their place.
-            torch.index_select(pages, 0, tile.values, out=self._scratch(len(tile.values), pages))
-            sums = _sums(weights, held).reshape(tile.runs, heads, count, self._group, head_size)
+            torch.index_select(pages, 0, tile.values, out=copied)
+            sums = self._sums(weights, held).reshape(tile.runs, heads, count, self._group, head_size)
             result[tile.rows] = sums.transpose(1, 2).reshape(tile.runs * count, -1, head_size)
 
-
-def _sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """weights @ values, of at most MOST_ROWS rows at a time. weights: [batch, rows, length]; values: [batch, length, head_size]."""
-    rows = weights.shape[1]
-    if rows <= MOST_ROWS:
-        return torch.bmm(_padded(weights), values)[:, :rows]
-    # Equal parts: none is smaller than a product may be.
-    return torch.cat([torch.bmm(part.contiguous(), values) for part in weights.tensor_split(-(-rows // MOST_ROWS), 1)], 1)
+    def _sums(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """weights @ values, of at most MOST_ROWS rows at a time. weights: [batch, rows, length]; values: [batch, length, head_size]."""
+        rows = weights.shape[1]
+        if rows <= MOST_ROWS:
+            return torch.bmm(_padded(weights), values)[:, :rows]
+        sums = list[torch.Tensor]()
+        # Equal parts: none is smaller than a product may be.
+        for part in weights.tensor_split(-(-rows // MOST_ROWS), 1):
+            # The scores have done their work, and are at least as large.
+            whole = self._scratch.take("scores", part.shape, weights).copy_(part)
+            sums.append(torch.bmm(whole, values))
+        return torch.cat(sums, 1)
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
@@ -304,7 +305,9 @@ class _Sdpa(_Bound):
 
     def _mask(self, tile: _Tile) -> torch.Tensor:
         """As the queries lie. [runs, 1, count * group, length]"""
-        return tile.mask.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
+        seen_by_all = len(tile.keys) // (tile.runs * self._spec.kv_heads) * PAGE_ROWS - tile.mask.shape[-1]
+        whole = functional.pad(tile.mask, (seen_by_all, 0))
+        return whole.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
 
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         heads, head_size, pages = self._spec.kv_heads, self._spec.head_size, self._cache.heads(layer)

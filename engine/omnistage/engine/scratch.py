@@ -1,0 +1,41 @@
+"""Memory for what lies between two products, and for the kernels that multiply."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+KEPT_KERNELS = 256
+"""Compiled products that oneDNN keeps, and as many descriptions of them that PyTorch keeps for each thread. By default both keep 1,024, at
+a MB together for each: a prompt of 24,000 tokens, whose attention has another shape for each page, took a gigabyte for good. A step of 64
+sequences whose contexts have all different lengths needs 128 for attention, and some dozens besides: where it found none, each layer would
+compile all of them again, which takes five times as long as to attend."""
+
+# Both libraries read them at their first product.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_KERNELS))
+os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
+
+
+class Scratch:
+    """Memory that is used again and again, a piece for each use. New memory for each product would cost more than the product; and what
+    grows with a prompt, page by page, fits into nothing that was freed before it: a process would grow by a gigabyte and keep it. Not to be
+    shared between threads."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, torch.Tensor] = {}
+
+    def take(self, use: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """A tensor of that shape, of the dtype and on the device of `like`, whatever is in it. It is valid until the next one for the same
+        use."""
+        size = 1
+        for length in shape:
+            size *= length
+        piece = self._pieces.get(use)
+        if piece is None or piece.dtype != like.dtype or piece.device != like.device or piece.numel() < size:
+            self._pieces.pop(use, None)
+            # With room to grow: a prompt that becomes longer needs new memory a few times, not at every page.
+            del piece
+            piece = self._pieces[use] = torch.empty(size + size // 4, dtype=like.dtype, device=like.device)
+        return piece[:size].view(*shape)
