@@ -3,9 +3,8 @@ and reply rows as taps, and speech that starves until its next row comes. They s
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,9 +19,9 @@ from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import AnswerAssembler, EngineStream, answered
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
+from omnistage.models.common.feed import Feed
 from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
 from omnistage.models.interface import (
-    Array,
     BadRequest,
     Content,
     FinishReason,
@@ -173,7 +172,7 @@ class ArithmeticTalker(OnEngine):
     async def speak(self, prepared: SequenceRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         made, whole = len(prepared.history), MOST
         async with aclosing(self.engine.submit(prepared)) as stream:
-            feed = Feed(stream, inputs)
+            feed = Feed(stream, inputs, "hidden")
             async with feed.feeding():
                 while made < whole:
                     items = [event.item for event in await feed.take() if event.item is not None]
@@ -183,49 +182,6 @@ class ArithmeticTalker(OnEngine):
                     if items:
                         yield Frames(np.array(items, np.uint32))
         yield Frames(np.empty((0, 2), np.uint32), FinishReason.STOP)
-
-
-class Feed:
-    """Gives a sequence the rows of port `hidden` as they come in, while its items are taken. rows: that came. ended: these are all."""
-
-    def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece]) -> None:
-        self._stream, self._inputs = stream, inputs
-        self._task: asyncio.Task[None] | None = None
-        self.rows, self.ended = 0, False
-
-    def give(self, rows: Array, *, last: bool) -> None:
-        """rows: not to be changed afterwards."""
-        self.rows += len(rows)
-        self.ended = last
-        self._stream.append(torch.from_numpy(rows), end=last)
-
-    @asynccontextmanager
-    async def feeding(self) -> AsyncIterator[None]:
-        self._task = asyncio.create_task(self._feed())
-        try:
-            yield
-        finally:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def take(self) -> list[SequenceEvent]:
-        """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
-        assert self._task is not None
-        taking = asyncio.ensure_future(self._stream.take())
-        try:
-            waited = [taking] if self._task.done() else [taking, self._task]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if self._task.done():
-                self._task.result()
-            return taking.result() if taking.done() else []
-        finally:
-            taking.cancel()
-
-    async def _feed(self) -> None:
-        while not self.ended:
-            piece = await anext(self._inputs)
-            if piece.port == "hidden":
-                self.give(np.array(piece.content, np.float32), last=piece.last)
 
 
 def frames_by_hand(rows: np.ndarray, seed: int) -> list[tuple[int, ...]]:

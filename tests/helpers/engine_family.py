@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from helpers.arithmetic import GIVEN, IDS, SPEC, START, TAPS, CountingDecoder, CountingHead, answer, prompt_items
-from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, Feed, OnEngine
+from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, OnEngine
 from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
+from omnistage.models.common.feed import Feed
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
@@ -143,8 +144,8 @@ class StarvingTalker(OnEngine):
         with unfit_refused("talker"):
             asked = self._asked(prepared, _spoken_prompt(prompt, voice, prepared.scope))
         async with aclosing(self.engine.submit(asked)) as stream:
-            feed = Feed(stream, inputs)
-            feed.give(early, last=ended)
+            feed = Feed(stream, inputs, HIDDEN.name)
+            feed.give(torch.from_numpy(early), last=ended)
             made = len(history)
             async with feed.feeding():
                 while True:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from omnistage.models.common.cache_size import LEAST_CONTEXT, CacheSize
 from omnistage.models.common.memory import free_bytes, private_bytes
 from omnistage.models.errors import LoadError
 from omnistage.models.humans import bytes_told
@@ -20,10 +21,10 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
 from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, MediaPreprocessing
+from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.sizes import (
     DECODERS,
-    LEAST_CONTEXT,
     LEAST_MEDIUM_ROWS,
     MEDIUM_ROWS,
     PASS_FRAMES,
@@ -159,17 +160,20 @@ def config(omni_checkpoint: Path) -> ThinkerConfig:
 
 
 def sizes(config: ThinkerConfig, free: int, sessions: int = 64, **settings: Any) -> Sizes:
-    return Sizes.chosen(config, LoadOptions(**settings), sessions=sessions, row_bytes=ROW_BYTES, free=free)
+    options = LoadOptions(max_sessions=sessions, **settings)
+    wanted = ThinkerOptions.from_settings(options.family).context
+    cache = CacheSize.chosen(options, row_bytes=ROW_BYTES, context=config.text.context, wanted=wanted, free=free)
+    return Sizes.chosen(config, options, cache)
 
 
 def test_what_is_free_decides(config: ThinkerConfig) -> None:
     large, small, tight = (sizes(config, free) for free in (64 * GIB, 8 * GIB, GIB // 2))
-    assert large.kv_bytes == 64 * 4096 * ROW_BYTES, "no more than all sessions have a use for"
-    assert small.kv_bytes == int(0.4 * 8 * GIB)
-    assert tight.kv_bytes == int(0.4 * GIB / 2)
-    assert large.context == small.context == config.text.context
-    assert tight.context == 4096 < config.text.context and tight.kv_bytes < 8192 * ROW_BYTES
-    assert f"{tight.context} of the {config.text.context}" in tight.why["context"]
+    assert large.cache.kv_bytes == 64 * 4096 * ROW_BYTES, "no more than all sessions have a use for"
+    assert small.cache.kv_bytes == int(0.4 * 8 * GIB)
+    assert tight.cache.kv_bytes == int(0.4 * GIB / 2)
+    assert large.cache.context == small.cache.context == config.text.context
+    assert tight.cache.context == 4096 < config.text.context and tight.cache.kv_bytes < 8192 * ROW_BYTES
+    assert f"{tight.cache.context} of the {config.text.context}" in tight.why["context"]
     assert large.feature_bytes == 2 * GIB > small.feature_bytes > tight.feature_bytes > 0
     assert large.pass_patches == PASS_PATCHES["cpu"] > tight.pass_patches and tight.medium_rows == 512
     assert large.medium_rows == MEDIUM_ROWS["cpu"]
@@ -180,11 +184,11 @@ def test_what_is_free_decides(config: ThinkerConfig) -> None:
 
 def test_replicas_with_about_as_much_memory_have_the_same_context(config: ThinkerConfig) -> None:
     """It decides when an answer ends. What somebody asks for is taken as it is where there is room."""
-    contexts = [sizes(config, free << 20).context for free in range(90, 3000, 7)]
+    contexts = [sizes(config, free << 20).cache.context for free in range(90, 3000, 7)]
     assert sorted(set(contexts)) == [1 << power for power in range(10, 16)] and contexts == sorted(contexts)
-    assert sizes(config, GIB, family={"context": 5000}).context == 5000
-    assert sizes(config, GIB, sessions=1, family={"context": 5001}).kv_bytes >= 157 * 32 * ROW_BYTES, "whole pages"
-    assert sizes(config, GIB, family={"context": 500}).context == 500
+    assert sizes(config, GIB, family={"context": 5000}).cache.context == 5000
+    assert sizes(config, GIB, sessions=1, family={"context": 5001}).cache.kv_bytes >= 157 * 32 * ROW_BYTES, "whole pages"
+    assert sizes(config, GIB, family={"context": 500}).cache.context == 500
     with pytest.raises(LoadError, match="room for 480 tokens of one conversation, 500 are the least"):
         sizes(config, int(490 * ROW_BYTES / 0.4), family={"context": 500})
 
@@ -201,7 +205,7 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
     pictures = read_pictures(omni_checkpoint, config)
     for free in (GIB // 8, GIB, 3 * GIB, 8 * GIB, 64 * GIB):
         chosen = sizes(config, free)
-        ask = MediaPreprocessing(config, pictures, 16_000, chosen.medium_rows, chosen.context).of("image")
+        ask = MediaPreprocessing(config, pictures, 16_000, chosen.medium_rows, chosen.cache.context).of("image")
         assert isinstance(ask, PicturePreprocessing)
         assert ask.max_pixels // config.vision.patch_size**2 <= chosen.pass_patches <= PASS_PATCHES["cpu"]
         assert SOUND_CHUNKS * config.audio.chunk <= chosen.pass_frames <= PASS_FRAMES["cpu"]
@@ -217,10 +221,10 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
 def test_what_is_asked_for_is_taken(config: ThinkerConfig) -> None:
     family = {"context": 4096, "medium_rows": 300, "feature_cache_bytes": 77, "decoders": 5}
     asked = sizes(config, 8 * GIB, family=family, kv_cache_bytes=GIB, max_batch_tokens=99)
-    assert (asked.context, asked.medium_rows, asked.feature_bytes, asked.decoders) == (4096, 300, 77, 5)
-    assert (asked.kv_bytes, asked.batch_rows) == (GIB, 99)
+    assert (asked.cache.context, asked.medium_rows, asked.feature_bytes, asked.decoders) == (4096, 300, 77, 5)
+    assert (asked.cache.kv_bytes, asked.batch_rows) == (GIB, 99)
     assert sizes(config, 8 * GIB, enable_cache=False).feature_bytes == 0
-    assert sizes(config, 8 * GIB, sessions=1).kv_bytes == config.text.context * ROW_BYTES, "one whole context at least"
+    assert sizes(config, 8 * GIB, sessions=1).cache.kv_bytes == config.text.context * ROW_BYTES, "one whole context at least"
 
 
 def test_a_share_of_what_is_free_is_told_and_one_that_is_too_small_refused(config: ThinkerConfig, omni_checkpoint: Path) -> None:

@@ -42,6 +42,7 @@ class AnswerAssembler:
         last_row: bool = True,
         prompt_port: str = "",
         prompt_rows: int = 0,
+        ready: Sequence[Rows] = (),
     ) -> None:
         """history: tokens of the answer so far, whose text is out. finished: it has ended with them, so. most: tokens that it may have.
         row_port: the port with one row for each token; empty for a model without one. last_row: that of the last token too where no end was
@@ -61,7 +62,7 @@ class AnswerAssembler:
         self._most = most
         self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
         self._next_prompt_row = wanted.get(prompt_port, prompt_rows)
-        self._prompt_pieces: list[Rows] = []
+        self._prompt_pieces = list(ready)
         if prompt_port in wanted and self._next_prompt_row == prompt_rows:
             self._prompt_pieces.append(Rows(prompt_port, np.empty((0, 0), np.float32), last=True))
         self._text = ""

@@ -11,3 +11,10 @@ from omnistage.models.interface import Array
 def array_of(tensor: torch.Tensor) -> Array:
     """The memory of a tensor on the CPU. NumPy has no bfloat16: its bits become uint16, as ports of that type have them."""
     return tensor.contiguous().view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """A copy of rows of a port, as a tensor on the CPU: uint16 is bfloat16."""
+    return (
+        torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16) if array.dtype == np.uint16 else torch.from_numpy(array.copy())
+    )

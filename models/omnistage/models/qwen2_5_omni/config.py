@@ -1,11 +1,11 @@
-"""What the config.json of a Qwen2.5-Omni checkpoint says, as far as the Thinker needs it.
+"""What the config.json of a Qwen2.5-Omni checkpoint says, as far as the Thinker and the Talker need it.
 
 Both spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`), and `rope_parameters` of Transformers 5.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omnistage.engine.decoder import DecoderConfig
@@ -87,16 +87,75 @@ class ThinkerConfig:
     tied: bool
 
 
-def read_thinker_config(directory: Path) -> ThinkerConfig:
+@dataclass(frozen=True, slots=True)
+class CodecIds:
+    """Items of the Talker that are no codes. end: what ends speech, `pad` among it."""
+
+    begin: int
+    pad: int
+    mask: int
+    end: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerConfig:
+    """decoder: its item ids are one more than the checkpoint has: the last one stands for no item. codec: special items. row_size: of the
+    rows that come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand behind the last
+    row. speaker_size, mel_bins: of a voice's vector and of the example of it."""
+
+    decoder: DecoderConfig
+    codec: CodecIds
+    row_size: int
+    text_end: int
+    text_pad: int
+    speaker_size: int
+    mel_bins: int
+
+    @property
+    def nothing(self) -> int:
+        """The item of a row that has none."""
+        return self.decoder.vocab_size - 1
+
+
+def read_talker_config(directory: Path) -> TalkerConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
-    config = whole.section("thinker_config")
-    for part in (whole, config):
+    if not whole.value("enable_talker", bool, True) or not whole.has("talker_config"):
+        raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
+    config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
+    _check_plain(whole, config)
+    decoder, row_size = _text(config, taps=False), config.value("embedding_size", int)
+    begin, end, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
+    if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
+        raise BadCheckpoint(f"{config.place}: 'embedding_size' is {row_size}, which is not that of the rows of the Thinker")
+    if (most := max(begin, end, pad, mask)) >= decoder.vocab_size:
+        raise BadCheckpoint(f"{config.place}: there is no item {most}, 'vocab_size' is {decoder.vocab_size}")
+    return TalkerConfig(
+        decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, given_width=row_size),
+        codec=CodecIds(begin, pad, mask, frozenset({pad, end})),
+        row_size=row_size,
+        text_end=config.value("tts_text_end_token_id", int),
+        text_pad=config.value("tts_text_pad_token_id", int),
+        speaker_size=dit.value("enc_emb_dim", int),
+        mel_bins=dit.value("mel_dim", int),
+    )
+
+
+def _check_plain(*parts: Config) -> None:
+    """Raises BadCheckpoint for weights that are packed in some way."""
+    for part in parts:
         if part.has("quantization_config"):
             method = part.section("quantization_config").value("quant_method", str, "an unknown method")
             raise BadCheckpoint(
                 f"{part.place}: weights quantized by {method} are not supported yet; give the checkpoint that they were made from"
             )
+
+
+def read_thinker_config(directory: Path) -> ThinkerConfig:
+    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    whole = read_config(directory, MODEL_TYPE)
+    config = whole.section("thinker_config")
+    _check_plain(whole, config)
     return ThinkerConfig(
         text=_text(config.section("text_config"), taps=True),
         vision=_vision(config.section("vision_config")),

@@ -15,10 +15,10 @@ from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
-from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed
 from omnistage.models.common.spool import MEDIA_PORTS
 from omnistage.models.common.weights import Weights
@@ -31,6 +31,7 @@ from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_con
 from omnistage.models.qwen2_5_omni.encoding import Pass, Slice
 from omnistage.models.qwen2_5_omni.features import FeatureCache
 from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
+from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.ports import name_of, thinker_ports
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
@@ -52,17 +53,18 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     config = read_thinker_config(folder)
     tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
     parts = read_parts(folder, config, dtype, device)
-    sessions, free = options.max_sessions or MAX_SESSIONS, free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
-    sizes = Sizes.chosen(config, options, sessions=sessions, row_bytes=page_bytes(parts.decoder.spec) // PAGE_ROWS, free=free)
+    wanted, row_bytes = ThinkerOptions.from_settings(options.family).context, page_bytes(parts.decoder.spec) // PAGE_ROWS
+    cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.text.context, wanted=wanted)
+    sizes = Sizes.chosen(config, options, cache)
     head, limits = TokenHead(parts.decoder.logits), limits_of(options, sizes.batch_rows)
-    started = Started.of(parts.decoder, head, folder, options, limits=limits, kv_bytes=sizes.kv_bytes)
+    started = Started.of(parts.decoder, head, folder, options, limits=limits, kv_bytes=cache.kv_bytes)
     together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
     info = ModelInfo(
         name=name_of(folder),
-        revision=started.revision(CODE_REVISION, results=encoded, settings=f"{sizes.context} {sizes.medium_rows}"),
+        revision=started.revision(CODE_REVISION, results=encoded, settings=f"{cache.context} {sizes.medium_rows}"),
         accepts=MEDIA_PORTS,
         produces=thinker_ports(config.text.hidden_size, started.dtype),
-        max_sessions=sessions,
+        max_sessions=options.max_sessions or MAX_SESSIONS,
         inputs=("text", "image", "audio", "video"),
         constraints=FORMS,
         settings={
@@ -76,14 +78,14 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     reader = MediaReader(
         config,
         MediaDecoder(processes=sizes.decoders),
-        MediaPreprocessing(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, sizes.context),
+        MediaPreprocessing(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, cache.context),
         spectrograms,
         picture_queue(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
         sound_queue(encoders, parts.audio, most_frames=sizes.pass_frames, together=together),
         FeatureCache(sizes.feature_bytes),
         info.revision.encode(),
     )
-    return QwenThinker(config, started.engine, tokenizer, reader, encoders, info, sizes.context)
+    return QwenThinker(config, started.engine, tokenizer, reader, encoders, info, cache.context)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options
+
+Made = TypeVar("Made", "ThinkerOptions", "TalkerOptions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,23 @@ class ThinkerOptions:
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> ThinkerOptions:
         """Raises LoadError."""
-        made = cls(**checked_options(options, cls(), "the thinker of qwen2_5_omni"))
-        for name in cls.__slots__:
-            if getattr(made, name) < 0:
-                raise LoadError(f"option {name} of the thinker of qwen2_5_omni is {getattr(made, name)}; 0 leaves it to the model")
-        return made
+        return _not_negative(cls(**checked_options(options, cls(), "the thinker of qwen2_5_omni")), "thinker")
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerOptions:
+    """0 leaves a choice to the model. context: rows of a conversation and frames of its speech together."""
+
+    context: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> TalkerOptions:
+        """Raises LoadError."""
+        return _not_negative(cls(**checked_options(options, cls(), "the talker of qwen2_5_omni")), "talker")
+
+
+def _not_negative(made: Made, kind: str) -> Made:
+    for each in fields(made):
+        if getattr(made, each.name) < 0:
+            raise LoadError(f"option {each.name} of the {kind} of qwen2_5_omni is {getattr(made, each.name)}; 0 leaves it to the model")
+    return made

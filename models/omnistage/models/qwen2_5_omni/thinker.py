@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -16,18 +17,18 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.constraint import Grammar
-from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.requests import check_place, unfit_refused
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import BadRequest, Full, Load, Media, ModelInfo, Piece, Streamed, TextRequest, Turn, Wanted
+from omnistage.models.interface import BadRequest, Full, Load, Media, ModelInfo, Piece, Rows, Streamed, TextRequest, Turn, Wanted
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.features import Features
 from omnistage.models.qwen2_5_omni.media import MediaReader, Medium, rows_of
-from omnistage.models.qwen2_5_omni.ports import HIDDEN, PROMPT
+from omnistage.models.qwen2_5_omni.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.prompt import Layout, laid_out
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
 
@@ -136,6 +137,7 @@ class QwenThinker(EngineThinker[Prepared]):
             last_row=False,
             prompt_port=PROMPT,
             prompt_rows=len(layout),
+            ready=_places(layout, wanted),
         )
         with unfit_refused("thinker"):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
@@ -182,6 +184,14 @@ class QwenThinker(EngineThinker[Prepared]):
 
 def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
     return [part for turn in turns for part in turn.parts if not isinstance(part, str)]
+
+
+def _places(layout: Layout, wanted: Wanted) -> tuple[Rows, ...]:
+    """Where the rows of the prompt stand, int32 [rows, axes]. Raises BadRequest."""
+    if PLACES not in wanted:
+        return ()
+    check_place(wanted, PLACES, len(layout), "rows of the prompt")
+    return (Rows(PLACES, np.ascontiguousarray(layout.positions.T[wanted[PLACES] :], np.int32), last=True),)
 
 
 def _given(layout: Layout, features: Sequence[Features]) -> tuple[Given, ...]:

@@ -1,0 +1,78 @@
+"""What a model on the engine takes of the memory that is free for keys and values, and how long a sequence may be with that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.models.common.engine_model import MAX_SESSIONS
+from omnistage.models.common.memory import free_bytes
+from omnistage.models.errors import LoadError
+from omnistage.models.humans import bytes_told
+from omnistage.models.options import MEMORY_SHARE, LoadOptions
+
+KV_SHARE = {"cpu": 0.4, "cuda": 0.8}
+"""Part of the free memory that keys and values may take. On a CPU others compute too."""
+
+USUAL_ROWS = 4096
+"""Of a sequence. A cache for so many of each session is enough."""
+
+LEAST_CONTEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """context: rows of a sequence at most. kv_bytes: of keys and values. free: bytes that were free before. why: in words, by name of the
+    setting."""
+
+    context: int
+    kv_bytes: int
+    free: int
+    why: dict[str, str]
+
+    @classmethod
+    def chosen(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
+        """row_bytes: keys and values of one row. context: that the model was made for; wanted: that somebody asked for, 0: nobody did.
+        free: bytes, after the weights are loaded; None: measured. Raises LoadError where what somebody asked for cannot be."""
+        sessions = options.max_sessions or MAX_SESSIONS
+        if free is None:
+            free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
+        most = int(free * KV_SHARE[options.device.partition(":")[0]])
+        rows, kv_bytes = _sizes(min(wanted or context, context), options, sessions, row_bytes, most, is_wanted=bool(wanted))
+        shared = f", with {options.memory_share:g} of the memory for this server" if options.given(MEMORY_SHARE) else ""
+        why = {
+            "free_memory": f"{bytes_told(free)} after the weights{shared}",
+            "kv_cache_bytes": f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions",
+            "context": f"{rows} of the {context} that the model was made for",
+        }
+        return cls(rows, kv_bytes, free, why)
+
+
+def _sizes(whole: int, options: LoadOptions, sessions: int, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
+    """The context and the bytes of its cache, which holds one whole context at least. most: bytes that there is room for.
+
+    A context that there is no room for becomes a power of two: it decides when an answer ends, so replicas whose free memory differs a
+    little have to come to the same one."""
+    least = pages_for(whole) * PAGE_ROWS * row_bytes
+    if given := options.kv_cache_bytes:
+        if given < least and is_wanted:
+            raise LoadError(f"kv_cache_bytes {given}: one context of {whole} tokens takes {least}; give more, or a smaller context")
+        room = given
+    else:
+        room = min(max(least, sessions * min(USUAL_ROWS, whole) * row_bytes), most)
+    if room >= least:
+        return whole, room
+    rows = room // row_bytes // PAGE_ROWS * PAGE_ROWS
+    if rows < LEAST_CONTEXT:
+        more = "free some memory, or give it a larger memory_share" if options.given(MEMORY_SHARE) else "free some memory"
+        raise LoadError(
+            f"kv_cache_bytes {room}: room for {rows} tokens of one conversation, {min(whole, LEAST_CONTEXT)} are the least; "
+            f"{'give more' if given else more}"
+        )
+    return power_of_two(rows), room
+
+
+def power_of_two(most: int) -> int:
+    """The largest that is not above `most`; 0: there is none."""
+    return 1 << most.bit_length() >> 1

@@ -1,0 +1,65 @@
+"""Vectors that come in while the items they belong to are made, as a Talker takes the rows of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import torch
+
+from omnistage.engine.request import SequenceEvent
+from omnistage.engine.stream import SequenceStream
+from omnistage.models.common.arrays import tensor_of
+from omnistage.models.interface import Array, Piece
+
+
+class Feed:
+    """Gives a sequence the rows of a port as they come, while its items are taken.
+
+    rows: that were given, those behind the last one included. ended: these are all.
+    """
+
+    def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, behind: torch.Tensor | None = None) -> None:
+        """behind: rows [n, width] that follow the last one of the port."""
+        self._stream, self._inputs, self._port, self._behind = stream, inputs, port, behind
+        self._task: asyncio.Task[None] | None = None
+        self.rows, self.ended = 0, False
+
+    def give(self, rows: torch.Tensor, *, last: bool) -> None:
+        """The next rows [n, width], not to be changed afterwards."""
+        if last and self._behind is not None:
+            rows = torch.cat((rows, self._behind))
+        self.rows += len(rows)
+        self.ended = last
+        self._stream.append(rows, end=last)
+
+    @asynccontextmanager
+    async def feeding(self) -> AsyncIterator[None]:
+        """Rows are given meanwhile."""
+        self._task = asyncio.create_task(self._feed())
+        try:
+            yield
+        finally:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def take(self) -> list[SequenceEvent]:
+        """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
+        assert self._task is not None
+        taking = asyncio.ensure_future(self._stream.take())
+        try:
+            waited = [taking] if self._task.done() else [taking, self._task]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._task.done():
+                self._task.result()
+            return taking.result() if taking.done() else []
+        finally:
+            taking.cancel()
+
+    async def _feed(self) -> None:
+        while not self.ended:
+            piece = await anext(self._inputs)
+            if piece.port == self._port:
+                self.give(tensor_of(cast(Array, piece.content)), last=piece.last)

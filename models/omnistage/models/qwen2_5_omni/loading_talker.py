@@ -1,0 +1,86 @@
+"""A Qwen2.5-Omni Talker from the files of a checkpoint in the published layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from omnistage.engine.decoder import EMBEDDING, Enter, PackedDecoder
+from omnistage.engine.head import TokenHead
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.linear import Linears
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.cache_size import CacheSize
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.weights import Weights
+from omnistage.models.interface import ModelInfo
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_config
+from omnistage.models.qwen2_5_omni.options import TalkerOptions
+from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of, row_ports
+from omnistage.models.qwen2_5_omni.talker import QwenTalker, TextRows
+from omnistage.models.qwen2_5_omni.voices import read_voices
+
+CODE_REVISION = "1"
+"""Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
+
+_PREFIX = "talker."
+_OTHERS = ("thinker.", "token2wav.")
+_TEXT = f"thinker.model.{EMBEDDING}"
+_PROJECTION = f"{_PREFIX}thinker_to_talker_proj"
+
+
+def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
+    """Raises LoadError, or ValueError for ill-shaped weights."""
+    dtype, device = chosen_dtype(options), torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    with Weights(folder) as weights:
+        text = weights.mapped(_TEXT)
+        if text is None:
+            raise BadCheckpoint(f"{folder} lacks the weight {_TEXT}")
+        voices = read_voices(folder, config, len(text))
+        rows = TextRows(
+            begins={name: text[voice.begin].to(dtype)[None] for name, voice in voices.items()},
+            behind=text[[config.text_end, config.text_pad]].to(dtype),
+        )
+        decoder = _decoder(weights, config, dtype, device)
+        weights.check_read(ignored=_OTHERS)
+    row_bytes = page_bytes(decoder.spec) // PAGE_ROWS
+    cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.decoder.context, wanted=wanted)
+    started = Started.of(decoder, TokenHead(decoder.logits), folder, options, limits=limits_of(options), kv_bytes=cache.kv_bytes)
+    info = ModelInfo(
+        name=name_of(folder) + "-talker",
+        revision=started.revision(CODE_REVISION, settings=str(cache.context)),
+        accepts=row_ports(config.row_size, started.dtype),
+        produces=(CODES_PORT,),
+        max_sessions=options.max_sessions or MAX_SESSIONS,
+        voices=tuple(voices),
+        settings={**started.settings, **cache.why},
+    )
+    return QwenTalker(config, started.engine, rows, voices, info, cache.context)
+
+
+def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
+    """Its embedding has one row more than the checkpoint, of zeros: that of a row without an item."""
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight")
+
+    def weight(name: str) -> torch.Tensor | None:
+        found = stored(name)
+        if name == EMBEDDING and found is not None:
+            return torch.cat((found, found.new_zeros(1, found.shape[1])))
+        return found
+
+    def entry(linear: Linears) -> Enter:
+        projection = linear(need("weight"), need("bias"))
+        return lambda rows, embedded: projection(embedded if rows.given is None else embedded + rows.given)
+
+    def need(name: str) -> torch.Tensor:
+        found = weights.read(f"{_PROJECTION}.{name}")
+        if found is None:
+            raise BadCheckpoint(f"{weights.directory} lacks the weight {_PROJECTION}.{name}")
+        return found.to(device, dtype)
+
+    return PackedDecoder(config.decoder, weight, entry)

@@ -1,0 +1,183 @@
+"""The Talker of Qwen2.5-Omni (Xu et al. 2025): speaks the rows of an answer as they come, one code after the other.
+
+A sequence begins with the rows of the conversation, the token of the voice, and the row of the first token of the answer, with which the
+codes begin. The row of every further code is its embedding and the next row of the answer; behind the last one stand the embeddings of the
+end of the text and, for all that is still to be spoken, of nothing. As `Qwen2_5OmniForConditionalGeneration.generate` of Transformers means
+it: what 5.20 to 5.23 compute for a request alone is something else, since they drop its mask, and with it places and special codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.engine.engine import Engine
+from omnistage.engine.request import Given, Prompt, SequenceRequest
+from omnistage.models.common.arrays import array_of, tensor_of
+from omnistage.models.common.engine_model import EngineModel
+from omnistage.models.common.feed import Feed
+from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import Array, BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import TalkerConfig
+from omnistage.models.qwen2_5_omni.ports import AXES, CODES, HIDDEN, PLACES, PROMPT
+from omnistage.models.qwen2_5_omni.voices import Voice, chosen_voice
+
+_EMPTY = np.empty((0, 1), np.uint32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextRows:
+    """Embeddings of the Thinker, [n, row_size]. begins: of each voice's token. behind: of the end of the text and of nothing, which follow
+    the last row of an answer."""
+
+    begins: Mapping[str, torch.Tensor]
+    behind: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request, and the row of its voice's token, [1, row_size]."""
+
+    request: SpeechRequest
+    begin: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Opening:
+    """What there must be before the first code. reply: rows of the answer, the first one and those that came with it. ended: these are
+    all."""
+
+    prompt: list[torch.Tensor] = field(default_factory=list)
+    places: list[torch.Tensor] = field(default_factory=list)
+    reply: list[torch.Tensor] = field(default_factory=list)
+    ended: bool = False
+
+
+class QwenTalker(EngineModel):
+    """Implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
+
+    def __init__(
+        self, config: TalkerConfig, engine: Engine, text: TextRows, voices: Mapping[str, Voice], info: ModelInfo, context: int
+    ) -> None:
+        """context: rows of a conversation and frames of its speech together."""
+        self._worker = Worker("rows", threads=1)
+        super().__init__(engine, info, [self._worker])
+        self.config, self._text, self._voices, self._context = config, text, voices, context
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenTalker:
+        from omnistage.models.qwen2_5_omni.loading_talker import load_talker
+
+        assert folder is not None
+        return load_talker(folder, options)
+
+    async def warm_up(self) -> None:
+        """Speak two codes: touches every weight."""
+        rows = array_of(self._text.behind[:1])
+        pieces = [Piece(PROMPT, 0, True, rows), Piece(PLACES, 0, True, np.zeros((1, AXES), np.int32)), Piece(HIDDEN, 0, True, rows)]
+        prepared = await self.prepare(SpeechRequest(seed=0, max_frames=2))
+        async with aclosing(self.speak(prepared, _in_turn(pieces), {CODES: 0})) as frames:
+            async for _ in frames:
+                pass
+
+    async def prepare(self, request: SpeechRequest) -> Prepared:
+        """See TalkerModel.prepare."""
+        chosen_voice(self._voices, request.voice, "talker.voice")
+        if request.speed != 1:
+            raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
+        for code in () if request.history is None else request.history[:, 0].tolist():
+            if code >= self.config.nothing or code in self.config.codec.end:
+                raise BadRequest("resume.history", f"{code} is no code, or ends speech; give the frames that came, and those alone")
+        begin = self._text.begins[request.voice or self._info.voices[0]]
+        with unfit_refused("talker"):
+            # What is wrong with the request itself is told before anything is read.
+            self.engine.check(self._asked(request, self._prompt(begin, Opening(reply=[begin]), "")))
+        return Prepared(request, begin)
+
+    async def speak(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+        """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
+        request = prepared.request
+        opening = await self._opening(inputs)
+        if not opening.reply:
+            if request.history is not None and len(request.history):
+                raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
+            yield Frames(_EMPTY, FinishReason.STOP)
+            return
+        prompt = await self._worker.run(partial(self._prompt, prepared.begin, opening, request.scope))
+        with unfit_refused("talker"):
+            submitted = self.engine.submit(self._asked(request, prompt))
+        async with aclosing(submitted) as stream:
+            feed = Feed(stream, inputs, HIDDEN, self._text.behind)
+            feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
+            async with feed.feeding():
+                while True:
+                    events = await feed.take()
+                    codes = [event.item for event in events if event.item is not None]
+                    reason = events[-1].finish_reason if events else None
+                    if codes or reason is not None:
+                        yield Frames(np.array(codes, np.uint32).reshape(-1, 1), reason)
+                    if reason is not None:
+                        return
+
+    async def _opening(self, inputs: AsyncIterator[Piece]) -> Opening:
+        """Raises BadRequest for a conversation that is too long."""
+        opening, missing, room = Opening(), {PROMPT, PLACES}, self._context
+        kept = {PROMPT: opening.prompt, PLACES: opening.places, HIDDEN: opening.reply}
+        while missing or not (opening.reply or opening.ended):
+            piece = await anext(inputs)
+            rows = cast(Array, piece.content)
+            if piece.port == PROMPT and (room := room - len(rows)) < 0:
+                raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {self._context} rows")
+            if len(rows):
+                kept[piece.port].append(tensor_of(rows))
+            if piece.last:
+                missing.discard(piece.port)
+                opening.ended = opening.ended or piece.port == HIDDEN
+        return opening
+
+    def _prompt(self, begin: torch.Tensor, opening: Opening, scope: str) -> Prompt:
+        """begin: [1, row_size]. Of the rows of the answer the first one is taken."""
+        rows = torch.cat([*opening.prompt, begin, opening.reply[0][:1]])
+        codec = self.config.codec
+        items = np.full((len(rows), 1), self.config.nothing, np.int64)
+        items[-2:, 0] = codec.pad, codec.begin
+        positions = _positions(opening.places)
+        return Prompt(items, (Given(0, rows),), positions, int(positions.max()) + 1 - len(rows), scope.encode())
+
+    def _asked(self, request: SpeechRequest, prompt: Prompt) -> SequenceRequest:
+        """Raises Unfit."""
+        codec, room = self.config.codec, self._context - len(prompt) + 1
+        return SequenceRequest(
+            prompt,
+            seed=request.seed,
+            max_items=min(request.max_frames or room, room),
+            sampling=request.sampling,
+            end_ids=codec.end,
+            banned=frozenset({codec.begin}),
+            history=() if request.history is None else tuple(map(tuple, request.history.tolist())),
+            seen=frozenset({codec.mask, codec.pad, codec.begin}),
+            appended=True,
+            client=request.client,
+        )
+
+
+async def _in_turn(pieces: Sequence[Piece]) -> AsyncIterator[Piece]:
+    for piece in pieces:
+        yield piece
+
+
+def _positions(places: list[torch.Tensor]) -> NDArray[np.int64]:
+    """Of the rows of the conversation, and of two that count on. int64 [axes, rows]."""
+    before = torch.cat(places).to(torch.int64).T if places else torch.full((AXES, 0), 0)
+    after = int(before[:, -1].max()) + 1 if before.shape[1] else 0
+    return torch.cat((before, torch.arange(after, after + 2).expand(AXES, 2)), 1).numpy()

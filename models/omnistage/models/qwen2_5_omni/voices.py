@@ -1,0 +1,81 @@
+"""The voices of a Qwen2.5-Omni checkpoint."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.interface import BadRequest
+from omnistage.models.qwen2_5_omni.config import TalkerConfig
+
+FILE = "spk_dict.pt"
+
+USUAL = "Chelsie"
+"""Speaks where no voice is named, if the checkpoint has her: so does Transformers' `generate`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """begin: the token that tells the Talker who speaks. speaker: float32 [1, speaker_size], and example: float32 [1, frames, mel_bins],
+    tell Code2Wav."""
+
+    begin: int
+    speaker: torch.Tensor
+    example: torch.Tensor
+
+
+def read_voices(directory: Path, config: TalkerConfig, tokens: int) -> dict[str, Voice]:
+    """Of the checkpoint in a folder, that which speaks where none is named first. tokens: that the Thinker has embeddings of. Raises
+    BadCheckpoint for a file that is no table of voices, or one of a model of other sizes; nothing but tensors and plain values is read."""
+    path = directory / FILE
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        raise BadCheckpoint(f"{path} cannot be read as a table of voices: {str(error).splitlines()[0][:200]}") from None
+    if not isinstance(found, dict) or not found:
+        raise BadCheckpoint(f"{path} has no voices")
+    voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, config, tokens) for name, values in found.items()}
+    return {name: voices[name] for name in sorted(voices, key=lambda name: name != USUAL)}
+
+
+def chosen_voice(voices: Mapping[str, Voice], name: str, field: str) -> Voice:
+    """The voice of a name; empty: the first. Raises BadRequest."""
+    if name and name not in voices:
+        raise BadRequest(field, f"no voice {name[:64]!r}; there are {', '.join(voices)}")
+    return voices[name or next(iter(voices))]
+
+
+def _voice(place: str, values: object, config: TalkerConfig, tokens: int) -> Voice:
+    if not isinstance(values, dict):
+        raise BadCheckpoint(f"{place} is no table")
+    begin = values.get("bos_token")
+    if isinstance(begin, torch.Tensor) and begin.numel() == 1 and not begin.is_floating_point():
+        begin = begin.item()
+    if not isinstance(begin, int) or isinstance(begin, bool) or not 0 <= begin < tokens:
+        raise BadCheckpoint(f"{place}: 'bos_token' is {str(begin)[:80]}, which is no token of the Thinker")
+    return Voice(
+        begin,
+        _tensor(place, values, "cond", (1, config.speaker_size)),
+        _tensor(place, values, "ref_mel", (1, 0, config.mel_bins)),
+    )
+
+
+def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """shape: 0 stands for any number but none."""
+    found = values.get(name)
+    if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+        raise BadCheckpoint(f"{place} has no tensor {name!r}")
+    if found.ndim != len(shape) or not all(
+        size == wanted or (not wanted and size) for size, wanted in zip(found.shape, shape, strict=True)
+    ):
+        wanted = ", ".join(str(size) if size else "frames" for size in shape)
+        raise BadCheckpoint(f"{place}: {name!r} is {list(found.shape)}, not [{wanted}]")
+    if not bool(found.isfinite().all()):
+        raise BadCheckpoint(f"{place}: {name!r} has numbers that are not finite")
+    return found.float()
