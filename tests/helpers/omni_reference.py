@@ -61,7 +61,10 @@ class OmniReference:
         self._sounds: Any = WhisperFeatureExtractor.from_pretrained(folder)
         self._config = read_thinker_config(folder)
         self._preparation = read_pictures(folder, self._config)
-        self.model: Any = _thinker(folder)
+        self.whole: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+        self.model = self.whole.thinker
 
     async def read(self, turns: Sequence[Turn]) -> Seen:
         """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
@@ -174,10 +177,6 @@ class OmniReference:
             seconds_per_chunk=self._config.seconds_per_chunk,
         )
         return rows
-
-
-def _thinker(folder: Path) -> object:
-    return Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").thinker.eval()
 
 
 def _media(turns: Sequence[Turn]) -> list[Media]:

@@ -1,0 +1,65 @@
+"""A Thinker and a Talker in one process, the rows of one going to the other as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnistage.models.interface import Piece, Rows, SpeechRequest, TalkerModel, TextPiece, TextRequest, ThinkerModel, no_inputs
+
+ROW_PORTS = ("prompt", "places", "hidden")
+
+
+@dataclass(slots=True)
+class Said:
+    """tokens, codes: of the answer. events: names of what came, in order."""
+
+    tokens: list[int] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+
+class Rowline:
+    """The rows of a Thinker as the inputs of a Talker."""
+
+    def __init__(self) -> None:
+        self._pieces = asyncio.Queue[Piece]()
+        self._next = dict.fromkeys(ROW_PORTS, 0)
+
+    def put(self, rows: Rows) -> None:
+        self._pieces.put_nowait(Piece(rows.port, self._next[rows.port], rows.last, rows.rows))
+        self._next[rows.port] += len(rows.rows)
+
+    async def inputs(self) -> AsyncIterator[Piece]:
+        while True:
+            yield await self._pieces.get()
+
+
+async def speak(
+    thinker: ThinkerModel[Any], talker: TalkerModel[Any], asked: TextRequest, speech: SpeechRequest, wanted: Mapping[str, int] | None = None
+) -> Said:
+    """What both say. wanted: of the Thinker."""
+    said, line = Said(), Rowline()
+    begun = [0 if speech.history is None else len(speech.history)]
+
+    async def think() -> None:
+        wants = wanted or {"text": len(asked.history), **dict.fromkeys(ROW_PORTS, 0)}
+        async with aclosing(thinker.generate(await thinker.prepare(asked), no_inputs(), wants)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, TextPiece):
+                    said.tokens += piece.token_ids
+                    said.events += ["token"] * len(piece.token_ids)
+                else:
+                    line.put(piece)
+                    said.events += [piece.port] * len(piece.rows)
+
+    thinking = asyncio.create_task(think())
+    async with aclosing(talker.speak(await talker.prepare(speech), line.inputs(), {"codes": begun[0]})) as frames:
+        async for made in frames:
+            said.codes += made.rows[:, 0].tolist()
+            said.events += ["code"] * len(made.rows)
+    await thinking
+    return said

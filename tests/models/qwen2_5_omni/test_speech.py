@@ -1,0 +1,107 @@
+"""Greedy speech is that of Transformers' layers, code for code, whatever was seen and heard, and however text and speech end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import lengths, media_files
+from helpers.speaking import speak
+from helpers.speech_reference import PENALTY, SpeechReference, Spoken
+from omnistage.models.interface import Media, Part, Sampling, SpeechRequest, TextRequest, Turn
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.loading_talker import load_talker
+from omnistage.models.qwen2_5_omni.talker import QwenTalker
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+
+CODES = 40
+CODE_END = 8294
+KINDS = ("text", "image", "audio", "video")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """kind: what is shown. tokens: of the answer. ends: whether it ends by itself, else it is cut there."""
+
+    kind: str
+    tokens: int
+    ends: bool
+
+
+CASES = [Case(kind, tokens, ends) for kind in KINDS for tokens in (3, 24) for ends in (True, False)]
+
+
+def parts(kind: str, source: random.Random) -> tuple[Part, ...]:
+    match kind:
+        case "image":
+            return (
+                Media("image/png", media_files.picture(source.getrandbits(30), source.randint(20, 120), source.randint(20, 120))),
+                "What?",
+            )
+        case "audio":
+            return (Media("audio/wav", media_files.sound(source.getrandbits(30), source.uniform(0.2, 3))), "What is this?")
+        case "video":
+            frames = source.randint(8, 40)
+            made = media_files.film(source.getrandbits(30), frames, sound_s=frames / 10)
+            return ("Look: ", Media("video/mp4", made, use_audio=source.random() < 0.7), "What?")
+    return ("".join(source.choices("abcdefgh ", k=source.randint(1, 90))),)
+
+
+def loaded(folder: Path) -> tuple[QwenThinker, QwenTalker]:
+    options = LoadOptions(path=folder, dtype="float32")
+    return load_thinker(folder, options), load_talker(folder, options)
+
+
+@pytest.fixture
+async def models(omni_checkpoint: Path) -> AsyncIterator[tuple[QwenThinker, QwenTalker]]:
+    models = loaded(omni_checkpoint)
+    yield models
+    await asyncio.gather(*(model.close() for model in models))
+
+
+def check_codes(made: list[int], expected: Spoken, what: object) -> None:
+    differing = [place for place, (one, other) in enumerate(zip(made, expected.codes, strict=False)) if one != other]
+    if differing and expected.close[differing[0]]:
+        return  # two were almost equally good: from there on another speech is as right
+    assert made == expected.codes, f"{what}: from {differing[:1]} on"
+
+
+@lengths.rounds(5, len(CASES))
+async def test_codes_are_those_of_the_references(
+    rounds: int, models: tuple[QwenThinker, QwenTalker], omni_checkpoint: Path, seed: int
+) -> None:
+    thinker, talker = models
+    source, reference = random.Random(seed), SpeechReference(omni_checkpoint)
+    never = thinker.tokenizer.unsayable | thinker.tokenizer.ends
+    (end,) = thinker.tokenizer.ends
+    for case in CASES if rounds == len(CASES) else source.sample(CASES, rounds):
+        turns = (Turn("user", parts(case.kind, source)),)
+        seen = await reference.read(turns)
+        tokens = reference.answer(turns, seen, case.tokens, never).tokens
+        voice = source.choice(talker.info.voices)
+        # The last token that was drawn has no row: the end is one, where an answer ends by itself.
+        given = reference.rows(turns, seen, tokens if case.ends else tokens[:-1], voice)
+        expected = reference.spoken(given, CODES)
+        assert len(expected.codes) == CODES and len(set(expected.codes)) >= 15
+        assert reference.generated(given, CODES) == expected.codes or any(expected.close)
+        asked = TextRequest(turns, seed=0, max_tokens=case.tokens, ignore_eos=True)
+        if case.ends:
+            drawn = Sampling(logit_bias={end: 100.0})
+            asked = replace(asked, sampling=drawn, max_tokens=64, min_tokens=case.tokens, ignore_eos=False)
+        speech = SpeechRequest(0, voice, Sampling(repetition_penalty=PENALTY), max_frames=CODES)
+        said = await speak(thinker, talker, asked, speech)
+        assert said.tokens == tokens, case
+        check_codes(said.codes, expected, case)
+        # Speech that ends by itself: the end is made so likely that it comes where it was closest, and not before.
+        at = int(np.argmin(expected.gaps))
+        likelier = (expected.gaps[at] + min(expected.gaps[:at], default=expected.gaps[at] + 1)) / 2
+        ending = replace(speech, sampling=replace(speech.sampling, logit_bias={CODE_END: likelier}), max_frames=0)
+        said = await speak(thinker, talker, asked, ending)
+        check_codes(said.codes, Spoken(expected.codes[:at], [], expected.close), case)
