@@ -54,6 +54,20 @@ async def test_a_whole_answer() -> None:
     assert (answer.seed, answer.pipeline, answer.finish_reason) == (7, "toy", "stop")
 
 
+def codes(seq: int, first: int, frames: list[list[int]], count: int, *, last: bool = False) -> omni_pb2.GenerateResponse:
+    chunk = chunk_pb2.Chunk(port="codes", seq=seq, first=first, count=count, last=last)
+    chunk.codes.CopyFrom(chunk_pb2.CodeChunk(codes=[code for frame in frames for code in frame], codebook_count=2))
+    return omni_pb2.GenerateResponse(chunk=chunk)
+
+
+async def test_codes_of_speech_come_as_frames() -> None:
+    answer = await read(STARTED, codes(0, 0, [[1, 2], [3, 4]], 2), text(0, 0, "a", last=True), codes(1, 2, [[5, 6]], 1, last=True), USAGE)
+    assert answer.codes is not None and answer.codes.dtype == np.uint32
+    assert answer.codes.tolist() == [[1, 2], [3, 4], [5, 6]]
+    with pytest.raises(ProtocolError, match="3 codes are not 2 frames of 2"):
+        await read(STARTED, codes(0, 0, [[1, 2], [3]], 2, last=True), USAGE)
+
+
 async def test_every_token_comes_with_its_logprob_where_that_was_asked_for() -> None:
     first, last = text(0, 0, "ab"), text(1, 2, "c", last=True)
     assert (await read(STARTED, first, last, USAGE)).logprobs == ()

@@ -62,6 +62,9 @@ class Answer:
     def tokens(self) -> list[int]:
         return [token for chunk in self.of("text") for token in chunk.text.token_ids]
 
+    def codes(self) -> list[int]:
+        return [code for chunk in self.of("codes") for code in chunk.codes.codes]
+
     def samples(self) -> NDArray[np.int16]:
         return np.frombuffer(b"".join(chunk.audio.data for chunk in self.of("audio")), "<i2")
 

@@ -11,6 +11,7 @@ from helpers.contract import Case, Sample
 from helpers.logic import run_logic
 from helpers.run import params
 from helpers.servers import family_logic
+from omnistage.models.qwen2_5_omni.tiny_sizes import SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic
@@ -171,6 +172,23 @@ BAD_PARTS = (
     (unreadable(b"no film", "video/mp4"), UNREADABLE),
 )
 
+
+def spoken_by_qwen() -> Sample:
+    """Rows of any kind, on places as a picture has them."""
+    source = np.random.default_rng(7)
+    rows = source.standard_normal((60, SIZES["tiny"].thinker.hidden), np.float32)
+    places = np.stack([np.arange(50) // 10, np.arange(50) % 10, np.arange(50)], 1).astype(np.int32)
+    drawn = stage_pb2.Sampling(temperature=1, top_k=40, repetition_penalty=1.05)
+    inputs = {"prompt": rows[:50], "places": places, "hidden": rows[50:]}
+    return Sample(params("talker", voice="Ethan", max_frames=40, sampling=drawn), inputs)
+
+
+BAD_SPEECH = (
+    (params("talker", voice="Nobody"), "talker.voice"),
+    (params("talker", speed=1.5), "talker.speed"),
+    (params("talker", sampling=stage_pb2.Sampling(logit_bias={9000: 1.0})), "talker.sampling.logit_bias"),
+)
+
 CASES = (
     Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT))),
     Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w", "never"])), name="toy-thinker-stop"),
@@ -225,6 +243,7 @@ CASES = (
         fixture="omni_checkpoint",
         name="qwen2_5_omni-thinker-verbatim",
     ),
+    Case("qwen2_5_omni", "talker", spoken_by_qwen, refused=BAD_SPEECH, slow=True, fixture="omni_checkpoint"),
     Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
     Case("smol", "talker", lambda: Sample(params("talker"), {"text": SPOKEN}), slow=True),
     Case("smol", "code2wav", lambda: Sample(params("code2wav"), {"features": smol_features()}), slow=True),

@@ -34,7 +34,7 @@ from omnistage.client.errors import (
     UnknownModelError,
     WrongLoopError,
 )
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, TokenLogprob, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, SpeechCodes, StageReport, TextDelta, TokenLogprob, Usage
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
@@ -73,6 +73,7 @@ __all__ = [
     "RequestError",
     "RouterLostError",
     "ServerError",
+    "SpeechCodes",
     "StackError",
     "StackSettings",
     "StageLostError",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client.errors import NotSpokenError, ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, TextDelta, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, SpeechCodes, TextDelta, Usage
 from omnistage.client.playback import Timing
 from omnistage.client.wav import write_wav
 
@@ -35,17 +35,26 @@ class Answer(dict[str, str]):
     """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
 
     text: str. token_ids: of its tokens. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
-    no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. pictures: finished ones, without previews.
+    no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
+    speech, or None where the pipeline gives none. pictures: finished ones, without previews.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
     client saw. failovers: servers that were lost on the way and replaced, oldest first.
     """
 
-    def __init__(self, deltas: Sequence[TextDelta], audio: Audio | None, pictures: tuple[Picture, ...], done: Done) -> None:
+    def __init__(
+        self,
+        deltas: Sequence[TextDelta],
+        audio: Audio | None,
+        pictures: tuple[Picture, ...],
+        done: Done,
+        codes: NDArray[np.uint32] | None = None,
+    ) -> None:
         self.text = "".join(delta.text for delta in deltas)
         super().__init__(role="assistant", content=self.text)
         self.token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
         self.logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
         self.audio = audio
+        self.codes = codes
         self.pictures = pictures
         self.pipeline: str = done.pipeline
         self.session_id: str = done.session_id
@@ -70,6 +79,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
     """Read a stream to its end and put the answer together."""
     deltas: list[TextDelta] = []
     sounds: list[AudioChunk] = []
+    codes: list[NDArray[np.uint32]] = []
     pictures: list[Picture] = []
     async for event in events:
         match event:
@@ -77,10 +87,12 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                 deltas.append(event)
             case AudioChunk():
                 sounds.append(event)
+            case SpeechCodes():
+                codes.append(event.codes)
             case Picture():
                 if event.preview_step is None:
                     pictures.append(event)
             case Done():
                 audio = Audio(np.concatenate([s.samples for s in sounds]), sounds[0].sample_rate_hz) if sounds else None
-                return Answer(deltas, audio, tuple(pictures), event)
+                return Answer(deltas, audio, tuple(pictures), event, np.concatenate(codes) if codes else None)
     raise ProtocolError("the stream ended without its account")

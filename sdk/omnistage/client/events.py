@@ -1,4 +1,4 @@
-"""What a stream yields: text, sound and pictures as they come, servers that were lost on the way, and the account at the
+"""What a stream yields: text, sound, codes of speech and pictures as they come, servers that were lost on the way, and the account at the
 end. Times are client seconds after t0."""
 
 from __future__ import annotations
@@ -45,6 +45,16 @@ class AudioChunk:
     @property
     def duration_s(self) -> float:
         return len(self.samples) / self.sample_rate_hz
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeechCodes:
+    """The next frames of speech as codes, of a pipeline that gives them. codes: uint32 [frames, codebooks]. first_frame: position of
+    codes[0] in the answer."""
+
+    codes: NDArray[np.uint32]
+    first_frame: int
+    arrival_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +130,4 @@ class Done:
     failovers: tuple[Failover, ...] = ()
 
 
-Event = TextDelta | AudioChunk | Picture | Failover | Done
+Event = TextDelta | AudioChunk | SpeechCodes | Picture | Failover | Done

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 
 from omnistage.client.errors import NotSpokenError, ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, StageReport, TextDelta, TokenLogprob, Usage
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, SpeechCodes, StageReport, TextDelta, TokenLogprob, Usage
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
@@ -133,6 +133,8 @@ class Reader:
                 return self._take_text(chunk, arrival_s)
             case "audio":
                 return self._take_audio(chunk, arrival_s)
+            case "codes":
+                return _codes(chunk, arrival_s)
             case "image":
                 return self._take_image(chunk, arrival_s)
             case None | "progress":
@@ -205,6 +207,13 @@ class Reader:
         return NotSpokenError(
             f"{told}: it has no voice", hint="Name a pipeline with a voice: `omnistage pipelines` tells which give audio."
         )
+
+
+def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
+    codes, books = np.array(chunk.codes.codes, np.uint32), chunk.codes.codebook_count
+    if codes.size != chunk.count * books:
+        raise ProtocolError(f"port {chunk.port}: {codes.size} codes are not {chunk.count} frames of {books}")
+    return SpeechCodes(codes.reshape(chunk.count, books), chunk.first, arrival_s)
 
 
 async def _until_over(stream: AsyncIterator[omni_pb2.GenerateResponse]) -> None:
