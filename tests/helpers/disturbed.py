@@ -183,20 +183,23 @@ async def nothing_left(fleet: Fleet) -> None:
 
 
 @asynccontextmanager
-async def disturbed(fleet: Fleet, *, alike: bool = True) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
+async def disturbed(
+    fleet: Fleet, *, alike: bool = True, after: omni_pb2.GenerateRequest | None = None
+) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
     """The router's stub, once it has found every replica, for a test with toys that may kill any stage. Afterwards everything is restored:
-    nothing may be left over, and the next answer must be right; of replicas that are not alike, whole. A failure shows the logs."""
+    nothing may be left over, and the next answer must be right; of replicas that are not alike, whole. after: what is asked then. A failure
+    shows the logs."""
     try:
         async with omni_stub(fleet.address("router")) as stub:
             await found(fleet, stub)
             yield stub
             await restore(fleet, stub)
             await nothing_left(fleet)
-            after = await ask(stub, request("after", 99))
+            answer = await ask(stub, after or request("after", 99))
             if alike:
-                after.check_toy(99, "after")
+                answer.check_toy(99, "after")
             else:
-                after.check_whole()
+                answer.check_whole()
     except BaseException as error:
         error.add_note(fleet.logs())
         raise

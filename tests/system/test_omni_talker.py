@@ -84,7 +84,7 @@ async def test_one_of_them_is_killed(house: Fleet, kind: str, moment: Moment, se
     async def kill() -> None:
         await killed_holder(house, kind)
 
-    async with disturbed(house, alike=False) as stub:
+    async with disturbed(house, alike=False, after=question(seed, frames=5)) as stub:
         answer = await ask_through(stub, question(seed, *seen(seed)), Step(moment, kill))
         answer.check_whole()
         assert len(answer.failovers) == 1

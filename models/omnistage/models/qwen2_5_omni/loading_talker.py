@@ -41,6 +41,9 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         text = weights.mapped(_TEXT)
         if text is None:
             raise BadCheckpoint(f"{folder} lacks the weight {_TEXT}")
+        for name, token in (("end", config.text_end), ("pad", config.text_pad)):
+            if not 0 <= token < len(text):
+                raise BadCheckpoint(f"{folder}: 'tts_text_{name}_token_id' is {token}, the Thinker has {len(text)} tokens")
         voices = read_voices(folder, config, len(text))
         rows = TextRows(
             begins={name: text[voice.begin].to(dtype)[None] for name, voice in voices.items()},

@@ -37,7 +37,8 @@ def read_voices(directory: Path, config: TalkerConfig, tokens: int) -> dict[str,
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise BadCheckpoint(f"{path} cannot be read as a table of voices: {str(error).splitlines()[0][:200]}") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise BadCheckpoint(f"{path} cannot be read as a table of voices: {reason}") from None
     if not isinstance(found, dict) or not found:
         raise BadCheckpoint(f"{path} has no voices")
     voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, config, tokens) for name, values in found.items()}
@@ -71,9 +72,8 @@ def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[in
     found = values.get(name)
     if not isinstance(found, torch.Tensor) or not found.is_floating_point():
         raise BadCheckpoint(f"{place} has no tensor {name!r}")
-    if found.ndim != len(shape) or not all(
-        size == wanted or (not wanted and size) for size, wanted in zip(found.shape, shape, strict=True)
-    ):
+    sizes = zip(found.shape, shape, strict=False)
+    if found.ndim != len(shape) or not all(size == wanted if wanted else size > 0 for size, wanted in sizes):
         wanted = ", ".join(str(size) if size else "frames" for size in shape)
         raise BadCheckpoint(f"{place}: {name!r} is {list(found.shape)}, not [{wanted}]")
     if not bool(found.isfinite().all()):

@@ -1,0 +1,288 @@
+"""The Talker: when it speaks, that it waits without holding anybody up, that it says the same beside others and after any cut, and what it
+refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import lengths
+from helpers.speaking import ROW_PORTS, Rowline, speak
+from helpers.waiting import until
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.interface import (
+    BadRequest,
+    Frames,
+    Rows,
+    Sampling,
+    SpeechRequest,
+    TextPiece,
+    TextRequest,
+    Turn,
+    no_inputs,
+)
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.loading_talker import load_talker
+from omnistage.models.qwen2_5_omni.talker import QwenTalker
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+
+DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
+FRAMES = 60
+
+
+@pytest.fixture(scope="module")
+def thinker(omni_checkpoint: Path) -> Iterator[QwenThinker]:
+    """Loaded once: its callers' event loops come and go."""
+    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
+def talker(omni_checkpoint: Path) -> Iterator[QwenTalker]:
+    model = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
+    yield model
+    asyncio.run(model.close())
+
+
+def asked(seed: int, tokens: int = 20, words: str = "What is it?") -> TextRequest:
+    return TextRequest((Turn("user", (words,)),), seed=seed, sampling=Sampling(temperature=1), max_tokens=tokens, ignore_eos=True)
+
+
+def speech(seed: int, voice: str = "", frames: int = FRAMES) -> SpeechRequest:
+    return SpeechRequest(seed, voice, DRAWN, max_frames=frames)
+
+
+async def rows_of(thinker: QwenThinker, request: TextRequest) -> list[Rows]:
+    """All rows of an answer."""
+    wanted = {"text": 0, **dict.fromkeys(ROW_PORTS, 0)}
+    async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), wanted)) as pieces:
+        return [piece async for piece in pieces if isinstance(piece, Rows)]
+
+
+async def spoken(talker: QwenTalker, rows: list[Rows], request: SpeechRequest) -> list[int]:
+    line = Rowline()
+    for piece in rows:
+        line.put(piece)
+    return [code for frames in await all_of(talker.speak(await talker.prepare(request), line.inputs(), {"codes": 0})) for code in frames]
+
+
+async def all_of(frames: AsyncGenerator[Frames, None]) -> list[list[int]]:
+    async with aclosing(frames):
+        return [made.rows[:, 0].tolist() async for made in frames]
+
+
+async def test_the_row_of_a_token_comes_with_the_next_token(thinker: QwenThinker, seed: int) -> None:
+    """So the first one is there with two tokens, the eleventh with twelve."""
+    tokens, rows, log = 0, 0, list[tuple[int, int]]()
+    request = asked(seed, 40)
+    async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), {"text": 0, "hidden": 0})) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, TextPiece):
+                log.append((tokens, rows))
+                tokens += len(piece.token_ids)
+            else:
+                rows += len(piece.rows)
+    assert log[0] == (0, 0) and len(log) > 2
+    assert all(after == before - 1 for before, after in log[1:]) and (tokens, rows) == (40, 39)
+
+
+async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+    """Who waits has its pages and no place in a step, and is woken by the row."""
+    *conversation, hidden = joined(await rows_of(thinker, asked(seed)))
+    line, heard = Rowline(), list[int]()
+    for piece in conversation:
+        line.put(piece)
+    async with aclosing(talker.speak(await talker.prepare(speech(seed)), line.inputs(), {"codes": 0})) as frames:
+        for count in range(len(hidden.rows)):
+            waiting = asyncio.ensure_future(anext(frames))
+            if count % 5 == 1:
+                await until(lambda: talker.engine.stats().starved == 1)
+                stats = talker.engine.stats()
+                assert stats.running == 0 and stats.pages_used > 0
+                await spoken(talker, [*conversation, hidden], speech(seed + 1, frames=3))
+                assert not waiting.done() and talker.engine.stats().starved == 1
+            line.put(Rows("hidden", hidden.rows[count : count + 1]))
+            heard += (await waiting).rows[:, 0].tolist()
+            assert len(heard) == count + 1
+    await until(lambda: talker.engine.stats().pages_used == 0)
+
+
+def joined(rows: list[Rows]) -> list[Rows]:
+    """The rows of each port in one piece, those of the answer last."""
+    parts = {port: [piece.rows for piece in rows if piece.port == port and len(piece.rows)] for port in ROW_PORTS}
+    return [Rows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
+
+
+async def test_beside_others_it_says_what_it_says_alone(thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, seed: int) -> None:
+    answers = [await rows_of(thinker, asked(seed + n, 5 + 5 * n, "What? " * (1 + 7 * n))) for n in range(8)]
+    voices = [talker.info.voices[n % 2] for n in range(8)]
+    requests = [speech(seed + n, voices[n]) for n in range(8)]
+    together = await asyncio.gather(*(spoken(talker, rows, request) for rows, request in zip(answers, requests, strict=True)))
+    assert len({tuple(codes) for codes in together}) == 8
+    other = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", enable_cache=False, max_batch_size=3))
+    for rows, request, codes in zip(answers, requests, together, strict=True):
+        assert await spoken(talker, rows, request) == codes
+        assert await spoken(other, rows, request) == codes
+    assert other.info.revision == talker.info.revision
+    await other.close()
+
+
+@lengths.rounds(8, 50)
+async def test_it_goes_on_after_any_code(thinker: QwenThinker, talker: QwenTalker, rounds: int, seed: int) -> None:
+    source = random.Random(seed)
+    rows = await rows_of(thinker, asked(seed, 25))
+    whole = await spoken(talker, rows, speech(seed))
+    for _ in range(rounds):
+        cut = source.randrange(1, len(whole))
+        history = np.array(whole[:cut], np.uint32)[:, None]
+        assert await spoken(talker, rows, replace(speech(seed), history=history)) == whole[cut:], cut
+
+
+async def test_a_conversation_that_goes_on_is_not_read_again(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+    """The rows that it begins with have the same bits, and are known by them; not to another scope."""
+    words = "".join(random.Random(seed).choices("abcdefgh ", k=400))
+    first = await rows_of(thinker, asked(seed, 5, words))
+    longer = await rows_of(thinker, asked(seed, 5, words + " And then?"))
+
+    async def computed(rows: list[Rows], scope: str) -> int:
+        before = talker.engine.stats().rows
+        await spoken(talker, rows, replace(speech(seed, frames=1), scope=scope))
+        return talker.engine.stats().rows - before
+
+    length = sum(len(piece.rows) for piece in longer if piece.port == "prompt")
+    assert length > 200
+    await computed(first, "one")
+    assert await computed(longer, "one") < 100 < length <= await computed(longer, "other")
+
+
+async def test_an_answer_without_a_word_has_no_speech(talker: QwenTalker, thinker: QwenThinker, seed: int) -> None:
+    """Its only token is its end, which has no row."""
+    (end,) = thinker.tokenizer.ends
+    nothing = replace(asked(seed), sampling=Sampling(logit_bias={end: 100.0}), ignore_eos=False)
+    said = await speak(thinker, talker, nothing, speech(seed))
+    assert (said.tokens, said.codes) == ([], [])
+    with pytest.raises(BadRequest, match="nothing to speak") as refused:
+        await spoken(talker, await rows_of(thinker, nothing), replace(speech(seed), history=np.array([[7]], np.uint32)))
+    assert refused.value.field == "resume.history"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "told"),
+    [
+        ({"voice": "Nobody"}, "talker.voice", "there are Chelsie, Ethan"),
+        ({"speed": 1.2}, "talker.speed", "its own pace"),
+        ({"history": np.array([[5], [8294]], np.uint32)}, "resume.history", "8294 is no code, or ends speech"),
+        ({"history": np.array([[8448]], np.uint32)}, "resume.history", "8448 is no code"),
+        ({"history": np.zeros((60, 1), np.uint32)}, "resume.history", "it has 60 at most"),
+        ({"sampling": Sampling(logit_bias={8449: 1.0})}, "talker.sampling.logit_bias", "8449"),
+    ],
+)
+async def test_what_it_cannot_do_is_told_before_anything_is_read(talker: QwenTalker, change: dict[str, Any], field: str, told: str) -> None:
+    with pytest.raises(BadRequest, match=told) as refused:
+        await talker.prepare(replace(speech(1), **change))
+    assert refused.value.field == field
+
+
+async def test_a_conversation_beyond_its_context_is_refused(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"context": 64}))
+    rows = await rows_of(thinker, asked(seed, 5, "Far away. " * 30))
+    with pytest.raises(BadRequest, match="the Talker takes 64 rows") as refused:
+        await spoken(small, rows, speech(seed))
+    assert refused.value.field == "thinker.messages"
+    whole = await spoken(small, await rows_of(thinker, asked(seed, 5, "Far?")), speech(seed, frames=0))
+    assert 0 < len(whole) < 64
+    await small.close()
+
+
+# Files ---------------------------------------------------------------------------------------------------------------------------------
+
+Voices = dict[str, Any]
+
+
+def _token(value: object) -> Callable[[Voices], object]:
+    return lambda voices: voices["Ethan"].update(bos_token=value)
+
+
+BAD_VOICES: dict[str, tuple[Callable[[Voices], object], str]] = {
+    "none": (lambda voices: voices.clear(), "has no voices"),
+    "a token that there is not": (_token(1 << 20), "'bos_token' is 1048576, which is no token of the Thinker"),
+    "a token that is no number": (_token("a"), "'bos_token' is a, which"),
+    "no vector": (lambda voices: voices["Ethan"].pop("cond"), "has no tensor 'cond'"),
+    "a vector of another size": (lambda voices: voices["Ethan"].update(cond=torch.zeros(1, 3)), r"'cond' is \[1, 3\], not \[1, 24\]"),
+    "an example of another size": (lambda voices: voices["Ethan"].update(ref_mel=torch.zeros(1, 5, 7)), r"'ref_mel' is \[1, 5, 7\]"),
+    "an example of nothing": (lambda voices: voices["Ethan"].update(ref_mel=torch.zeros(1, 0, 80)), r"'ref_mel' is \[1, 0, 80\]"),
+    "numbers that are none": (lambda voices: voices["Ethan"]["cond"].fill_(torch.nan), "'cond' has numbers that are not finite"),
+    "no table": (lambda voices: voices.update({"Ethan": [7]}), "'Ethan' is no table"),
+}
+
+
+@pytest.fixture
+def copied(omni_checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint of links, whose files may be replaced."""
+    for path in omni_checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("change", "told"), BAD_VOICES.values(), ids=BAD_VOICES)
+def test_voices_that_do_not_fit_are_named(copied: Path, change: Callable[[Voices], object], told: str) -> None:
+    path = copied / "spk_dict.pt"
+    voices = torch.load(path, weights_only=True)
+    change(voices)
+    path.unlink()
+    torch.save(voices, path)
+    refused(copied, told)
+
+
+def test_a_table_of_voices_that_is_none_is_told(copied: Path) -> None:
+    path = copied / "spk_dict.pt"
+    whole = path.read_bytes()
+    path.unlink()
+    for data in (b"", b"no table", whole[: len(whole) // 2], b"cos\nsystem\n(S'true'\ntR."):
+        path.write_bytes(data)
+        refused(copied, "cannot be read as a table of voices")
+    torch.save([1, 2], path)
+    refused(copied, "has no voices")
+    path.unlink()
+    refused(copied, "spk_dict.pt")
+
+
+def _edited(copied: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = copied / "config.json"
+    values = json.loads(path.read_text())
+    edit(values)
+    path.unlink()
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda values: values.update(enable_talker=False), "this checkpoint has no Talker"),
+        (lambda values: values.pop("talker_config"), "this checkpoint has no Talker"),
+        (lambda values: values["talker_config"].update(embedding_size=77), "'embedding_size' is 77"),
+        (lambda values: values["talker_config"].update(tts_codec_mask_token_id=9999), "there is no item 9999"),
+        (lambda values: values["talker_config"].pop("tts_text_end_token_id"), "lacks 'tts_text_end_token_id'"),
+        (lambda values: values["talker_config"].update(tts_text_end_token_id=1 << 20), "'tts_text_end_token_id' is 1048576"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_told(copied: Path, edit: Callable[[dict[str, Any]], object], told: str) -> None:
+    _edited(copied, edit)
+    refused(copied, told)
+
+
+def refused(folder: Path, told: str) -> None:
+    with pytest.raises(BadCheckpoint, match=told):
+        load_talker(folder, LoadOptions(path=folder, dtype="float32"))
