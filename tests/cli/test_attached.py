@@ -116,8 +116,8 @@ def test_a_film_that_is_larger_than_a_request_is_streamed(files: Path) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "inputs", "outputs", "told", "others"),
     [
-        ("", ["text", "image"], [], "smol takes text, not image", "qwen2_5_omni or toy-omni"),
-        ("toy-omni", ["text", "image", "video"], [], "toy-omni takes text, image, audio, not video", "qwen2_5_omni"),
+        ("", ["text", "image"], [], "smol takes text, not image", "qwen2_5_omni or qwen2_5_omni-codes or toy-omni"),
+        ("toy-omni", ["text", "image", "video"], [], "toy-omni takes text, image, audio, not video", "qwen2_5_omni or qwen2_5_omni-codes"),
         ("qwen2_5_omni", ["text"], ["audio"], "qwen2_5_omni gives text, not audio", "smol or toy or toy-omni"),
         ("qwen2_5_omni", ["text", "image"], ["text", "audio"], "qwen2_5_omni gives text, not audio", "toy-omni"),
     ],
