@@ -161,6 +161,7 @@ def test_status_tells_what_memory_was_taken_for_people_and_for_scripts(omni: Omn
 
 def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_checkpoint: Path) -> None:
     assert layout_for(str(omni_checkpoint), ["text", "image", "audio", "video"], []).pipeline == "qwen2_5_omni"
+    assert layout_for(str(omni_checkpoint), ["text"], ["codes"]).pipeline == "qwen2_5_omni-codes"
     with pytest.raises(RequestError, match="qwen2_5_omni gives text, not audio"):
         layout_for(str(omni_checkpoint), ["text"], ["audio"])
 

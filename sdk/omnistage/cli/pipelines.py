@@ -82,12 +82,13 @@ def _sorted_out(choice: Choice) -> tuple[Choice, str]:
 
 
 def _of_checkpoint(folder: Path, typed: str, choice: Choice) -> Layout:
-    name = choice.pipeline or _pipeline_of(folder, typed)
+    name = choice.pipeline or _pipeline_of(folder, typed, choice)
     return _layout(name, _read(name), folder, choice)
 
 
-def _pipeline_of(folder: Path, typed: str) -> str:
-    """The pipeline of the family that a checkpoint is of. Raises StackError for a family that has none or several of them."""
+def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
+    """The pipeline of the family that a checkpoint is of: that with its name, or the only other one that can do what is asked. Raises
+    StackError where there is none, or where it might be several."""
     try:
         family = recognise(folder, called=typed)
     except LoadError as error:
@@ -95,6 +96,10 @@ def _pipeline_of(folder: Path, typed: str) -> str:
             return DEFAULT_PIPELINE  # Whose families say what is missing.
         raise StackError(str(error)) from None
     having = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
+    able = [name for name in having if _is_able(_read(name), _read(name).stages[0].kind, choice)]
+    if family in having and (family in able or len(able) != 1):
+        return family
+    having = able or having
     if len(having) != 1:
         what = f"there are the pipelines {', '.join(having)}" if having else "no pipeline comes with it"
         raise StackError(
