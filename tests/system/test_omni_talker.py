@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import media_files
+from helpers import lengths, media_files
 from helpers.ask import Answer, ask
-from helpers.disturbed import Step, ask_through, begun, disturbed, killed_holder, text_chunks
+from helpers.disturbed import Step, ask_through, begun, disturbed, found, holder, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
+from helpers.hanging import HANG, WAKE
 from helpers.servers import all_free, omni_stub
 from omnistage.v1 import omni_pb2, stage_pb2
 
@@ -79,14 +80,55 @@ async def test_what_was_seen_and_heard_is_spoken_of(house: Fleet, seed: int) -> 
 
 
 @pytest.mark.parametrize("kind", ["thinker", "talker"])
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
-async def test_one_of_them_is_killed(house: Fleet, kind: str, moment: Moment, seed: int) -> None:
+@lengths.one_or_all("moment", MOMENTS)
+async def test_one_of_them_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
+    strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
+
     async def kill() -> None:
         await killed_holder(house, kind)
 
     async with disturbed(house, alike=False, after=question(seed, frames=5)) as stub:
-        answer = await ask_through(stub, question(seed, *seen(seed)), Step(moment, kill))
+        answer = await ask_through(stub, question(seed, *seen(seed)), Step(strikes, kill))
         answer.check_whole()
         assert len(answer.failovers) == 1
         whole = await ask(stub, question(seed, *seen(seed)))
         assert (whole.text(), whole.codes()) == (answer.text(), answer.codes())
+
+
+@pytest.mark.parametrize("kind", ["thinker", "talker"])
+async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, kind: str, seed: int) -> None:
+    hung = list[str]()
+
+    async def hang() -> None:
+        hung.append(await holder(house, kind))
+        house.signal(hung[0], HANG)
+
+    async with disturbed(house, alike=False, after=question(seed, frames=5)) as stub:
+        try:
+            answer = await ask_through(stub, question(seed), Step(code_chunks(30), hang))
+        finally:
+            for name in hung:
+                if house.server(name).alive:
+                    house.signal(name, WAKE)
+        await found(house, stub)
+        answer.check_whole()
+        assert len(answer.failovers) == 1
+        whole = await ask(stub, question(seed))
+        assert (whole.text(), whole.codes()) == (answer.text(), answer.codes())
+
+
+async def test_text_that_is_given_is_spoken(house: Fleet, seed: int) -> None:
+    """Its codes are those of an answer that says the same."""
+    async with omni_stub(house.address("router")) as stub:
+        said = await ask(stub, question(seed, tokens=30, frames=50))
+        given = omni_pb2.GenerateRequest(
+            seed=seed,
+            thinker=stage_pb2.ThinkerParams(verbatim="It is far away.", max_tokens=30),
+            talker=stage_pb2.TalkerParams(max_frames=50),
+        )
+        spoken = await ask(stub, given)
+        spoken.check_whole()
+        assert spoken.text() == "It is far away." and len(spoken.codes()) == 50 and spoken.codes() != said.codes()
+        assert (await ask(stub, given)).codes() == spoken.codes()
+        given.talker.voice = "Ethan"
+        assert (await ask(stub, given)).codes() != spoken.codes()

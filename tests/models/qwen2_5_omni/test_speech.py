@@ -73,6 +73,20 @@ def check_codes(made: list[int], expected: Spoken, what: object) -> None:
     assert made == expected.codes, f"{what}: from {differing[:1]} on"
 
 
+async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
+    models: tuple[QwenThinker, QwenTalker], omni_checkpoint: Path, seed: int
+) -> None:
+    """All of its tokens have rows, as those of an answer that ended by itself."""
+    thinker, talker = models
+    text, reference = "It is far away, and a mile more.", SpeechReference(omni_checkpoint)
+    turns = (Turn("user", ("How far is it?",)),)
+    given = reference.rows(turns, ([], []), thinker.tokenizer.encode(text), "Ethan")
+    expected = reference.spoken(given, CODES)
+    asked = TextRequest(turns, seed=seed, verbatim=text)
+    said = await speak(thinker, talker, asked, SpeechRequest(0, "Ethan", Sampling(repetition_penalty=PENALTY), max_frames=CODES))
+    check_codes(said.codes, expected, text)
+
+
 @lengths.rounds(5, len(CASES))
 async def test_codes_are_those_of_the_references(
     rounds: int, models: tuple[QwenThinker, QwenTalker], omni_checkpoint: Path, seed: int
