@@ -223,6 +223,12 @@ class Link:
                 if await self._take(self._stream, message):
                     return message
         except StageError as error:
+            self._stream.close()
+            if isinstance(error, StreamLost) and self._account is not None and self._account.complete:
+                return None
+            self._losses.count()
+            if self._losses.too_many or not (error.meaning.reopens and self._search.can_mend(error)):
+                raise
             return await self._replace(error)
 
     async def _take(self, stream: Stream, message: stage_pb2.RunResponse) -> bool:
@@ -249,22 +255,14 @@ class Link:
 
     # Losing ----------------------------------------------------------------------------------------------------------------------
 
-    async def _replace(self, error: StageError) -> stage_pb2.RunResponse | None:
-        """Go on at another replica, and return the Failover that tells of it; None if the answer was complete. Raises an error that no
-        other replica can mend."""
-        stream, account = self._stream, self._account
-        assert stream is not None and account is not None
+    async def _replace(self, error: StageError) -> stage_pb2.RunResponse:
+        """Go on at another replica after an error that it can mend, and return the Failover that tells of it."""
+        stream = self._stream
+        assert stream is not None
         seen = time.monotonic()
-        lost = isinstance(error, StreamLost)
-        stream.close()
-        if lost and account.complete:
-            return None
-        self._losses.count()
-        if self._losses.too_many or not (error.meaning.reopens and self._search.can_mend(error)):
-            raise error
         self._stream = None
         self._feed.stop()
-        if lost:
+        if isinstance(error, StreamLost):
             self._search.lose(stream.address)
         self._inline_only = self._inline_only or error.reason == "STALE_REFERENCE"
         log.warning("link.lost", stage=self.stage, address=stream.address, reason=error.reason, message=error.message)

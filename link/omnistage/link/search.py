@@ -71,7 +71,7 @@ class Search:
         """One round, in which only the first is asked after `until`. Raises what the last replica said, or at once what no other replica
         would say otherwise."""
         addresses, hops = self._route.place(revisions)
-        failure = StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})
+        said = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
         left = sorted(addresses, key=self._last_resort)
         while left and (len(left) == len(addresses) or time.monotonic() < until):
             address = left.pop(0)
@@ -86,8 +86,8 @@ class Search:
                 if isinstance(error, StreamLost):
                     self.lose(address)
                 log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
-                failure = self._refused(address, error) if error.reason == "UNAUTHENTICATED" else error
-        raise failure
+                said = [self._refused(address, error) if error.reason == "UNAUTHENTICATED" else error]
+        raise said.pop()  # An error that this frame still had would keep it with the request, for it leads to this frame.
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
         """The order to ask in: who gives no sign of life comes last, and before those whom this link lost, the latest last."""

@@ -140,6 +140,7 @@ class Stream:
                 if call is not None:
                     call.cancel()
                 sender.close(clean=True)
+                del limit  # It knows the task, which may end with this error, which leads to this frame: a cycle that keeps the request.
 
     async def read(self) -> stage_pb2.RunResponse:
         """The next message. Raises StreamLost, DEADLINE, or PROTOCOL for bytes that are no message."""

@@ -111,7 +111,10 @@ class Conversation:
             self._reading = asyncio.create_task(self._read())
         await asyncio.wait({self._reading})
         reading, self._reading = self._reading, None
-        return reading.result()
+        try:
+            return reading.result()
+        finally:
+            del reading  # Its error leads to this frame, and would keep it with the message.
 
     async def _receive_any(self) -> object:
         try:

@@ -17,7 +17,7 @@ from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.clients import client_of, request_of
 from omnistage.router.conversation import OF_THE_CALL, Conversation
 from omnistage.router.gate import REQUEST_LIMIT_S
-from omnistage.router.intake import Intake, ReplayRoom, look_at_error
+from omnistage.router.intake import Intake, ReplayRoom, let_go
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.placement import Placement
@@ -83,9 +83,10 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     ) -> None:
         """data: a GenerateRequest as it came; see `register`."""
         structlog.contextvars.clear_contextvars()
-        failure = await self._turn(partial(parse, data, partial(self._turns.turn, client_of(context))), context, context.write)
-        if failure is not None:
-            await abort(context, failure)
+        try:
+            await self._turn(partial(parse, data, partial(self._turns.turn, client_of(context))), context, context.write)
+        except StageError as error:
+            await abort(context, error)
 
     async def Converse(  # type: ignore[override]
         self, requests: object, context: ConverseContext
@@ -96,12 +97,14 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         try:
             limit_s = REQUEST_LIMIT_S
             while (request := await self._next_turn(conversation, limit_s)) is not None:
-                failure = await self._turn(partial(_ready, request), context, conversation.write, conversation)
-                if failure is not None:
+                try:
+                    await self._turn(partial(_ready, request), context, conversation.write, conversation)
+                except StageError as failure:
                     if failure.reason in OF_THE_CALL or conversation.is_cut:
-                        raise failure
+                        raise
                     async with asyncio.timeout(self._stall_limit_s):
                         await conversation.fail(failure)
+                del request  # The next one may come much later.
                 limit_s = self._session_limit_s
         except TimeoutError:
             await abort(context, StageError("CLIENT_STALLED", f"the client read nothing for {self._stall_limit_s:g} s"))
@@ -117,16 +120,15 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         draining = asyncio.create_task(self._admission.drains())
         asking = asyncio.create_task(conversation.next_turn())
         try:
-            done, _ = await asyncio.wait({draining, asking}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if asking in done:
+            await asyncio.wait({draining, asking}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
                 return asking.result()
-            if draining in done:
+            if draining.done():
                 draining.result()
             raise StageError("DEADLINE", f"no turn came for {limit_s:g} s")
         finally:
-            for task in (draining, asking):
-                task.cancel()
-                task.add_done_callback(look_at_error)
+            let_go(draining, asking)
+            del draining, asking  # Their errors lead to this frame, and would keep it.
 
     async def _turn(
         self,
@@ -134,11 +136,10 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         context: AnyContext,
         write: Write,
         conversation: Conversation | None = None,
-    ) -> StageError | None:
-        """Answer one request, in a call of its own or in a conversation; what it ended with, None for a good end."""
+    ) -> None:
+        """Answer one request, in a call of its own or in a conversation. Raises StageError for any end but a good one."""
         begun = time.monotonic()
         name, reason = "", "CANCELLED"
-        failure = None
         try:
             if not self.served:
                 raise StageError("DRAINING", "this router still waits for its stages; try again")
@@ -150,20 +151,18 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 await self._answer(valid, place, context, write, conversation)
             reason = "OK"
         except StageError as error:
-            failure = error
+            reason = error.reason or "INTERNAL"
+            log.info("request.failed", reason=reason, message=error.message)
+            raise
         except Exception as error:
             if context.done():  # The client is gone: whatever failed then is no bug.
                 raise
+            reason = "INTERNAL"
             log.exception("request.bug")
-            failure = StageError("", f"internal error of the router: {type(error).__name__}")
+            raise StageError("", f"internal error of the router: {type(error).__name__}") from None
         finally:
-            if failure is not None:
-                reason = failure.reason or "INTERNAL"
             self._metrics.ended.labels(pipeline=name, reason=reason).inc()
             self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begun)
-        if failure is not None:
-            log.info("request.failed", reason=reason, message=failure.message)
-        return failure
 
     async def _answer(
         self, valid: ValidRequest, place: Place, context: AnyContext, write: Write, conversation: Conversation | None
@@ -208,8 +207,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         listening = asyncio.create_task(conversation.listen()) if conversation is not None else None
         try:
             if listening is not None:
-                done, _ = await asyncio.wait({listening, *waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if listening in done and not run.done():
+                await asyncio.wait({listening, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+                if listening.done() and not run.done():
                     listening.result()  # Half-closed: the client only waits now.
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if run.done():
@@ -222,11 +221,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             if self._by_request.get(request) is asked_again:
                 del self._by_request[request]
             asked_again.cancel()
-            for task in (run, listening):
-                if task is not None:
-                    task.cancel()
-                    task.add_done_callback(look_at_error)
+            let_go(run, listening)
             await asyncio.wait({run})
+            del run, listening, waiting  # Their errors lead to this frame, and would keep it with the request.
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
         """A future that is done when the same request is asked again; the one before it is done now."""

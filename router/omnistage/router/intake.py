@@ -134,7 +134,10 @@ class Intake:
                 self._since = time.monotonic()
                 telling = asyncio.create_task(self._tell(stage_pb2.Credit(port=port, total=total)))
                 telling.add_done_callback(look_at_error)  # A shield does not, when it is cancelled.
-                await asyncio.shield(telling)  # A write that is cut short is the last one.
+                try:
+                    await asyncio.shield(telling)  # A write that is cut short is the last one.
+                finally:
+                    del telling  # Its error leads to this frame, and would keep it.
             if not due:
                 await link.sends()
 
@@ -143,6 +146,14 @@ def look_at_error(task: asyncio.Task[Any]) -> None:
     """An error that does not matter any more; asyncio complains of one that nobody looked at."""
     if not task.cancelled():
         task.exception()
+
+
+def let_go(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel what nobody waits for any more, and want no error of it."""
+    for task in tasks:
+        if task is not None:
+            task.cancel()
+            task.add_done_callback(look_at_error)
 
 
 def _said_to_clients(error: StageError, stage: str) -> StageError:

@@ -29,10 +29,15 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
 
     async def serve(requests: AsyncIterator[Any], context: Context) -> None:
         try:
-            with hold(context):
-                await _answer(handler, requests if handler.request_streaming else await _request(context, request_limit_s), context)
-        except StageError as error:
-            await abort(context, error)
+            try:
+                with hold(context):
+                    await _answer(handler, requests if handler.request_streaming else await _request(context, request_limit_s), context)
+            except StageError as error:
+                await abort(context, error)
+        except grpc.aio.AbortError as aborted:
+            # gRPC keeps it with the call, in a cycle of references. The frames that it leads to know the request, which may be large.
+            aborted.__context__ = None
+            raise aborted.with_traceback(None) from None
 
     return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
 

@@ -1,0 +1,141 @@
+"""A request may be large: when its call is over, nothing of it is left, even while the garbage collector does not run."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+
+from helpers.ask import ask, read, refused, request
+from helpers.chain import Stack, addresses_of
+from helpers.converse import Conversation, TurnFailed
+from helpers.run import messages
+from helpers.servers import local_chain, local_router, local_stage, omni_stub, toy_logic
+from omnistage.v1 import omni_pb2, stage_pb2
+
+MARK = "a large prompt. "
+LARGE = 1 << 19
+PROMPT = MARK * (LARGE // len(MARK))
+ENDLESS = {"max_tokens": 20_000, "ignore_eos": True}
+
+TOO_MANY = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=[*messages(PROMPT), *messages("x") * 1024]))
+REFUSED = [
+    pytest.param(TOO_MANY, "thinker.messages", id="too much"),
+    pytest.param(request(PROMPT, thinker={"stop": ["a"] * 5000}), "thinker.stop", id="in a thread"),
+    pytest.param(request(PROMPT, outputs=["video"]), "outputs", id="router"),
+    pytest.param(request(PROMPT, thinker={"max_tokens": 32769}), "thinker.max_tokens", id="thinker"),
+    pytest.param(request(PROMPT, talker=stage_pb2.TalkerParams(voice="nobody")), "talker.voice", id="talker"),
+]
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """Rests during a test. It clears cycles of references away, but looks at old objects seldom, and knows not how large they are."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def kept(*own: object) -> list[str]:
+    """What holds a large prompt now, and by which type, but for the test's own."""
+    mine = {id(PROMPT), *map(id, own), *(id(each.values[0]) for each in REFUSED)}
+    return [
+        f"{type(each).__name__} of {type(holder).__name__}"
+        for holder in gc.get_objects()
+        if not isinstance(holder, Message)
+        for each in gc.get_referents(holder)
+        if id(each) not in mine and _has_prompt(each)
+    ]
+
+
+def _has_prompt(each: object) -> bool:
+    match each:
+        case str():
+            return len(each) >= LARGE and MARK in each
+        case bytes() | bytearray():
+            return len(each) >= LARGE and MARK.encode() in each
+        case Message():
+            return each.ByteSize() >= LARGE and MARK.encode() in each.SerializeToString()
+    return False
+
+
+async def none_kept(*own: object) -> None:
+    """A server learns a little later than its client that a call is over."""
+    for pause_s in (0.1, 0.4, 1.5):
+        await asyncio.sleep(pause_s)
+        if not (left := kept(*own)):
+            return
+    raise AssertionError(f"still there: {left}")
+
+
+@pytest.mark.parametrize(("asked", "field"), REFUSED)
+async def test_a_refused_request(steady: Stack, asked: omni_pb2.GenerateRequest, field: str) -> None:
+    assert (await refused(steady.stub, asked)).fields == [field]
+    await none_kept(asked)
+
+
+async def test_an_answered_request(steady: Stack) -> None:
+    asked = request(PROMPT, 5)
+    (await ask(steady.stub, asked)).check_toy(5, PROMPT)
+    await none_kept(asked)
+
+
+async def test_a_request_that_its_client_takes_back(steady: Stack) -> None:
+    asked = request(PROMPT, thinker=ENDLESS)
+    call = steady.stub.Generate(asked, timeout=60)
+    assert (await read(call)).HasField("started")
+    assert kept(asked), "while a request is answered, this sees it"
+    call.cancel()
+    await none_kept(asked)
+
+
+async def test_a_request_that_is_asked_again(steady: Stack) -> None:
+    asked = request(PROMPT, thinker=ENDLESS, request_id="a" * 32)
+    first = steady.stub.Generate(asked, timeout=60)
+    assert (await read(first)).HasField("started")
+    second = steady.stub.Generate(asked, timeout=60)
+    assert (await read(second)).HasField("started")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        while await first.read():
+            pass
+    assert raised.value.code() == grpc.StatusCode.ABORTED
+    second.cancel()
+    await none_kept(asked)
+
+
+async def test_a_request_whose_stage_is_lost() -> None:
+    """In the middle of the answer, and before another one: no replica is left then."""
+    async with local_chain() as stages, AsyncExitStack() as thinkers:
+        thinker = await thinkers.enter_async_context(local_stage(toy_logic("thinker", {"interval_s": 0.01})))
+        addresses = {**addresses_of(stages), "thinker": thinker.address}
+        async with local_router(addresses) as router, omni_stub(router.address) as stub:
+            asked = request(PROMPT, thinker=ENDLESS)
+            call = stub.Generate(asked, timeout=60)
+            assert (await read(call)).HasField("started")
+            await thinkers.aclose()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                while await call.read():
+                    pass
+            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert (await refused(stub, asked)).reason == "STAGE_LOST"
+            await none_kept(asked)
+
+
+async def test_turns_of_a_conversation_that_is_open(steady: Stack) -> None:
+    asked = request(PROMPT, 5)
+    wrong = request(PROMPT, outputs=["video"])
+    conversation = Conversation(steady.stub)
+    with pytest.raises(TurnFailed, match="BAD_REQUEST"):
+        await conversation.turn(wrong)
+    await none_kept(asked, wrong)
+    (await conversation.turn(asked)).check_toy(5, PROMPT)
+    await none_kept(asked, wrong)
+    await conversation.call.done_writing()
+    assert await conversation.call.code() == grpc.StatusCode.OK
