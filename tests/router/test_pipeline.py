@@ -117,7 +117,7 @@ def test_a_port_that_the_stage_before_does_not_have():
     [
         ("thinker", 1, "width", 64, r"thinker\.hidden > talker\.hidden: width is 64 and must be 32"),
         ("thinker", 1, "payload", stage_pb2.PAYLOAD_CODES, r"thinker\.hidden > talker\.hidden: payload"),
-        ("thinker", 1, "element_type", tensor_pb2.ELEMENT_TYPE_FLOAT16, r"thinker\.hidden > talker\.hidden: element_type"),
+        ("thinker", 1, "element_type", tensor_pb2.ELEMENT_TYPE_INT32, r"thinker\.hidden > talker\.hidden: element_type"),
         ("talker", 0, "rate_millihertz", 12_500, r"talker\.codes > code2wav\.codes: rate_millihertz is 12500 and must be 400000"),
         ("talker", 0, "width", 16, r"talker\.codes > code2wav\.codes: width is 16 and must be 4"),
     ],
@@ -127,6 +127,13 @@ def test_an_edge_whose_ends_differ(kind: str, port: int, field: str, value: int,
     setattr(changed.produces[port], field, value)
     with pytest.raises(PipelineError, match=edge):
         check(None, **{kind: changed})
+
+
+def test_floating_types_may_differ() -> None:
+    """The stage that takes the rows converts them."""
+    thinker = described("thinker")
+    thinker.produces[1].element_type = tensor_pb2.ELEMENT_TYPE_BFLOAT16
+    check(None, thinker=thinker)
 
 
 def test_two_stages_with_a_port_of_one_name():

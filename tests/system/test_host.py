@@ -141,6 +141,8 @@ async def test_metrics_page_shows_every_family(pair: Stack):
             "omnistage_kv_pages_used",
             "omnistage_connector_arena_used_bytes",
             "omnistage_connector_leases",
+            "omnistage_connector_sent_bytes",
+            "omnistage_connector_sent_tensors",
             "omnistage_stage_first_output_seconds",
             "omnistage_stage_session_seconds",
             "omnistage_stage_sessions",

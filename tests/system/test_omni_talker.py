@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -13,7 +15,8 @@ from helpers.ask import Answer, ask
 from helpers.disturbed import Step, ask_through, begun, disturbed, found, holder, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
-from helpers.servers import all_free, omni_stub
+from helpers.servers import all_free, omni_stub, stage_stub
+from omnistage.models.qwen2_5_omni.tiny_sizes import SIZES
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = pytest.mark.slow
@@ -132,3 +135,39 @@ async def test_text_that_is_given_is_spoken(house: Fleet, seed: int) -> None:
         assert (await ask(stub, given)).codes() == spoken.codes()
         given.talker.voice = "Ethan"
         assert (await ask(stub, given)).codes() != spoken.codes()
+
+
+async def test_the_rows_of_a_long_prompt_go_once_through_shared_memory(house: Fleet, seed: int) -> None:
+    """2,000 tokens are 1.5 MiB of rows here; those of the answer go inline. A request for text alone moves none."""
+    words = "".join(random.Random(seed).choices("abcdefgh ", k=5000))
+    asked = question(seed, words=words, tokens=20, frames=10)
+    before = await sent(house)
+    async with omni_stub(house.address("router")) as stub:
+        text = omni_pb2.GenerateRequest(outputs=["text"])
+        text.MergeFrom(asked)
+        assert (await ask(stub, text)).text()
+        assert await sent(house) == before
+        answer = await ask(stub, asked)
+        assert answer.usage is not None
+        rows = answer.usage.stages[1].input_items["prompt"]
+        assert rows > 2000
+        after = await sent(house)
+    width = SIZES["tiny"].thinker.hidden
+    assert after["shared_memory"] - before["shared_memory"] == rows * width * 4
+    assert after["inline"] - before["inline"] == rows * 3 * 4 + 19 * width * 4, "where they stand, and the rows of the answer"
+    await all_free([house.address(name) for name in house.stages])
+    for name in house.of("thinker"):
+        async with stage_stub(house.address(name)) as stage:
+            report = await stage.Watch(stage_pb2.WatchRequest(), timeout=10).read()
+            assert isinstance(report, stage_pb2.WatchResponse) and report.arena_bytes_used == 0 == report.leases
+
+
+async def sent(house: Fleet) -> dict[str, float]:
+    """Bytes of tensors that the Thinkers gave to Talkers so far, by the way they went."""
+    total = {"inline": 0.0, "shared_memory": 0.0}
+    for name in house.of("thinker"):
+        with await asyncio.to_thread(urlopen, f"http://{house.server(name).metrics_address}/metrics", timeout=10) as response:
+            for line in response.read().decode().splitlines():
+                if line.startswith("omnistage_connector_sent_bytes_total"):
+                    total[line.partition('transport="')[2].partition('"')[0]] += float(line.rpartition(" ")[2])
+    return total

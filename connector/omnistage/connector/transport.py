@@ -13,7 +13,7 @@ All calls of one process come from one thread. Only the last use of an array may
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -85,18 +85,28 @@ class Parcel:
 class Sender:
     """Hands tensors over in one direction of one stream."""
 
-    def __init__(self, arena: Arena | None, *, inline_limit: int = 65536, checksum: bool = False, share: Share | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena | None,
+        *,
+        inline_limit: int = 65536,
+        checksum: bool = False,
+        share: Share | None = None,
+        on_post: Callable[[str, int], None] = lambda transport, size: None,
+    ) -> None:
         """arena: this process's memory, or None for inline only.
         inline_limit: tensors of fewer bytes go inline; 0 sends every tensor that has a byte through shared memory.
         checksum: add CRC-32C to every tensor; costs about 10 ms per MiB at each end, so it is for hunting faults.
         share: what the blocks stored here are counted in until they are free; beyond it tensors go inline. By default a new one of the
             arena; a stream that takes the place of a broken one, with its log, goes on with its share.
+        on_post: called with the way and the bytes of every tensor that is posted.
         """
         self._arena = arena
         self.share = share or (Share(0) if arena is None else arena.share())
         self._reader: Peer | None = None
         self._inline_limit = max(inline_limit, 1)
         self._checksum = checksum
+        self._on_post = on_post
         self._transport: tensor_pb2.TransportKind = tensor_pb2.TRANSPORT_KIND_INLINE
         self._reason = "no arena in the sending process" if arena is None else "not answered yet"
         self._probe: tuple[Block, bytes] | None = None
@@ -209,6 +219,8 @@ class Sender:
                 raise ConnectorError("the tensor was posted on this stream before and not given back yet")
             self._arena.hold(block)
             self._blocks[key] = block
+        way = tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY if block is not None and shared else tensor_pb2.TRANSPORT_KIND_INLINE
+        self._on_post(transport_name(way), parcel.size)
         return messages
 
     def _store_shared(self, array: Array, layout: Layout) -> Parcel:
@@ -259,6 +271,11 @@ class Sender:
             else:
                 self._arena.quarantine(block, self._reader)
         self._blocks.clear()
+
+
+def transport_name(kind: tensor_pb2.TransportKind) -> str:
+    """For people and metrics, such as shared_memory."""
+    return tensor_pb2.TransportKind.Name(kind).removeprefix("TRANSPORT_KIND_").lower()
 
 
 class TensorView:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from omnistage.host.names import check_replica_address
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import KINDS
+from omnistage.wire.ports import FLOATING
 
 
 def _check_kind(kind: str) -> str:
@@ -137,7 +138,8 @@ def _check_edge(name: str, before: str, after: StageSpec, produces: Sequence[sta
             raise PipelineError(f"{name}: {before} has no output {port!r} for {after.kind}; it has {sorted(produced)}")
         out, into = produced[port], accepted[port]
         for field in ("payload", "rate_millihertz", "width", "element_type"):
-            if getattr(out, field) != getattr(into, field):
+            both = {getattr(out, field), getattr(into, field)}
+            if len(both) > 1 and not (field == "element_type" and both <= FLOATING):
                 raise PipelineError(
                     f"{name}: edge {before}.{port} > {after.kind}.{port}: "
                     f"{field} is {getattr(out, field)} and must be {getattr(into, field)}"

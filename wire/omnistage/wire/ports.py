@@ -28,6 +28,10 @@ Content = MessagePayload | list[tensor_pb2.Tensor] | None
 """The same when it is known: a tensor is one message, or one for each of its parts."""
 
 
+FLOATING = frozenset({tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_FLOAT16, tensor_pb2.ELEMENT_TYPE_BFLOAT16})
+"""Element types that a stage takes for each other: it converts the rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One piece of one output port, before it has a number. count: items in it (see Chunk.count). payload: None only with count 0.

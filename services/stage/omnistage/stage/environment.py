@@ -28,8 +28,9 @@ class SessionEnvironment:
         replay_limit: int,
         session_limit_s: float,
         trusted_uids: Collection[int] = (),
+        on_post: Callable[[str, int], None] = lambda transport, size: None,
     ) -> None:
-        """trusted_uids: users besides our own whose tensors are taken out of their shared memory, by copies."""
+        """trusted_uids: users besides our own whose tensors are taken out of their shared memory, by copies. on_post: see Sender."""
         self.logic = logic
         self.description = description
         self.channels = channels
@@ -39,6 +40,7 @@ class SessionEnvironment:
         self.replay_limit = replay_limit
         self.session_limit_s = session_limit_s
         self.trusted_uids = frozenset(trusted_uids)
+        self._on_post = on_post
         self.address = ""
         self.kind = kind_name(description.kind)
 
@@ -46,4 +48,4 @@ class SessionEnvironment:
         """Makes the senders of one session. All its streams have one share of the arena: a replaced one, whose log lives on, must not bring
         another."""
         share = self.arena.share() if self.arena is not None else None
-        return lambda: Sender(self.arena, inline_limit=self.inline_limit, share=share)
+        return lambda: Sender(self.arena, inline_limit=self.inline_limit, share=share, on_post=self._on_post)

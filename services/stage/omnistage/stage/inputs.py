@@ -10,6 +10,7 @@ import numpy as np
 
 from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, TensorView
+from omnistage.stage.elements import converted, converts
 from omnistage.stage.logic import Input, InputPayload
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError, protocol_error
@@ -120,7 +121,7 @@ class Inputs:
             if chunk.count == 0 and not chunk.last and view is None:
                 continue  # A part of a tensor that is not whole yet.
             self._view = view
-            piece = Input(chunk.port, chunk.first, chunk.count, chunk.last, _payload(chunk, view))
+            piece = Input(chunk.port, chunk.first, chunk.count, chunk.last, self._payload(chunk, view))
             if chunk.port in self._needs:
                 piece = _cut(piece, self._needs[chunk.port])
             if piece.count == 0 and chunk.count and not chunk.last:
@@ -163,6 +164,12 @@ class Inputs:
             self._view.release()
             self._view = None
 
+    def _payload(self, chunk: chunk_pb2.Chunk, view: TensorView | None) -> InputPayload | None:
+        """The content; rows in the type of the port."""
+        if view is None:
+            return _message(chunk)
+        return converted(view.array, view.element_type, self._specs[chunk.port].element_type)
+
     def _view_of(self, chunk: chunk_pb2.Chunk) -> TensorView | None:
         spec = self._specs[chunk.port]
         try:
@@ -174,7 +181,7 @@ class Inputs:
         if view is None:
             return None
         shape = view.array.shape
-        if view.element_type != spec.element_type or len(shape) != 2 or shape[0] != chunk.count or shape[1] != spec.width:
+        if not converts(view.element_type, spec.element_type) or len(shape) != 2 or shape[0] != chunk.count or shape[1] != spec.width:
             view.release()
             expected, got = (
                 tensor_pb2.ElementType.Name(one).removeprefix("ELEMENT_TYPE_") for one in (spec.element_type, view.element_type)
@@ -203,9 +210,7 @@ def _cut(piece: Input, needed: int) -> Input:
     return Input(piece.port, piece.first + skipped, left, piece.last, payload)
 
 
-def _payload(chunk: chunk_pb2.Chunk, view: TensorView | None) -> InputPayload | None:
-    if view is not None:
-        return view.array
+def _message(chunk: chunk_pb2.Chunk) -> InputPayload | None:
     match chunk.WhichOneof("payload"):
         case "text":
             return chunk.text

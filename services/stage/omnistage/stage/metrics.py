@@ -22,6 +22,12 @@ class StageMetrics:
         self.kv_pages = Gauge("omnistage_kv_pages_used", "KV-cache pages in use.", names, registry=registry).labels(**labels)
         self.arena_bytes = Gauge("omnistage_connector_arena_used_bytes", "Shared memory in use.", names, registry=registry).labels(**labels)
         self.leases = Gauge("omnistage_connector_leases", "Blocks that consumers lease.", names, registry=registry).labels(**labels)
+        self._tensors = Counter(
+            "omnistage_connector_sent_tensors_total", "Tensors given to the next stage.", (*names, "transport"), registry=registry
+        )
+        self._tensor_bytes = Counter(
+            "omnistage_connector_sent_bytes_total", "Bytes of tensors given to the next stage.", (*names, "transport"), registry=registry
+        )
         self.first_output = Histogram(
             "omnistage_stage_first_output_seconds", "From Opened to the first output.", names, registry=registry, buckets=_SECONDS
         ).labels(**labels)
@@ -30,6 +36,11 @@ class StageMetrics:
         ).labels(**labels)
         self._ended = Counter("omnistage_stage_sessions_total", "Sessions by how they ended.", (*names, "reason"), registry=registry)
         self._labels = labels
+
+    def sent(self, transport: str, size: int) -> None:
+        """Count a tensor that went to the next stage. transport: inline or shared_memory."""
+        self._tensors.labels(**self._labels, transport=transport).inc()
+        self._tensor_bytes.labels(**self._labels, transport=transport).inc(size)
 
     def ended(self, reason: str) -> None:
         """Count a session. reason: OK, CANCELLED, INTERNAL or a name in ErrorReason."""

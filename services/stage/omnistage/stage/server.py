@@ -71,6 +71,7 @@ class StageServer:
             replay_limit=settings.replay_limit,
             session_limit_s=settings.session_limit,
             trusted_uids=settings.trusted_uids,
+            on_post=metrics.sent,
         )
         self._servicer = StageServicer(self._environment, metrics)
         self._broken = False

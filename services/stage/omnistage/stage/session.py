@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from omnistage.connector.transport import Receiver
+from omnistage.connector.transport import Receiver, transport_name
 from omnistage.stage.caller import Caller
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.inputs import Inputs
@@ -29,7 +29,7 @@ from omnistage.stage.meter import Meter
 from omnistage.stage.next_hop import NextHop
 from omnistage.stage.opening import Opening
 from omnistage.stage.outputs import Outputs
-from omnistage.v1 import stage_pb2, tensor_pb2
+from omnistage.v1 import stage_pb2
 from omnistage.wire.batches import chunks_of
 from omnistage.wire.errors import StageError, protocol_error
 
@@ -75,7 +75,7 @@ class Session:
     @property
     def transport(self) -> str:
         """How input tensors come in, for Watch."""
-        return tensor_pb2.TransportKind.Name(self._answer.kind).removeprefix("TRANSPORT_KIND_").lower()
+        return transport_name(self._answer.kind)
 
     # Opening may be refused, and nothing was computed then; running; closing ------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""Rows of one floating type as those of another, where two neighbours compute in unlike types."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.interface import Array
+from omnistage.v1 import tensor_pb2
+from omnistage.wire.ports import FLOATING
+
+_DTYPES = {tensor_pb2.ELEMENT_TYPE_FLOAT32: np.float32, tensor_pb2.ELEMENT_TYPE_FLOAT16: np.float16}
+
+
+def converts(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> bool:
+    """Whether rows of one type can be taken for those of another."""
+    return given == wanted or (given in FLOATING and wanted in FLOATING)
+
+
+def converted(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> Array:
+    """The rows in the wanted type, rounded to the nearest; themselves if it is theirs. Bits of bfloat16 are uint16."""
+    if given == wanted:
+        return rows
+    values = _of_bfloat16(rows) if given == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows.astype(np.float32)
+    if wanted == tensor_pb2.ELEMENT_TYPE_BFLOAT16:
+        return _bfloat16(values)
+    with np.errstate(over="ignore"):  # What is too large for float16 is infinite there.
+        return values.astype(_DTYPES[wanted])
+
+
+def _of_bfloat16(bits: Array) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Rounded to the nearest, ties to even; what is no number stays none."""
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
