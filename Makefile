@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVIC
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo up down test test-long drills check format lock protos bench-default bench-engine bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -76,6 +76,9 @@ bench-default: setup-dev model ## figures of the default model: benchmarks/out/d
 
 bench-engine: setup-dev model ## figures of the engine: benchmarks/out/engine.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.engine $(ARGS)
+
+bench-talker: setup-dev ## figures of speech while text is written: benchmarks/out/talker.json; the same
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.talker $(ARGS)
 
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)

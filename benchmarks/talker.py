@@ -1,0 +1,289 @@
+"""`python -m benchmarks.talker`: speech while text is being written, by Qwen2.5-Omni with random weights. Thinker and Talker as processes
+on a checkpoint of size small, and the Talker alone on one of size 100m."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.figures import Figure, Report, arguments, median
+from helpers.fleet import Fleet, fleet
+from helpers.run import Caller, messages, open_of, run_once
+from helpers.servers import omni_stub, stage_stub
+from helpers.speaking import ROW_PORTS, Rowline
+from helpers.waiting import until
+from omnistage.engine.engine import Engine
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.request import SequenceRequest
+from omnistage.engine.scheduler import Run
+from omnistage.engine.sequence import Sequence as EngineSequence
+from omnistage.models.common.arrays import array_of
+from omnistage.models.interface import Rows, Sampling, SpeechRequest, TextRequest, Turn
+from omnistage.models.makers import Order, make_tiny
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.loading_talker import load_talker
+from omnistage.models.qwen2_5_omni.talker import Opening, QwenTalker
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+
+ROUNDS = 5
+TOKENS = 200
+PROMPT_CHARACTERS = 1200
+FRAMES = 64
+SPEAKERS = 8
+ALIKE = (0.8, 1.25)
+"""The Talker alone over the Thinker alone, in time."""
+
+NEVER_ENDS = {8294: -100.0}
+SPOKEN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS)
+
+
+def words(seed: int, characters: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefgh ", k=characters))
+
+
+def thinker_params(seed: int, characters: int = 80, tokens: int = TOKENS) -> stage_pb2.ThinkerParams:
+    drawn = stage_pb2.Sampling(temperature=1)
+    return stage_pb2.ThinkerParams(messages=messages(words(seed, characters)), sampling=drawn, max_tokens=tokens, ignore_eos=True)
+
+
+def talker_params(frames: int) -> stage_pb2.TalkerParams:
+    sampling = stage_pb2.Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, logit_bias=NEVER_ENDS)
+    return stage_pb2.TalkerParams(sampling=sampling, max_frames=frames)
+
+
+def question(seed: int, frames: int, characters: int = 80) -> omni_pb2.GenerateRequest:
+    return omni_pb2.GenerateRequest(seed=seed, thinker=thinker_params(seed, characters), talker=talker_params(frames))
+
+
+async def timed(call: Callable[[], Awaitable[object]]) -> float:
+    started = time.perf_counter()
+    await call()
+    return time.perf_counter() - started
+
+
+# Processes -----------------------------------------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """Each stage by itself: a caller in the place of its neighbours."""
+
+    def __init__(self, running: Fleet) -> None:
+        self._addresses = {kind: running.address(f"{kind}-0") for kind in ("thinker", "talker")}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Alone:
+        self._stubs = {kind: await self._stack.enter_async_context(stage_stub(address)) for kind, address in self._addresses.items()}
+        self._said = {kind: await stub.Describe(stage_pb2.DescribeRequest(), timeout=10) for kind, stub in self._stubs.items()}
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def think(self, seed: int) -> list[chunk_pb2.Chunk]:
+        """The rows of an answer, as chunks for a Talker."""
+        opening = open_of(self._said["thinker"], seed=seed, params=stage_pb2.StageParams(thinker=thinker_params(seed)))
+        heard = await run_once(self._stubs["thinker"], opening)
+        return [chunk for port in ROW_PORTS for chunk in heard.of(port)]
+
+    async def speak(self, rows: Sequence[chunk_pb2.Chunk], seed: int, frames: int) -> None:
+        caller = Caller(self._stubs["talker"])
+        await caller.send(open=open_of(self._said["talker"], seed=seed, params=stage_pb2.StageParams(talker=talker_params(frames))))
+        await caller.opened()
+        for chunk in rows:
+            await caller.until(lambda heard, chunk=chunk: heard.credits[chunk.port] > chunk.seq)  # type: ignore[misc]
+            await caller.send(chunk=chunk)
+        heard = await caller.finish()
+        assert len(heard.codes()) == frames
+
+
+async def overlap(running: Fleet, report: Report) -> None:
+    """The chain beside its stages one after the other. The number of frames is found first: speech takes about as long as the text."""
+    async with Alone(running) as alone, omni_stub(running.address("router")) as stub:
+        rows = await alone.think(0)
+        await alone.speak(rows, 0, TOKENS)
+        text_s, speech_s = await timed(lambda: alone.think(1)), await timed(lambda: alone.speak(rows, 1, TOKENS))
+        frames = round(TOKENS * text_s / speech_s)
+        ratios, texts, speeches, slowdowns = [], [], [], []
+        for n in range(2, 2 + ROUNDS):
+            text_s = await timed(lambda n=n: alone.think(n))  # type: ignore[misc]
+            speech_s = await timed(lambda n=n: alone.speak(rows, n, frames))  # type: ignore[misc]
+            chain_s = await timed(lambda n=n: whole(stub.Generate(question(n, frames), timeout=600), frames))  # type: ignore[misc]
+            both_s = await timed(lambda n=n: asyncio.gather(alone.think(n + 100), alone.speak(rows, n, frames)))  # type: ignore[misc]
+            ratios.append(chain_s / (text_s + speech_s))
+            slowdowns.append(both_s / max(text_s, speech_s))
+            texts.append(text_s)
+            speeches.append(speech_s)
+    share = median(speeches) / median(texts)
+    if not ALIKE[0] <= share <= ALIKE[1]:
+        raise RuntimeError(f"speech alone takes {share:.2f} of the time of text alone: the figure would say nothing")
+    note = f"{TOKENS} tokens and {frames} frames through the router, over both stages one after the other; small; median of {ROUNDS}"
+    report.add(
+        Figure("thinker_alone", median(texts), "s", "", f"{TOKENS} tokens with their rows, by gRPC"),
+        Figure("talker_alone", median(speeches), "s", "", f"{frames} frames of rows that are there, by gRPC; {share:.2f} of the Thinker"),
+        Figure("slowdown_of_two", median(slowdowns), "x", "", "both at once, independent of each other, over the slower one alone"),
+        Figure("x_overlap", median(ratios), "x", "<= 0.7", note),
+    )
+
+
+async def whole(call: object, frames: int) -> None:
+    codes = 0
+    async for message in call:  # type: ignore[attr-defined]
+        codes += sum(chunk.count for chunk in _chunks(message) if chunk.port == "codes")
+    assert codes == frames
+
+
+def _chunks(message: omni_pb2.GenerateResponse) -> Sequence[chunk_pb2.Chunk]:
+    return [message.chunk] if message.HasField("chunk") else message.chunks.chunks
+
+
+async def first_code_s(running: Fleet, seed: int) -> float:
+    """Seconds to the first code of an answer to a prompt that is not known, through the router."""
+    async with omni_stub(running.address("router")) as stub:
+        started = time.perf_counter()
+        call = stub.Generate(question(seed, FRAMES, PROMPT_CHARACTERS), timeout=60)
+        async for message in call:
+            if any(chunk.port == "codes" and chunk.count for chunk in _chunks(message)):
+                taken_s = time.perf_counter() - started
+                call.cancel()
+                return taken_s
+    raise RuntimeError("no code came")
+
+
+async def first_code(running: Fleet, folder: Path, report: Report) -> None:
+    """Beside what must be computed for it, as calls of the model in this process: the prompt, two steps of the Thinker, the same prompt and
+    one step of the Talker."""
+    options = LoadOptions(path=folder)
+    thinker, talker = load_thinker(folder, options), load_talker(folder, options)
+    await first_code_s(running, 99)
+    ratios, paths = [], []
+    for n in range(100, 100 + 2 * ROUNDS):
+        asked = TextRequest((Turn("user", (words(n, PROMPT_CHARACTERS),)),), seed=n, max_tokens=TOKENS, ignore_eos=True)
+        prepared = await thinker.prepare(asked)
+        _, text = await thinker._begun(prepared, Rowline().inputs(), {"text": 0, **dict.fromkeys(ROW_PORTS, 0)})
+        rows = torch.randn(len(text.prompt), talker.config.row_size).to(talker.engine._spec.dtype)
+        places = torch.arange(len(rows), dtype=torch.int32)[:, None].expand(-1, 3)
+        spoken = talker._prompt(rows[:1], Opening([rows], [places], [rows[:1]]), "")
+        speech = talker._asked(SpeechRequest(n, sampling=SPOKEN, max_frames=FRAMES), spoken)
+        with torch.inference_mode():
+            path_s = computed_s(thinker.engine, text, steps=2) + computed_s(talker.engine, speech, steps=1)
+        ratios.append(await first_code_s(running, n) / path_s)
+        paths.append(path_s)
+    await asyncio.gather(thinker.close(), talker.close())
+    calls = f"{median(paths) * 1000:.0f} ms of calls"
+    note = f"prompts of {len(text.prompt)} tokens, through the router; over {calls}; small; median of {len(ratios)}"
+    report.add(Figure("first_code_over_critical_path", median(ratios), "x", "<= 1.25", note))
+
+
+def computed_s(engine: Engine, request: SequenceRequest, steps: int) -> float:
+    """Seconds to read a prompt and to make so many steps after it. The engine's thread has not begun."""
+    sequence = EngineSequence(request)
+    count = pages_for(len(request.prompt) + steps + 1)
+    sequence.pages = [engine._pool.take() for _ in range(count)]
+    engine._cache.follow(*engine._pool.changes())
+    started = time.perf_counter()
+    for first in range(0, len(request.prompt), 512):
+        end = min(first + 512, len(request.prompt))
+        engine._runner.run([Run(sequence, at, min(PAGE_ROWS, end - at)) for at in range(first, end, PAGE_ROWS)])
+    for step in range(steps):
+        sequence.items.append((7,))
+        engine._runner.run([Run(sequence, len(request.prompt) + step, 1)])
+    taken_s = time.perf_counter() - started
+    engine._pool.give_back(sequence.pages)
+    return taken_s
+
+
+# The Talker alone ----------------------------------------------------------------------------------------------------------------------
+
+
+class Speaker:
+    """A speech whose rows are there, all or only the first."""
+
+    def __init__(self, talker: QwenTalker, seed: int, rows: int) -> None:
+        source = np.random.default_rng(seed)
+        self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SPOKEN, max_frames=FRAMES), Rowline()
+        values = torch.from_numpy(source.standard_normal((40 + rows, talker.config.row_size), np.float32)).to(talker.engine._spec.dtype)
+        self._line.put(Rows("prompt", array_of(values[:40]), last=True))
+        self._line.put(Rows("places", np.repeat(np.arange(40, dtype=np.int32)[:, None], 3, 1), last=True))
+        self._line.put(Rows("hidden", array_of(values[40:]), last=rows > 1))
+
+    async def speak(self) -> int:
+        codes = 0
+        async with aclosing(self._talker.speak(await self._talker.prepare(self._request), self._line.inputs(), {"codes": 0})) as frames:
+            async for made in frames:
+                codes += len(made.rows)
+        return codes
+
+
+async def rate(talker: QwenTalker, seeds: Sequence[int]) -> float:
+    """Codes a second of speeches that are asked for at once."""
+    started = time.perf_counter()
+    codes = await asyncio.gather(*(Speaker(talker, seed, FRAMES).speak() for seed in seeds))
+    assert codes == [FRAMES] * len(seeds)
+    return sum(codes) / (time.perf_counter() - started)
+
+
+async def speakers(talker: QwenTalker, report: Report) -> None:
+    together, starved = [], []
+    await rate(talker, [0])
+    for n in range(ROUNDS):
+        seeds = range(100 * n + 1, 100 * n + 1 + SPEAKERS)
+        alone = [await rate(talker, [seed]) for seed in seeds]
+        ready = await rate(talker, seeds)
+        together.append(ready / median(alone))
+        waiting = [asyncio.ensure_future(Speaker(talker, seed + 50, 1).speak()) for seed in seeds]
+        await until(lambda: talker.engine.stats().starved == SPEAKERS)
+        starved.append(await rate(talker, seeds) / ready)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+    how = f"{talker.info.settings['dtype']}, one thread, 100m; median of {ROUNDS}"
+    report.add(
+        Figure("x_talkers_8", median(together), "x", ">= 4", f"codes a second of {SPEAKERS} at once over one by one; {how}"),
+        Figure("x_starved_50", median(starved), "", ">= 0.95", f"the same beside {SPEAKERS} that starve, over without them; {how}"),
+    )
+
+
+async def _measure(report: Report, folder: Path) -> None:
+    for size in ("small", "100m"):
+        make_tiny("qwen2.5-omni", folder / size, Order(size=size))
+    (folder / "logs").mkdir()
+    with (
+        report.part("processes"),
+        fleet(
+            folder / "logs",
+            replicas=1,
+            kinds=("thinker", "talker"),
+            pipeline="qwen2_5_omni-codes",
+            family="qwen2_5_omni",
+            stage_args=["--checkpoint", str(folder / "small")],
+        ) as running,
+    ):
+        await overlap(running, report)
+        await first_code(running, folder / "small", report)
+    with report.part("speakers"):
+        talker = load_talker(folder / "100m", LoadOptions(path=folder / "100m"))
+        await speakers(talker, report)
+        await talker.close()
+
+
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("talker")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_measure(report, Path(folder)))
+    return report.finish(judge=not given.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
