@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -120,8 +120,10 @@ class Made:
         return {output.port for output in self.outputs if isinstance(output, Output)}
 
 
-async def run(loaded: Loaded, rng: random.Random, start: Start | None = None, *, seed: int = 5, stop_after: int = 1 << 30) -> Made:
-    """One session, as the shell runs it; `stop_after` so many outputs its caller goes away."""
+async def run(
+    loaded: Loaded, rng: random.Random, start: Start | None = None, *, seed: int = 5, stop_after: int = 1 << 30, inputs: int = 1 << 30
+) -> Made:
+    """One session, as the shell runs it; `stop_after` so many outputs its caller goes away. inputs: so many pieces come in, and no end."""
     start = start or Start()
     known = {name for name, port in loaded.produces.items() if port.payload != stage_pb2.PAYLOAD_TENSOR}
     before = Start({port: first for port, first in start.first.items() if port in known}, start.ended, start.history)
@@ -129,7 +131,7 @@ async def run(loaded: Loaded, rng: random.Random, start: Start | None = None, *,
         work = await loaded.logic.prepare(stage_pb2.Open(params=loaded.sample.params, seed=seed), before)
         kept = work.needs if start.first else {}
         made = Made()
-        async with aclosing(work.run(arriving(cut(loaded, rng, kept)), Timing(), start)) as outputs:
+        async with aclosing(work.run(arriving(cut(loaded, rng, kept)[:inputs]), Timing(), start)) as outputs:
             async for output in outputs:
                 made.outputs.append(output)
                 if len(made.outputs) >= stop_after:
@@ -381,6 +383,15 @@ async def check_a_session_that_is_given_up_leaves_nothing(loaded: Loaded, rng: r
     assert contents(await run(loaded, rng)) == contents(made)
 
 
+async def check_an_interrupt_ends_it(loaded: Loaded, rng: random.Random) -> None:
+    """An input that ends before its last item ends the run: with what is there, or a typed error, and the next session is served."""
+    pieces = len(cut(loaded, rng, {}))
+    for count in sorted({0, *(rng.randrange(max(pieces - 1, 1)) for _ in range(CUTS))}) if pieces else ():
+        with suppress(StageError):
+            await run(loaded, rng, inputs=count)
+    assert any(contents(await run(loaded, rng)).values())
+
+
 async def check_the_text_keeps_to_what_is_asked(loaded: Loaded, rng: random.Random) -> None:
     """In every form that the model says it can, and goes on so wherever it was cut."""
     for form in loaded.logic.description.constraints:
@@ -497,6 +508,7 @@ CHECKS: Sequence[Check] = (
     check_a_place_beyond_the_end_is_refused,
     check_a_port_that_nobody_wants_changes_nothing_else,
     check_a_session_that_is_given_up_leaves_nothing,
+    check_an_interrupt_ends_it,
     check_what_it_cannot_do_is_refused_and_the_next_one_is_served,
     check_the_text_keeps_to_what_is_asked,
     check_another_replica_is_the_same,

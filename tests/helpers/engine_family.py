@@ -20,7 +20,7 @@ from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
-from omnistage.models.common.feed import Feed
+from omnistage.models.common.feed import Feed, next_rows
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
@@ -181,7 +181,7 @@ async def _prompt_and_early(inputs: AsyncIterator[Piece]) -> tuple[NDArray[np.fl
     parts: dict[str, list[NDArray[np.float32]]] = {PROMPT.name: [], HIDDEN.name: []}
     last = {PROMPT.name: False, HIDDEN.name: False}
     while not last[PROMPT.name]:
-        piece = await anext(inputs)
+        piece = await next_rows(inputs)
         parts[piece.port].append(np.array(piece.content, np.float32))
         last[piece.port] = piece.last
     empty = np.empty((0, TAPS), np.float32)

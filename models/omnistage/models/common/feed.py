@@ -12,7 +12,15 @@ import torch
 from omnistage.engine.request import SequenceEvent
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.arrays import tensor_of
-from omnistage.models.interface import Array, Piece
+from omnistage.models.interface import Array, BadRequest, Piece
+
+
+async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
+    """The next piece, which is still to come. Raises BadRequest where the inputs were cut short, as by an interrupt."""
+    piece = await anext(inputs, None)
+    if piece is None:
+        raise BadRequest("talker", "the rows of the answer ended before the last one")
+    return piece
 
 
 class Feed:
@@ -60,6 +68,6 @@ class Feed:
 
     async def _feed(self) -> None:
         while not self.ended:
-            piece = await anext(self._inputs)
+            piece = await next_rows(self._inputs)
             if piece.port == self._port:
                 self.give(tensor_of(cast(Array, piece.content)), last=piece.last)

@@ -25,7 +25,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.arrays import array_of, tensor_of
 from omnistage.models.common.engine_model import EngineModel
-from omnistage.models.common.feed import Feed
+from omnistage.models.common.feed import Feed, next_rows
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Array, BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
@@ -136,7 +136,7 @@ class QwenTalker(EngineModel):
         opening, missing, room = Opening(), {PROMPT, PLACES}, self._context
         kept = {PROMPT: opening.prompt, PLACES: opening.places, HIDDEN: opening.reply}
         while missing or not (opening.reply or opening.ended):
-            piece = await anext(inputs)
+            piece = await next_rows(inputs)
             rows = cast(Array, piece.content)
             if piece.port == PROMPT and (room := room - len(rows)) < 0:
                 raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {self._context} rows")
