@@ -34,7 +34,7 @@ def refused(family: Family, module: str, *words: str, environment: Mapping[str, 
     ("module", "words", "told"),
     [
         ("thinker", [], "--family is missing"),
-        ("talker", ["--family", "smoll"], "no talker named 'smoll'; there are smol, toy"),
+        ("talker", ["--family", "smoll"], "no talker named 'smoll'; there are qwen2_5_omni, smol, toy"),
         ("diffusion", ["--family", "smol"], "no diffusion named 'smol'; there are toy"),
         ("code2wav", ["--family", "toy", "--colour", "red"], "unrecognized arguments: --colour red"),
         ("diffusion", ["--family", "toy", "--options", '{"speed": 3}'], "unknown options ['speed']"),

@@ -17,6 +17,7 @@ from helpers import lengths, media_files
 from helpers.models import text_pieces
 from helpers.omni_reference import Expected, OmniReference
 from omnistage.engine import attention, sampler
+from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.interface import Media, Part, Sampling, TextRequest, Turn
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import loading
@@ -225,10 +226,11 @@ def _wrong_mask(patch: pytest.MonkeyPatch) -> None:
     def wrong(members: Any, spec: Any) -> attention._Tile:
         tile = make(members, spec)
         mask = tile.mask.clone()
+        seen_by_all = len(members[0].pages) * PAGE_ROWS - mask.shape[-1]
         for run, member in enumerate(members):
             for at in range(member.count):
                 if member.start + at:
-                    mask[run, :, at, :, member.start + at] = float("-inf")
+                    mask[run, :, at, :, member.start + at - seen_by_all] = float("-inf")
         return replace(tile, mask=mask)
 
     patch.setattr(attention._Tile, "of", wrong)
