@@ -157,11 +157,11 @@ WRONG_PAYLOAD = chunk_pb2.Chunk(port="hidden", count=1, text=chunk_pb2.TextChunk
 WRONG_SHAPE = chunk_pb2.Chunk(port="hidden", count=1, tensor=tensor_of(np.zeros((1, 33), np.float32)))
 FEWER_ROWS = chunk_pb2.Chunk(port="hidden", count=3, tensor=tensor_of(ROWS[:2]))
 FLAT = chunk_pb2.Chunk(port="hidden", count=1, tensor=tensor_of(np.zeros(32, np.float32)))
-HALF = chunk_pb2.Chunk(
+WHOLE_NUMBERS = chunk_pb2.Chunk(
     port="hidden",
     count=1,
     tensor=tensor_pb2.Tensor(
-        element_type=tensor_pb2.ELEMENT_TYPE_FLOAT16, shape=[1, 32], inline=tensor_pb2.InlinePart(data=bytes(64), total_bytes=64)
+        element_type=tensor_pb2.ELEMENT_TYPE_INT16, shape=[1, 32], inline=tensor_pb2.InlinePart(data=bytes(64), total_bytes=64)
     ),
 )
 LYING = chunk_pb2.Chunk(
@@ -199,7 +199,7 @@ FOREIGN = chunk_pb2.Chunk(
         [WRONG_SHAPE],
         [FEWER_ROWS],
         [FLAT],
-        [HALF],
+        [WHOLE_NUMBERS],
         [LYING],
         [FOREIGN],
         [chunk_pb2.Chunk(port="hidden", count=1, tensor=tensor_pb2.Tensor())],

@@ -45,7 +45,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> It
         kinds=("thinker", "talker"),
         pipeline="qwen2_5_omni-codes",
         family="qwen2_5_omni",
-        stage_args=["--checkpoint", str(omni_checkpoint)],
+        stage_args=["--checkpoint", str(omni_checkpoint), "--dtype", "float32"],
         can_hang=True,
     ) as running:
         yield running
@@ -138,7 +138,7 @@ async def test_text_that_is_given_is_spoken(house: Fleet, seed: int) -> None:
 
 
 async def test_the_rows_of_a_long_prompt_go_once_through_shared_memory(house: Fleet, seed: int) -> None:
-    """2,000 tokens are 1.5 MiB of rows here; those of the answer go inline. A request for text alone moves none."""
+    """2,000 tokens and more are 1.5 MiB of rows here; those of the answer go inline. A request for text alone moves none."""
     words = "".join(random.Random(seed).choices("abcdefgh ", k=5000))
     asked = question(seed, words=words, tokens=20, frames=10)
     before = await sent(house)
@@ -153,8 +153,9 @@ async def test_the_rows_of_a_long_prompt_go_once_through_shared_memory(house: Fl
         assert rows > 2000
         after = await sent(house)
     width = SIZES["tiny"].thinker.hidden
-    assert after["shared_memory"] - before["shared_memory"] == rows * width * 4
-    assert after["inline"] - before["inline"] == rows * 3 * 4 + 19 * width * 4, "where they stand, and the rows of the answer"
+    moved = {way: after[way] - before[way] for way in after}
+    assert sum(moved.values()) == (rows + 19) * width * 4 + rows * 3 * 4, "with the rows of the answer, and where those of the prompt stand"
+    assert moved["shared_memory"] > 0.9 * rows * width * 4, "but for the last few, which are below the limit"
     await all_free([house.address(name) for name in house.stages])
     for name in house.of("thinker"):
         async with stage_stub(house.address(name)) as stage:

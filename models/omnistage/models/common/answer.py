@@ -62,7 +62,8 @@ class AnswerAssembler:
         self._most = most
         self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
         self._next_prompt_row = wanted.get(prompt_port, prompt_rows)
-        self._prompt_pieces = list(ready)
+        self._ready = list(ready)
+        self._prompt_pieces: list[Rows] = []
         if prompt_port in wanted and self._next_prompt_row == prompt_rows:
             self._prompt_pieces.append(Rows(prompt_port, np.empty((0, 0), np.float32), last=True))
         self._text = ""
@@ -159,8 +160,8 @@ class AnswerAssembler:
     def take(self) -> list[TextPiece | Rows]:
         """What became final since the last time, rows of the prompt first, and text before its rows: nobody has anything that was made from
         a token before the caller has the token."""
-        pieces: list[TextPiece | Rows] = [*self._prompt_pieces]
-        self._prompt_pieces = []
+        pieces: list[TextPiece | Rows] = [*self._ready, *self._joined_prompt()]
+        self._ready = []
         ends = self.ended and not self._told
         if self._wants_text and (self._ids or self._text or ends):
             reason = self._reason if ends else None
@@ -172,6 +173,13 @@ class AnswerAssembler:
         if not self._rows_ended:
             pieces += self._final_rows()
         return pieces
+
+    def _joined_prompt(self) -> list[Rows]:
+        """What came of the prompt as one piece: an engine makes rows page by page, and many small pieces cost more on their way."""
+        pieces, self._prompt_pieces = self._prompt_pieces, []
+        if len(pieces) < 2:
+            return pieces
+        return [Rows(self._prompt_port, np.concatenate([piece.rows for piece in pieces]), last=pieces[-1].last)]
 
     def _push(self, token_id: int) -> str:
         begin = self._detokenizer.decoded
