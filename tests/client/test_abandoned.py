@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -20,6 +20,8 @@ from helpers.servers import Local, local_chain, local_router
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni, OmniError, WrongLoopError
 from omnistage.client.loop_thread import LoopThread
+
+pytestmark = pytest.mark.usefixtures("collected_by_hand")
 
 ENDLESS = 32768
 STREAMS = 12
@@ -31,15 +33,6 @@ async def router() -> AsyncIterator[Local]:
     options = {"interval_s": 0.002}
     async with local_chain(options) as chain, local_router({kind: stage.address for kind, stage in chain.items()}) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def collected_by_hand() -> Iterator[None]:
-    """Garbage is collected where a test wants it, and nowhere else."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def running(router: Local) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import cast
 
@@ -20,6 +19,8 @@ from helpers.run import messages
 from helpers.servers import local_chain, local_router, local_stage, omni_stub, toy_logic
 from omnistage.v1 import omni_pb2, stage_pb2
 
+pytestmark = pytest.mark.usefixtures("collected_by_hand")
+
 MARK = "a large prompt. "
 LARGE = 1 << 19
 PROMPT = MARK * (LARGE // len(MARK))
@@ -33,15 +34,6 @@ REFUSED = [
     pytest.param(request(PROMPT, thinker={"max_tokens": 32769}), "thinker.max_tokens", id="thinker"),
     pytest.param(request(PROMPT, talker=stage_pb2.TalkerParams(voice="nobody")), "talker.voice", id="talker"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def collector() -> Iterator[None]:
-    """Rests during a test. It clears cycles of references away, but looks at old objects seldom, and knows not how large they are."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def kept(*own: object) -> list[str]:

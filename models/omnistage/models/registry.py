@@ -35,6 +35,9 @@ ADVICE: Mapping[str, str] = {
 
 CONVERTED = ("config.json", WEIGHTS)
 
+_ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache")
+"""Settings that every model on the engine has a use for."""
+
 _TOY = "omnistage.models.toy.stages:ToyOptions"
 """Of every kind alike, so that a whole chain can be told one thing."""
 
@@ -63,7 +66,7 @@ FAMILIES: Mapping[str, Family] = {
                 "omnistage.models.smol.thinker:SmolThinker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
-                uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache"),
+                uses=_ON_ENGINE,
                 folder="thinker",
                 files=(*CONVERTED, "tokenizer.json"),
                 model_type="qwen2_5_omni_thinker",
@@ -96,7 +99,7 @@ FAMILIES: Mapping[str, Family] = {
                 "omnistage.models.qwen2_5_omni.thinker:QwenThinker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
-                uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache", GPU_MEMORY, MEMORY_SHARE),
+                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE),
                 options="omnistage.models.qwen2_5_omni.options:ThinkerOptions",
                 files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
                 model_type="qwen2_5_omni",
@@ -105,7 +108,7 @@ FAMILIES: Mapping[str, Family] = {
                 "omnistage.models.qwen2_5_omni.talker:QwenTalker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
-                uses=("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache", GPU_MEMORY, MEMORY_SHARE),
+                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE),
                 options="omnistage.models.qwen2_5_omni.options:TalkerOptions",
                 files=(*CONVERTED, "spk_dict.pt"),
                 model_type="qwen2_5_omni",
