@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from helpers.scheduling import PAGES, House, request
 from omnistage.engine import scheduler as policy
-from omnistage.engine.pages import pages_for
-from omnistage.engine.request import SequenceRequest
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.request import Given, SequenceRequest
 from omnistage.engine.scheduler import MAX_PASSED, Scheduler
 from omnistage.engine.sequence import MAX_UNREAD, Sequence
 
@@ -26,6 +26,7 @@ requests = st.builds(
     start=st.sampled_from([0, 0, 1000]),
     client=st.sampled_from(["", "a", "b"]),
     appended=st.booleans(),
+    later=st.booleans(),
 ).filter(lambda made: pages_for(made.rows) <= PAGES)
 
 
@@ -44,6 +45,17 @@ class Scheduling(RuleBasedStateMachine):
     @property
     def hungry(self) -> list[Sequence]:
         return [sequence for sequence in self.alive if sequence.request.appended and sequence not in self.fed]
+
+    @property
+    def reading(self) -> list[Sequence]:
+        """Those whose prompt still comes."""
+        return [sequence for sequence in self.alive if self.missing(sequence)]
+
+    def missing(self, sequence: Sequence) -> int:
+        return len(sequence.request.prompt) - min(sequence.ready, len(sequence.request.prompt))
+
+    def give(self, sequence: Sequence, count: int) -> None:
+        sequence.give(Given(sequence.ready, ROW.expand(count, 1), b"alike"))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -76,6 +88,14 @@ class Scheduling(RuleBasedStateMachine):
         sequence.append(ROW.expand(count, 1), end)
         if end:
             self.fed.add(sequence)
+
+    @precondition(lambda self: self.reading)
+    @rule(data=st.data(), count=st.integers(1, 300))
+    def give_some(self, data: st.DataObject, count: int) -> None:
+        sequence = data.draw(st.sampled_from(self.reading))
+        for _ in range(0, count, PAGE_ROWS):
+            if missing := self.missing(sequence):
+                self.give(sequence, min(PAGE_ROWS, missing))
 
     @rule(most_rows=st.sampled_from([1, 23, 64, 512]), times=st.integers(1, 12))
     def run(self, most_rows: int, times: int) -> None:
@@ -119,6 +139,8 @@ class Scheduling(RuleBasedStateMachine):
         if each had cost all others their pages."""
         for sequence in self.alive:
             sequence.unread = 0
+        for sequence in self.reading:
+            self.give(sequence, self.missing(sequence))
         for sequence in self.hungry:
             sequence.append(ROW[:0], True)
         bound = (1 + len(self.alive)) * sum(sequence.request.rows + 1 for sequence in self.alive)

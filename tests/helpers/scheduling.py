@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from omnistage.engine import scheduler as policy
 from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache, pages_for
@@ -14,9 +15,12 @@ PAGES = 24
 STEP_S = IDLE_S / 4
 
 
-def request(prompt: int, answer: int = 20, history: int = 0, start: int = 0, client: str = "", appended: bool = False) -> SequenceRequest:
+def request(
+    prompt: int, answer: int = 20, history: int = 0, start: int = 0, client: str = "", appended: bool = False, later: bool = False
+) -> SequenceRequest:
+    """later: the vectors of the prompt come later."""
     return SequenceRequest(
-        Prompt.of_tokens(range(start, start + prompt)),
+        replace(Prompt.of_tokens(range(start, start + prompt)), given_later=later),
         0,
         history + answer,
         history=tuple((index,) for index in range(history)),
@@ -76,7 +80,7 @@ class House:
     def step(self, most_rows: int = 64) -> Step:
         self.now_s += STEP_S
         before = self.scheduler.preemptions
-        able = [sequence for sequence in self.scheduler.waiting if not sequence.parked and sequence.ready == sequence.known]
+        able = [sequence for sequence in self.scheduler.waiting if not sequence.parked and sequence.able]
         overdue = {sequence for sequence in able if sequence.passed >= policy.MAX_PASSED}
         is_room = any(map(self.fits, able)) and not overdue and len(able) <= MAX_TRIED
         left = self.left(overdue)

@@ -180,6 +180,8 @@ class Engine:
             self._scheduler.add(stream.sequence)
         for stream, count in orders.taken.items():
             stream.sequence.unread -= count
+        for stream, given in orders.given:
+            stream.sequence.give(given)
         for stream, rows, end in orders.appended:
             stream.sequence.append(rows, end)
         for stream in orders.cancelled:
@@ -191,7 +193,6 @@ class Engine:
         self._mailbox.left_queue(sum(not sequence.begun for sequence in admitted))
         for sequence in admitted:
             sequence.begun = True
-            self._put_found_taps(sequence)
 
     def _put_found_taps(self, sequence: Sequence) -> None:
         """Taps that were found beside kept pages go out before those that are computed: as one event, or a long prompt would have more of
@@ -210,6 +211,8 @@ class Engine:
     def _plan(self) -> Step:
         decoding = sum(sequence.left == 1 and not sequence.parked for sequence in self._scheduler.running)
         step = self._scheduler.plan(self._pace.long_rows(decoding))
+        for sequence in self._scheduler.running:
+            self._put_found_taps(sequence)
         self._cache.follow(*self._pool.changes())
         self._idle = not step
         return step

@@ -134,11 +134,12 @@ class PrefixCache:
     def limit(self) -> int:
         return self._limit
 
-    def find(self, keys: Sequence[bytes], taps_from: int | None) -> tuple[list[int], list[torch.Tensor]]:
-        """Pages of the longest known beginning, held for the caller, and the taps of those that end after slot `taps_from`."""
+    def find(self, keys: Sequence[bytes], taps_from: int | None, first: int = 0) -> tuple[list[int], list[torch.Tensor]]:
+        """Pages of the longest known beginning, held for the caller, and the taps of those that end after slot `taps_from`. first: of the
+        pages that are asked for; the caller has those before it."""
         pages: list[int] = []
         taps: list[torch.Tensor] = []
-        for index, key in enumerate(keys):
+        for index, key in enumerate(keys[first:], first):
             kept = self._kept.get(key)
             if kept is None:
                 break

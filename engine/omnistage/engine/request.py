@@ -32,7 +32,8 @@ class Prompt:
 
     items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
     every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share
-    nothing.
+    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; those that have theirs
+    are computed meanwhile.
     """
 
     items: NDArray[np.int64]
@@ -40,6 +41,7 @@ class Prompt:
     positions: NDArray[np.int64] | None = None
     delta: int = 0
     scope: bytes = b""
+    given_later: bool = False
 
     def __post_init__(self) -> None:
         rows = len(self.items)
@@ -64,11 +66,18 @@ class Prompt:
         return len(self.items)
 
     @property
+    def given_rows(self) -> int:
+        """Rows up to the last one for which something is given."""
+        return self.given[-1].first + len(self.given[-1].rows) if self.given else 0
+
+    @property
     def text_ids(self) -> frozenset[int]:
         """Ids of the rows for which nothing is given."""
         is_text = np.ones(len(self.items), bool)
         for given in self.given:
             is_text[given.first : given.first + len(given.rows)] = False
+        if self.given_later:
+            is_text[self.given_rows :] = False
         return frozenset(self.items[is_text, 0].tolist())
 
 

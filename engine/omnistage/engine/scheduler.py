@@ -10,6 +10,8 @@ when a row is computed and never what comes out.
   fewest sequences in places is next, among its requests the oldest; and a client with at least two more leaves the place and pages of its
   youngest one. Who has been idle for IDLE_S leaves its pages too. Nobody leaves for a request that would not fit even so. One that does not
   fit may be passed by later ones MAX_PASSED times; from then on it is overdue, and only who is overdue is admitted.
+* A prompt whose vectors come later is admitted when some of them are there, with room for all of it, and starves like any other one where
+  the next have not come. Pages of it that are kept for others are found as it goes on.
 * How long that takes. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at
   before it. While one is overdue, those that run, and those that are overdue too, only get fewer rows, at least one in a step, and who is
   idle leaves after IDLE_S: so it begins within as many steps as they have rows left. A small request beside a prompt that takes half the
@@ -169,7 +171,7 @@ class Scheduler:
 
     def _next(self, refused: list[Sequence]) -> Sequence | None:
         """The request whose turn it is, those that were refused already left out. One that could not go on is left waiting."""
-        able = [sequence for sequence in self._waiting if not sequence.parked and sequence.ready == sequence.known]
+        able = [sequence for sequence in self._waiting if not sequence.parked and sequence.able]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
         placed = Counter(sequence.request.client for sequence in self._running if not sequence.idle)
         candidates = [sequence for sequence in overdue or able if sequence not in refused]
@@ -178,9 +180,7 @@ class Scheduler:
     def _find_room(self, sequence: Sequence) -> bool:
         """Hold the pages of the sequence that are there already, and say whether the others fit beside the running sequences. If not, hold
         none."""
-        # At least one row is computed: the next item is drawn from it.
-        keys = sequence.page_keys(sequence.known - 1)
-        pages, taps = self._prefixes.find(keys, sequence.taps_out)
+        pages, taps = self._found(sequence, 0)
         staying, leaving = list(self._running), list[Sequence]()
         while not self._fits(sequence, len(pages), staying, leaving):
             victim = self._leaving_for(sequence, staying)
@@ -191,10 +191,24 @@ class Scheduler:
             leaving.append(victim)
         for victim in leaving:
             self._preempt(victim)
-        sequence.pages = pages
-        first = len(pages) - len(taps)
-        sequence.found_taps = [Taps((first + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
+        sequence.pages, sequence.found_taps = pages, taps
         return True
+
+    def _found(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
+        """Pages of a sequence that are there already, from the `first` one on, held for it; and the taps beside them that it wants."""
+        # At least one row is computed: the next item is drawn from it.
+        keys = sequence.page_keys(sequence.known - 1)
+        pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
+        at = first + len(pages) - len(taps)
+        return pages, [Taps((at + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
+
+    def _find_more(self, sequence: Sequence) -> None:
+        """Take pages of a prompt whose vectors came after it was admitted, where the next one is there already."""
+        if sequence.computed == len(sequence.pages) * PAGE_ROWS:
+            pages, taps = self._found(sequence, len(sequence.pages))
+            sequence.pages += pages
+            sequence.found_taps += taps
+            sequence.computed = len(sequence.pages) * PAGE_ROWS
 
     def _fits(self, sequence: Sequence, found: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
         """Whether there is a place, and the rows that are known fit beside those of the sequences that stay. Who was preempted before also
@@ -240,6 +254,9 @@ class Scheduler:
         """The next step; empty if no running sequence has a row that can be computed. most_rows: of long runs; one of them is run at
         least."""
         runs: dict[Sequence, list[Run]] = {}
+        for sequence in self._running:
+            if sequence.reads:
+                self._find_more(sequence)
         able = self._in_places([sequence for sequence in self._running if not sequence.idle])
         for sequence in able:
             if sequence.left == 1:

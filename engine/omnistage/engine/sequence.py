@@ -30,6 +30,8 @@ class Sequence:
     __slots__ = (
         "_appended",
         "_appended_all",
+        "_given",
+        "_given_rows",
         "_keys",
         "_silent",
         "_taps",
@@ -85,6 +87,9 @@ class Sequence:
             self.draws.note(item[0])
         if request.constraint is not None:
             self.draws.walk = request.constraint.begin()
+        self._given = list(request.prompt.given)
+        self._given_rows = request.prompt.given_rows if request.prompt.given_later else len(request.prompt)
+        """Rows of the prompt that have all that they need."""
         self._appended: list[torch.Tensor] = []
         self._appended_all = False
         self._keys: list[bytes] = []
@@ -99,6 +104,8 @@ class Sequence:
 
     @property
     def ready(self) -> int:
+        if self._given_rows < len(self.request.prompt):
+            return self._given_rows
         if not self.request.appended or self._appended_all:
             return self.known
         return len(self.request.prompt) + min(len(self.items), len(self._appended))
@@ -107,6 +114,17 @@ class Sequence:
     def left(self) -> int:
         """Rows that can be computed now."""
         return self.ready - self.computed
+
+    @property
+    def able(self) -> bool:
+        """Whether it can go on when it is admitted. One whose prompt still comes is to begin with what is there; when that has cost it its
+        pages once, it comes back for all of it."""
+        return self.ready == self.known or (0 < self.ready < len(self.request.prompt) and not self.begun)
+
+    @property
+    def reads(self) -> bool:
+        """Whether rows of its prompt that came later can be computed now."""
+        return self.request.prompt.given_later and self.computed < min(self.ready, len(self.request.prompt))
 
     @property
     def parked(self) -> bool:
@@ -139,6 +157,11 @@ class Sequence:
 
     # What a row is made of --------------------------------------------------------------------------------------------------------
 
+    def give(self, given: Given) -> None:
+        """Vectors of the next rows of the prompt."""
+        self._given.append(given)
+        self._given_rows += len(given.rows)
+
     def append(self, rows: torch.Tensor, end: bool) -> None:
         """rows: [n, given_width] for the next items; end: the last one is that of every further item."""
         self._appended.extend(rows)
@@ -164,7 +187,7 @@ class Sequence:
 
     def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
         """Vectors that stand for rows, or are added to them: pairs of the first row, counted from `start`, and [n, given_width]."""
-        parts = [part for given in self.request.prompt.given if (part := _overlap(given, start, count)) is not None]
+        parts = [part for given in self._given if (part := _overlap(given, start, count)) is not None]
         if self._appended:
             prompt = len(self.request.prompt)
             for slot in range(max(start, prompt), start + count):
@@ -199,11 +222,10 @@ class Sequence:
     @property
     def _keyed_rows(self) -> int:
         """Rows whose content is known by ids and digests."""
-        prompt = self.request.prompt
-        nameless = next((given.first for given in prompt.given if not given.digest), None)
+        nameless = next((given.first for given in self._given if not given.digest), None)
         if nameless is not None:
             return nameless
-        return len(prompt) if self.request.appended else self.known
+        return self._given_rows if self.request.appended else self.ready
 
     def _key(self, page: int) -> bytes:
         prompt, start = self.request.prompt, page * PAGE_ROWS
@@ -211,7 +233,7 @@ class Sequence:
         digest.update(self.items_of(start, PAGE_ROWS).tobytes())
         if prompt.positions is not None or prompt.delta:
             digest.update(self.positions_of(start, PAGE_ROWS, 1 if prompt.positions is None else len(prompt.positions)).tobytes())
-        for given in prompt.given:
+        for given in self._given:
             if given.first < start + PAGE_ROWS and start < given.first + len(given.rows):
                 digest.update(f"given at {given.first - start} of {len(given.digest)} bytes ".encode() + given.digest)
         return digest.digest()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from omnistage.engine.request import EngineClosed, EngineFull, SequenceEvent, SequenceFailed
+from omnistage.engine.request import EngineClosed, EngineFull, Given, SequenceEvent, SequenceFailed
 
 if TYPE_CHECKING:
     from omnistage.engine.sequence import Sequence
@@ -20,17 +20,18 @@ End = SequenceFailed | EngineClosed
 
 @dataclass(slots=True)
 class Orders:
-    """What was asked of the engine since it last looked. taken: events that readers took, by stream. appended: rows and whether they are
-    the last."""
+    """What was asked of the engine since it last looked. taken: events that readers took, by stream. given: vectors of the next rows of a
+    prompt. appended: rows and whether they are the last."""
 
     asked: list[SequenceStream] = field(default_factory=list)
     cancelled: list[SequenceStream] = field(default_factory=list)
     taken: dict[SequenceStream, int] = field(default_factory=dict)
+    given: list[tuple[SequenceStream, Given]] = field(default_factory=list)
     appended: list[tuple[SequenceStream, torch.Tensor, bool]] = field(default_factory=list)
     closing: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.asked or self.cancelled or self.taken or self.appended or self.closing)
+        return bool(self.asked or self.cancelled or self.taken or self.given or self.appended or self.closing)
 
 
 class Mailbox:
@@ -65,6 +66,11 @@ class Mailbox:
     def taken(self, stream: SequenceStream, count: int) -> None:
         with self._changed:
             self._orders.taken[stream] = self._orders.taken.get(stream, 0) + count
+            self._wake()
+
+    def give(self, stream: SequenceStream, given: Given) -> None:
+        with self._changed:
+            self._orders.given.append((stream, given))
             self._wake()
 
     def append(self, stream: SequenceStream, rows: torch.Tensor, end: bool) -> None:
@@ -112,6 +118,8 @@ class SequenceStream:
         self._changed = asyncio.Event()
         self._room, self._given_width = sequence.request.max_items, given_width
         self._appended_all = not sequence.request.appended
+        prompt = sequence.request.prompt
+        self._given_rows = prompt.given_rows if prompt.given_later else len(prompt)
 
     async def take(self) -> list[SequenceEvent]:
         """Wait for events and take all there are. Empty only after the end. Raises SequenceFailed or EngineClosed after the last event."""
@@ -125,6 +133,16 @@ class SequenceStream:
             raise self._error
         return events
 
+    def give(self, rows: torch.Tensor, digest: bytes = b"") -> None:
+        """Give the vectors [n, given_width] of the next rows of a prompt whose vectors come later; see `Given`. `rows` is not to be changed
+        afterwards. Raises ValueError for more rows than still need one, and for rows of another width."""
+        self._check_width(rows)
+        given, left = Given(self._given_rows, rows, digest), len(self.sequence.request.prompt) - self._given_rows
+        if not 0 < len(rows) <= left:
+            raise ValueError(f"{left} rows of the prompt are without their vector, {len(rows)} were given")
+        self._given_rows += len(rows)
+        self._mailbox.give(self, given)
+
     def append(self, rows: torch.Tensor, *, end: bool = False) -> None:
         """Give vectors [n, given_width] for the next items of the answer; n may be 0 at the end. `rows` is not to be changed afterwards.
 
@@ -133,12 +151,15 @@ class SequenceStream:
         """
         if self._appended_all:
             raise ValueError("no rows are taken: the request takes none, or the last one was given")
-        if rows.ndim != 2 or rows.shape[1] != self._given_width:
-            raise ValueError(f"rows of the width {self._given_width} are taken, not {list(rows.shape)}")
+        self._check_width(rows)
         rows = rows[: self._room]
         self._room -= len(rows)
         self._appended_all = end
         self._mailbox.append(self, rows, end)
+
+    def _check_width(self, rows: torch.Tensor) -> None:
+        if rows.ndim != 2 or rows.shape[1] != self._given_width:
+            raise ValueError(f"rows of the width {self._given_width} are taken, not {list(rows.shape)}")
 
     async def aclose(self) -> None:
         """Stop if it still runs, and return when every page of it is free."""
