@@ -23,7 +23,7 @@ from helpers.speaking import ROW_PORTS, Rowline
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS, pages_for
-from omnistage.engine.request import SequenceRequest
+from omnistage.engine.request import Given, SequenceRequest
 from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence as EngineSequence
 from omnistage.models.common.arrays import array_of
@@ -32,7 +32,7 @@ from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import Opening, QwenTalker
+from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 ROUNDS = 5
@@ -171,11 +171,11 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
         prepared = await thinker.prepare(asked)
         _, text = await thinker._begun(prepared, Rowline().inputs(), {"text": 0, **dict.fromkeys(ROW_PORTS, 0)})
         rows = torch.randn(len(text.prompt), talker.config.row_size).to(talker.engine._spec.dtype)
-        places = torch.arange(len(rows), dtype=torch.int32)[:, None].expand(-1, 3)
-        spoken = talker._prompt(rows[:1], Opening([rows], [places], [rows[:1]]), "")
+        spoken = talker._prompt(np.tile(np.arange(len(rows)), (3, 1)), "")
         speech = talker._asked(SpeechRequest(n, sampling=SPOKEN, max_frames=FRAMES), spoken)
         with torch.inference_mode():
-            path_s = computed_s(thinker.engine, text, steps=2) + computed_s(talker.engine, speech, steps=1)
+            path_s = computed_s(thinker.engine, text, steps=2)
+            path_s += computed_s(talker.engine, speech, steps=1, given=torch.cat([rows, rows[:2]]))
         ratios.append(await first_code_s(running, n) / path_s)
         paths.append(path_s)
     await asyncio.gather(thinker.close(), talker.close())
@@ -184,9 +184,11 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
     report.add(Figure("first_code_over_critical_path", median(ratios), "x", "<= 1.25", note))
 
 
-def computed_s(engine: Engine, request: SequenceRequest, steps: int) -> float:
-    """Seconds to read a prompt and to make so many steps after it. The engine's thread has not begun."""
+def computed_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> float:
+    """Seconds to read a prompt and to make so many steps after it. given: vectors of its rows. The engine's thread has not begun."""
     sequence = EngineSequence(request)
+    if given is not None:
+        sequence.give(Given(0, given))
     count = pages_for(len(request.prompt) + steps + 1)
     sequence.pages = [engine._pool.take() for _ in range(count)]
     engine._cache.follow(*engine._pool.changes())

@@ -368,6 +368,7 @@ async def check_an_interrupt_ends_it(loaded: Loaded, rng: random.Random) -> None
     for count in sorted({0, *(rng.randrange(max(pieces - 1, 1)) for _ in range(CUTS))}) if pieces else ():
         with suppress(StageError):
             await run(loaded, rng, inputs=count)
+        assert_free(loaded)
     assert any(contents(await run(loaded, rng)).values())
 
 

@@ -174,12 +174,12 @@ BAD_PARTS = (
 
 
 def spoken_by_qwen() -> Sample:
-    """Rows of any kind, on places as a picture has them."""
+    """Rows of any kind, on places as a picture has them: a few pages, which are read as they come."""
     source = np.random.default_rng(7)
-    rows = source.standard_normal((60, SIZES["tiny"].thinker.hidden), np.float32)
-    places = np.stack([np.arange(50) // 10, np.arange(50) % 10, np.arange(50)], 1).astype(np.int32)
+    rows = source.standard_normal((110, SIZES["tiny"].thinker.hidden), np.float32)
+    places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100)], 1).astype(np.int32)
     drawn = stage_pb2.Sampling(temperature=1, top_k=40, repetition_penalty=1.05)
-    inputs = {"prompt": rows[:50], "places": places, "hidden": rows[50:]}
+    inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
     return Sample(params("talker", voice="Ethan", max_frames=40, sampling=drawn), inputs)
 
 

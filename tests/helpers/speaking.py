@@ -26,16 +26,21 @@ class Rowline:
     """The rows of a Thinker as the inputs of a Talker."""
 
     def __init__(self) -> None:
-        self._pieces = asyncio.Queue[Piece]()
-        self._next = dict.fromkeys(ROW_PORTS, 0)
+        self._pieces = asyncio.Queue[Piece | None]()
+        self.rows = dict.fromkeys(ROW_PORTS, 0)
+        """That were put, by port."""
 
     def put(self, rows: Rows) -> None:
-        self._pieces.put_nowait(Piece(rows.port, self._next[rows.port], rows.last, rows.rows))
-        self._next[rows.port] += len(rows.rows)
+        self._pieces.put_nowait(Piece(rows.port, self.rows[rows.port], rows.last, rows.rows))
+        self.rows[rows.port] += len(rows.rows)
+
+    def end(self) -> None:
+        """No more comes, as after an interrupt."""
+        self._pieces.put_nowait(None)
 
     async def inputs(self) -> AsyncIterator[Piece]:
-        while True:
-            yield await self._pieces.get()
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
 
 
 async def speak(

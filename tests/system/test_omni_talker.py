@@ -140,7 +140,8 @@ async def test_text_that_is_given_is_spoken(house: Fleet, seed: int) -> None:
 async def test_the_rows_of_a_long_prompt_go_once_through_shared_memory(house: Fleet, seed: int) -> None:
     """2,000 tokens and more are 1.5 MiB of rows here; those of the answer go inline. A request for text alone moves none."""
     words = "".join(random.Random(seed).choices("abcdefgh ", k=5000))
-    asked = question(seed, words=words, tokens=20, frames=10)
+    # More frames than rows: who has all of its frames is sent no more.
+    asked = question(seed, words=words, tokens=20, frames=40)
     before = await sent(house)
     async with omni_stub(house.address("router")) as stub:
         text = omni_pb2.GenerateRequest(outputs=["text"])

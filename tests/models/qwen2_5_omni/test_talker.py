@@ -19,6 +19,8 @@ import torch
 from helpers import lengths
 from helpers.speaking import ROW_PORTS, Rowline, speak
 from helpers.waiting import until
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.interface import (
     BadRequest,
@@ -168,12 +170,118 @@ async def test_a_conversation_that_goes_on_is_not_read_again(thinker: QwenThinke
     assert await computed(longer, "one") < 100 < length <= await computed(longer, "other")
 
 
+def in_parts(rows: list[Rows], source: random.Random) -> list[Rows]:
+    """The same rows in other pieces, those of each port in order, ports in any order."""
+    parts = dict[str, list[Rows]]()
+    for whole in joined(rows):
+        cuts = sorted(source.sample(range(1, len(whole.rows)), min(source.randrange(6), len(whole.rows) - 1)))
+        pieces = np.split(whole.rows, cuts)
+        parts[whole.port] = [Rows(whole.port, piece, last=number == len(cuts)) for number, piece in enumerate(pieces)]
+    order = [port for port, pieces in parts.items() for _ in pieces]
+    source.shuffle(order)
+    return [parts[port].pop(0) for port in order]
+
+
+WORDS = "What is it, and what else? " * 12
+"""Of more rows than a few pages have."""
+
+
+async def test_a_conversation_is_read_while_it_comes(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+    """Whole pages, as soon as their rows are there and it is known where all stand."""
+    prompt, places, hidden = joined(await rows_of(thinker, asked(seed, words=WORDS)))
+    whole = await spoken(talker, [prompt, places, hidden], replace(speech(seed), scope="whole"))
+    count, line, before = len(prompt.rows), Rowline(), talker.engine.stats().rows
+    assert count > 100
+    line.put(Rows("prompt", prompt.rows[:70]))
+    async with aclosing(talker.speak(await talker.prepare(replace(speech(seed), scope="parts")), line.inputs(), {"codes": 0})) as frames:
+        first = asyncio.ensure_future(anext(frames))
+        line.put(places)
+        for come in (70, 95, 96):
+            line.put(Rows("prompt", prompt.rows[line.rows["prompt"] : come]))
+            await until(lambda come=come: talker.engine.stats().rows - before == come // PAGE_ROWS * PAGE_ROWS)  # type: ignore[misc]
+        line.put(Rows("prompt", prompt.rows[96:], last=True))
+        line.put(hidden)
+        made = [await first, *[each async for each in frames]]
+    assert np.concatenate([each.rows[:, 0] for each in made]).tolist() == whole
+
+
+@lengths.rounds(6, 60)
+async def test_however_the_rows_come_it_says_the_same(
+    thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, rounds: int, seed: int
+) -> None:
+    """Many at once, in a cache that has not room for all of them, and beside one whose rows stop coming until the others have its pages."""
+    room = page_bytes(talker.engine._spec) // PAGE_ROWS * 1024
+    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", kv_cache_bytes=room))
+    source = random.Random(seed)
+    answers = [await rows_of(thinker, asked(seed + n, 10, WORDS * times)) for n, times in enumerate((3, 3, 1, 2, 1, 3))]
+    assert sum(len(piece.rows) for piece in answers[0] if piece.port == "prompt") > 512
+    expected = [await spoken(talker, rows, speech(seed, frames=20)) for rows in answers]
+
+    async def check(number: int) -> None:
+        line, n = Rowline(), number % len(answers)
+        pieces, request = in_parts(answers[n], source), replace(speech(seed, frames=20), scope=str(number))
+        if number == 0:
+            prompt, places, hidden = joined(answers[n])
+            pieces = [places, Rows("prompt", prompt.rows[:-1]), Rows("prompt", prompt.rows[-1:], last=True), hidden]
+        speaking = asyncio.create_task(all_of(small.speak(await small.prepare(request), line.inputs(), {"codes": 0})))
+        for piece in pieces:
+            if number == 0 and len(piece.rows) == 1:
+                await until(lambda: small.engine.stats().preempted == 1)
+            line.put(piece)
+            await asyncio.sleep(source.random() * 0.02)
+        assert [code for made in await speaking for code in made] == expected[n]
+
+    for first in range(0, rounds, 6):
+        await asyncio.gather(*map(check, range(first, first + 6)))
+    assert small.engine.stats().preemptions > 0 and small.engine.stats().pages_used == 0
+    await small.close()
+
+
+@pytest.mark.parametrize("end", ["closed", "cut short", "bad"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+async def test_an_opening_that_does_not_end_leaves_nothing(
+    thinker: QwenThinker, talker: QwenTalker, end: str, share: float, seed: int
+) -> None:
+    """share: of the rows of the conversation that had come."""
+    prompt, places, hidden = joined(await rows_of(thinker, asked(seed, words=WORDS)))
+    line, rows = Rowline(), prompt.rows[: round(share * len(prompt.rows))]
+    line.put(places)
+    line.put(Rows("prompt", rows, last=share == 1))
+    request, before = replace(speech(seed), scope=f"{end} {share}"), talker.engine.stats().rows
+    speaking = asyncio.create_task(all_of(talker.speak(await talker.prepare(request), line.inputs(), {"codes": 0})))
+    await until(lambda: talker.engine.stats().rows - before == len(rows) // PAGE_ROWS * PAGE_ROWS)
+    if end == "closed":
+        speaking.cancel()
+        await asyncio.wait([speaking])
+    else:
+        if end == "bad":
+            line.put(Rows("prompt", np.concatenate([prompt.rows, prompt.rows[:1]])))
+        else:
+            line.end()
+        with pytest.raises(BadRequest, match="give each row one" if end == "bad" else "ended before the last one"):
+            await speaking
+    stats = talker.engine.stats()
+    assert (stats.pages_used, stats.waiting, stats.running, stats.starved) == (0, 0, 0, 0)
+    assert await spoken(talker, [prompt, places, hidden], request) == await spoken(talker, [prompt, places, hidden], speech(seed))
+
+
+@pytest.mark.parametrize("places", [0, 1, 79, 81])
+async def test_rows_and_places_that_do_not_belong_together_are_refused(talker: QwenTalker, places: int, seed: int) -> None:
+    rows = np.zeros((80, talker.config.row_size), np.float32)
+    given = [Rows("places", np.zeros((places, 3), np.int32), last=True), Rows("prompt", rows, last=True)]
+    for order in (given, given[::-1]):
+        with pytest.raises(BadRequest, match=f"80 rows has {places} places") as refused:
+            await spoken(talker, order, speech(seed))
+        assert refused.value.field == "talker"
+    assert talker.engine.stats().pages_used == 0
+
+
 async def test_an_answer_without_a_word_has_no_speech(talker: QwenTalker, thinker: QwenThinker, seed: int) -> None:
     """Its only token is its end, which has no row."""
     (end,) = thinker.tokenizer.ends
-    nothing = replace(asked(seed), sampling=Sampling(logit_bias={end: 100.0}), ignore_eos=False)
+    nothing = replace(asked(seed, words=WORDS), sampling=Sampling(logit_bias={end: 100.0}), ignore_eos=False)
     said = await speak(thinker, talker, nothing, speech(seed))
-    assert (said.tokens, said.codes) == ([], [])
+    assert (said.tokens, said.codes, talker.engine.stats().pages_used) == ([], [], 0)
     with pytest.raises(BadRequest, match="nothing to speak") as refused:
         await spoken(talker, await rows_of(thinker, nothing), replace(speech(seed), history=np.array([[7]], np.uint32)))
     assert refused.value.field == "resume.history"
@@ -199,9 +307,15 @@ async def test_what_it_cannot_do_is_told_before_anything_is_read(talker: QwenTal
 async def test_a_conversation_beyond_its_context_is_refused(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
     small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"context": 64}))
     rows = await rows_of(thinker, asked(seed, 5, "Far away. " * 30))
-    with pytest.raises(BadRequest, match="the Talker takes 64 rows") as refused:
-        await spoken(small, rows, speech(seed))
-    assert refused.value.field == "thinker.messages"
+    prompt, places, hidden = joined(rows)
+    for count in (63, len(prompt.rows)):
+        longer = [Rows("places", places.rows[:count], last=True), Rows("prompt", prompt.rows[:count], last=True), hidden]
+        for order in (longer, longer[::-1]):
+            with pytest.raises(BadRequest, match="the Talker takes 62 rows") as refused:
+                await spoken(small, order, speech(seed))
+            assert refused.value.field == "thinker.messages"
+    longest = [Rows("places", places.rows[:62], last=True), Rows("prompt", prompt.rows[:62], last=True), hidden]
+    assert len(await spoken(small, longest, speech(seed, frames=0))) == 1
     whole = await spoken(small, await rows_of(thinker, asked(seed, 5, "Far?")), speech(seed, frames=0))
     assert 0 < len(whole) < 64
     await small.close()

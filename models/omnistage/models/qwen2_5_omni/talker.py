@@ -8,29 +8,27 @@ it: what 5.20 to 5.23 compute for a request alone is something else, since they 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
-from omnistage.engine.pages import PAGE_ROWS
-from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.models.common.arrays import array_of, tensor_of
+from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.stream import SequenceStream
+from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed, next_rows
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import Array, BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
+from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
+from omnistage.models.qwen2_5_omni.opening import Opening
 from omnistage.models.qwen2_5_omni.ports import AXES, CODES, HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.voices import Voice, chosen_voice
 
@@ -52,17 +50,6 @@ class Prepared:
 
     request: SpeechRequest
     begin: torch.Tensor
-
-
-@dataclass(slots=True, eq=False)
-class Opening:
-    """What there must be before the first code. reply: rows of the answer, the first one and those that came with it. ended: these are
-    all."""
-
-    prompt: list[torch.Tensor] = field(default_factory=list)
-    places: list[torch.Tensor] = field(default_factory=list)
-    reply: list[torch.Tensor] = field(default_factory=list)
-    ended: bool = False
 
 
 class QwenTalker(EngineModel):
@@ -103,22 +90,19 @@ class QwenTalker(EngineModel):
         begin = self._text.begins[request.voice or self._info.voices[0]]
         with unfit_refused("talker"):
             # What is wrong with the request itself is told before anything is read.
-            self.engine.check(self._asked(request, self._prompt(begin, Opening(reply=[begin]), "")))
+            self.engine.check(self._asked(request, self._prompt(np.zeros((AXES, 0), np.int64), "")))
         return Prepared(request, begin)
 
     async def speak(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
         request = prepared.request
-        opening = await self._opening(inputs)
-        if not opening.reply:
-            if request.history is not None and len(request.history):
-                raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
-            yield Frames(_EMPTY, FinishReason.STOP)
-            return
-        prompt = await self._worker.run(partial(self._prompt, prepared.begin, opening, request.scope))
-        with unfit_refused("talker"):
-            submitted = self.engine.submit(self._asked(request, prompt))
-        async with aclosing(submitted) as stream:
+        async with AsyncExitStack() as held:
+            opening, stream = await self._begun(prepared, inputs, held)
+            if stream is None or not opening.reply:
+                if request.history is not None and len(request.history):
+                    raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
+                yield Frames(_EMPTY, FinishReason.STOP)
+                return
             feed = Feed(stream, inputs, HIDDEN, self._text.behind)
             feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
             async with feed.feeding():
@@ -131,30 +115,31 @@ class QwenTalker(EngineModel):
                     if reason is not None:
                         return
 
-    async def _opening(self, inputs: AsyncIterator[Piece]) -> Opening:
-        """Raises BadRequest for a conversation that is too long."""
-        opening, missing, room = Opening(), {PROMPT, PLACES}, self._context
-        kept = {PROMPT: opening.prompt, PLACES: opening.places, HIDDEN: opening.reply}
-        while missing or not (opening.reply or opening.ended):
-            piece = await next_rows(inputs)
-            rows = cast(Array, piece.content)
-            if piece.port == PROMPT and (room := room - len(rows)) < 0:
-                raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {self._context} rows")
-            if len(rows):
-                kept[piece.port].append(tensor_of(rows))
-            if piece.last:
-                missing.discard(piece.port)
-                opening.ended = opening.ended or piece.port == HIDDEN
-        return opening
+    async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
+        """A speech up to its first code, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
+        gets the stream, to close it. None: there was nothing to read. Raises BadRequest, EngineFull or EngineClosed."""
+        request, opening, stream = prepared.request, Opening(prepared.begin, self._context - 2), None
+        while not opening.complete:
+            opening.take(await next_rows(inputs))
+            if opening.places is None or not opening.readable:
+                continue
+            pages = await self._worker.run(opening.read)
+            if stream is None:
+                with unfit_refused("talker"):
+                    stream = self.engine.submit(self._asked(request, self._prompt(opening.places, request.scope)))
+                await held.enter_async_context(aclosing(stream))
+            for rows, digest in pages:
+                stream.give(rows, digest)
+        return opening, stream
 
-    def _prompt(self, begin: torch.Tensor, opening: Opening, scope: str) -> Prompt:
-        """begin: [1, row_size]. Of the rows of the answer the first one is taken."""
-        rows = torch.cat([*opening.prompt, begin, opening.reply[0][:1]])
-        codec = self.config.codec
-        items = np.full((len(rows), 1), self.config.nothing, np.int64)
+    def _prompt(self, places: NDArray[np.int64], scope: str) -> Prompt:
+        """The rows of a conversation in their places, the voice's token, and the first row of the answer."""
+        codec, count = self.config.codec, places.shape[1] + 2
+        items = np.full((count, 1), self.config.nothing, np.int64)
         items[-2:, 0] = codec.pad, codec.begin
-        positions = _positions(opening.places)
-        return Prompt(items, tuple(_known(rows)), positions, int(positions.max()) + 1 - len(rows), scope.encode())
+        after = int(places[:, -1].max()) + 1 if places.shape[1] else 0
+        positions = np.concatenate((places, np.broadcast_to(np.arange(after, after + 2), (AXES, 2))), axis=1)
+        return Prompt(items, (), positions, int(positions.max()) + 1 - count, scope.encode(), given_later=True)
 
     def _asked(self, request: SpeechRequest, prompt: Prompt) -> SequenceRequest:
         """Raises Unfit."""
@@ -173,20 +158,6 @@ class QwenTalker(EngineModel):
         )
 
 
-def _known(rows: torch.Tensor) -> Iterator[Given]:
-    """Rows page by page, known by their bits: a conversation that goes on begins with the same ones."""
-    for first in range(0, len(rows), PAGE_ROWS):
-        page = rows[first : first + PAGE_ROWS]
-        yield Given(first, page, hashlib.sha256(array_of(page).data).digest())
-
-
 async def _in_turn(pieces: Sequence[Piece]) -> AsyncIterator[Piece]:
     for piece in pieces:
         yield piece
-
-
-def _positions(places: list[torch.Tensor]) -> NDArray[np.int64]:
-    """Of the rows of the conversation, and of two that count on. int64 [axes, rows]."""
-    before = torch.cat(places).to(torch.int64).T if places else torch.full((AXES, 0), 0)
-    after = int(before[:, -1].max()) + 1 if before.shape[1] else 0
-    return torch.cat((before, torch.arange(after, after + 2).expand(AXES, 2)), 1).numpy()

@@ -1,0 +1,84 @@
+"""What a speech begins with, as it comes: rows of the conversation, and of the answer up to the first one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.arrays import array_of, tensor_of
+from omnistage.models.interface import Array, BadRequest, Piece
+from omnistage.models.qwen2_5_omni.ports import AXES, HIDDEN, PLACES, PROMPT
+
+Page = tuple[torch.Tensor, bytes]
+"""Rows [n, row_size] and a digest of their bits."""
+
+
+class Opening:
+    """Takes pieces until it is `complete`. Its rows can be read page by page meanwhile.
+
+    places: int64 [axes, rows], where the rows of the conversation stand; None: not all of them came. reply: rows of the answer, the first
+    one and those that came with it; none where an answer has none. ended: these are all.
+    """
+
+    def __init__(self, begin: torch.Tensor, most: int) -> None:
+        """begin: [1, row_size], the voice's token. most: rows of a conversation."""
+        self._begin, self._most = begin, most
+        self._missing = {PROMPT, PLACES}
+        self._count = 0
+        self._unread: list[torch.Tensor] = []
+        self._parts: list[torch.Tensor] = []
+        self.places: NDArray[np.int64] | None = None
+        self.reply: list[torch.Tensor] = []
+        self.ended = False
+
+    @property
+    def complete(self) -> bool:
+        return not self._missing and bool(self.reply or self.ended)
+
+    @property
+    def readable(self) -> bool:
+        """Whether `read` has a page, or the last rows."""
+        if self.places is None:
+            return False
+        return sum(map(len, self._unread)) >= PAGE_ROWS or (self.complete and bool(self.reply))
+
+    def take(self, piece: Piece) -> None:
+        """Raises BadRequest for a conversation that is too long, and for rows and places that do not belong together."""
+        rows = tensor_of(cast(Array, piece.content))
+        kept = {PROMPT: self._unread, PLACES: self._parts, HIDDEN: self.reply}
+        if len(rows):
+            kept[piece.port].append(rows)
+        if piece.port == PROMPT:
+            self._count += len(rows)
+        if piece.last:
+            self._missing.discard(piece.port)
+            self.ended = self.ended or piece.port == HIDDEN
+            if piece.port == PLACES:
+                self.places = torch.cat(self._parts).to(torch.int64).T.numpy() if self._parts else np.zeros((AXES, 0), np.int64)
+        self._check()
+
+    def _check(self) -> None:
+        placed = sum(map(len, self._parts))
+        if max(self._count, placed) > self._most:
+            raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {self._most} rows")
+        if self._count != placed and (not self._missing or (self.places is not None and self._count > placed)):
+            raise BadRequest("talker", f"a conversation of {self._count} rows has {placed} places: give each row one")
+
+    def read(self) -> list[Page]:
+        """Rows of the sequence that were not read before, page by page, known by their bits: a conversation that goes on begins with the
+        same ones. Whole pages, until with the first row of the answer all are there. For a thread that may compute."""
+        ends = self.complete and bool(self.reply)
+        rows = torch.cat([*self._unread, self._begin, self.reply[0][:1]] if ends else self._unread)
+        count = len(rows) if ends else len(rows) // PAGE_ROWS * PAGE_ROWS
+        # The rest may be a few rows of many.
+        self._unread = [rows[count:].clone()]
+        return [_known(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]
+
+
+def _known(page: torch.Tensor) -> Page:
+    return page, hashlib.sha256(array_of(page).data).digest()
