@@ -13,7 +13,7 @@ class Activity:
     """One thread that computes: whether it has work, and how many steps it has done.
 
     name: for the log. step_limit_s: a step that takes longer hangs, the time in which the thread waits for a CPU left out.
-    helped: other threads, of torch's pool, may compute what it waits for.
+    helped: other threads, of torch's pool, may compute what it waits for. processes: so may threads of these, by their ids.
     `begin` and `rest` are called under the lock that guards the thread's queue; reading needs none.
     """
 
@@ -21,6 +21,7 @@ class Activity:
 
     def __init__(self, name: str, step_limit_s: float = STEP_LIMIT_S) -> None:
         self.name = name
+        self.processes: tuple[int, ...] = ()
         self.step_limit_s = step_limit_s
         self.thread_id: int | None = None
         self.steps = 0

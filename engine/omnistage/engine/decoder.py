@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
+from omnistage.engine.group import ALONE, Group
 from omnistage.engine.linear import Linear, Linears, build_exact
 
 EMBEDDING = "embed_tokens.weight"
@@ -78,11 +79,19 @@ class PackedDecoder:
     None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists.
     entry: how rows enter the first layer, made with the decoder's own products: by default a given vector stands in the place of the
     embedding. products: the backend of its products, and why a faster one was refused.
+    group: ranks that compute it together. config and weights are then those of this rank's part, heads and columns of the FFN, with a
+    weight "lm_head.weight" for its part of the logits; all ranks call `hidden` and `logits` alike, and each has the whole of both.
     """
 
-    def __init__(self, config: DecoderConfig, weight: Weights, entry: Callable[[Linears], Enter] = lambda linear: in_place) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weight: Weights,
+        entry: Callable[[Linears], Enter] = lambda linear: in_place,
+        group: Group = ALONE,
+    ) -> None:
         embedding = _need(weight, EMBEDDING)
-        self._config, self._embedding = config, embedding
+        self._config, self._embedding, self._group = config, embedding, group
         self._norm = _need(weight, "norm.weight").clone()
         head = weight(LM_HEAD)
 
@@ -131,9 +140,9 @@ class PackedDecoder:
             rolled = qkv.roll(half, -1)
             qkv.mul_(cos).addcmul_(rolled, sin)
             attended = attention(index, qkv[:, :heads], qkv[:, heads:])
-            x = x + layer.output(attended)
+            x = x + self._group.sum(layer.output(attended))
             gate, up = layer.gate_up(functional.rms_norm(x, (width,), layer.ffn_norm, config.norm_eps)).chunk(2, -1)
-            x = x + layer.down(functional.silu(gate) * up)
+            x = x + self._group.sum(layer.down(functional.silu(gate) * up))
         last = functional.rms_norm(x, (width,), self._norm, config.norm_eps)
         if not rows.taps:
             return Hidden(last)
@@ -157,7 +166,7 @@ class PackedDecoder:
         return values[self._axis_of_component, :, 0, self._components].t()[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden)
+        return self._group.join(self._head(hidden))
 
 
 def in_place(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from omnistage.engine.activity import STEP_LIMIT_S, Activity
 from omnistage.engine.adapter import Decoder, Head
 from omnistage.engine.attention import Choice, chosen
+from omnistage.engine.followers import Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pace import STEP_S, Pace
 from omnistage.engine.pages import PagePool, PrefixCache
@@ -42,7 +43,8 @@ class Engine:
 
     pages: size of the KV cache in pages (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
     None: a quarter. poison: fill freed pages with NaN (tests). step_s: see `Pace`. step_limit_s: see `Activity`; `activity` tells what the
-    thread does. It starts with the first request. attention: which backend was chosen for the decoder, and why.
+    thread does. It starts with the first request. attention: which backend was chosen for the decoder, and why. followers: other ranks of
+    the decoder.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Engine:
         step_s: float | None = STEP_S,
         step_limit_s: float = STEP_LIMIT_S,
         attention: Choice | None = None,
+        followers: Followers | None = None,
     ) -> None:
         limits = limits or Limits()
         self.activity = Activity("omnistage-engine", step_limit_s)
@@ -64,9 +67,11 @@ class Engine:
         self._spec = decoder.spec
         self._pool = PagePool(pages)
         self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
-        self._cache = KVCache(decoder.spec, pages, poison=poison)
+        cache = KVCache(decoder.spec, pages, poison=poison)
+        if followers is not None:
+            followers.begin(pages)
         self._scheduler = Scheduler(self._pool, self._prefixes, limits)
-        self._runner = Runner(decoder, head, self._cache, self.attention.backend)
+        self._runner = Runner(decoder, head, cache, self.attention.backend, followers)
         self._pace = Pace(limits.max_rows, step_s)
         self._mailbox = Mailbox(limits.max_waiting, self.activity.begin, self.activity.rest)
         self._outbox = Outbox()
@@ -213,7 +218,7 @@ class Engine:
         step = self._scheduler.plan(self._pace.long_rows(decoding))
         for sequence in self._scheduler.running:
             self._put_found_taps(sequence)
-        self._cache.follow(*self._pool.changes())
+        self._runner.follow(*self._pool.changes())
         self._idle = not step
         return step
 

@@ -92,3 +92,10 @@ def _given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) 
         vectors[first : first + len(part)] = part
         has_given[first : first + len(part)] = True
     return to_device(vectors, spec.device) if is_here else vectors, to_device(has_given, spec.device)
+
+
+def last_rows(hidden: torch.Tensor, plan: Plan, least: int) -> torch.Tensor:
+    """Those that an item is drawn from, and more of them where there are fewer than `least`. hidden: of all rows of the step."""
+    last = hidden.index_select(0, plan.drawn)
+    padding = max(least - len(last), 0)
+    return torch.cat([last, last[:1].expand(padding, -1)]) if padding else last

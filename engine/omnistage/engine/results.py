@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
 from omnistage.engine.adapter import Decoder, DecoderSpec, StepRows
 from omnistage.engine.attention import AttentionBackend
+from omnistage.engine.followers import Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.pages import PAGE_ROWS, pages_for
@@ -22,18 +24,29 @@ REVISION = 1
 tokens are drawn or become text."""
 
 
-def fixed_results(decoder: Decoder, logits: Callable[[torch.Tensor], torch.Tensor], attention: AttentionBackend) -> list[torch.Tensor]:
+def fixed_results(
+    decoder: Decoder,
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    attention: AttentionBackend,
+    followers: Followers | None = None,
+) -> list[torch.Tensor]:
     """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs as a prompt is, and of one more that is decoded.
 
     A row does not depend on its company, so these are the bits of every product and of attention, whatever a step takes."""
-    cache = KVCache(decoder.spec, pages_for(FIXED_ROWS + 1))
-    cache.follow(range(pages_for(FIXED_ROWS + 1)), ())
+    pages = range(pages_for(FIXED_ROWS + 1))
+    cache = KVCache(decoder.spec, len(pages))
+    cache.follow(pages, ())
+    if followers is not None:
+        followers.begin(len(pages))
+        followers.follow(pages, ())
     starts = [*range(0, FIXED_ROWS, PAGE_ROWS), FIXED_ROWS]
     results = [torch.tensor([REVISION])]
     with torch.inference_mode():
         for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
             plan = _plan(decoder.spec, start, end - start)
-            hidden = decoder.hidden(plan.rows, attention.bind(cache, decoder.spec, plan)).last
+            bound = attention.bind(cache, decoder.spec, plan)
+            with nullcontext() if followers is None else followers.step(plan):
+                hidden = decoder.hidden(plan.rows, bound).last
             results += [hidden[: end - start], logits(hidden)[: end - start]]
     return results
 
@@ -49,5 +62,5 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
         pages=torch.full((count,), pages - 1, device=spec.device),
         places=(slots[:count] % PAGE_ROWS).to(spec.device),
         runs=(PlannedRun(0, count, start, tuple(range(pages))),),
-        drawn=torch.zeros(0, dtype=torch.int64, device=spec.device),
+        drawn=torch.arange(padded, device=spec.device),
     )

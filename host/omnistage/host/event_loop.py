@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 PERIOD_S = 1.0
@@ -30,6 +30,7 @@ class EventLoop:
     name = "event loop"
     step_limit_s = STEP_LIMIT_S
     helped = False
+    processes: Sequence[int] = ()
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,12 +1,12 @@
-"""The threads of this process as the kernel sees them: whether they run, and how long they have run and waited for a CPU."""
+"""The threads of processes as the kernel sees them: whether they run, and how long they have run and waited for a CPU."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_TASKS = Path("/proc/self/task")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -20,18 +20,25 @@ class KernelThread:
     delay_s: float
 
 
-def seen() -> dict[int, KernelThread]:
-    """The threads of this process by their numbers."""
-    numbers = [int(folder.name) for folder in _TASKS.iterdir()]
-    return {number: thread for number in numbers if (thread := _thread(number)) is not None}
+def seen(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
+    """The threads of this process, and of others that are given by their ids, by their numbers."""
+    threads = (folder for process in ("self", *processes) for folder in _folders(Path(f"/proc/{process}/task")))
+    return {int(folder.name): thread for folder in threads if (thread := _thread(folder)) is not None}
 
 
-def _thread(number: int) -> KernelThread | None:
-    """A thread of this process, proc(5) stat and schedstat; None if it has ended."""
+def _folders(tasks: Path) -> list[Path]:
     try:
-        stat = (_TASKS / str(number) / "stat").read_text()
+        return list(tasks.iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _thread(folder: Path) -> KernelThread | None:
+    """A thread, proc(5) stat and schedstat; None if it has ended."""
+    try:
+        stat = (folder / "stat").read_text()
         if DELAYS_ARE_TOLD:
-            cpu_ns, delay_ns, _ = (_TASKS / str(number) / "schedstat").read_text().split()
+            cpu_ns, delay_ns, _ = (folder / "schedstat").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name may hold anything; after it come state (field 3) and, as fields 14 and 15, the ticks in user and kernel mode.

@@ -5,7 +5,8 @@ machine makes nobody hang. A look that came late itself is not counted, because 
 SIGSTOP, or a call that keeps Python's lock). Of the others, the time is left out in which a thread of the process waited for a CPU, as the
 kernel counts it (run delay): the watched thread, or one that the watched thread may wait for. A thread that waits for Python's lock wakes
 every few milliseconds and so uses CPU, however little. What a native thread computes, such as those of torch's pool, may be what a thread
-of a model sleeps for; what a thread of Python computes, such as the event loop, is not. While no thread has work, this one sleeps.
+of a model sleeps for; what a thread of Python computes, such as the event loop, is not. So may what other processes compute that the
+thread names, such as the other ranks of a model. While no thread has work, this one sleeps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ IDLE_S = 1.5
 class Watched(Protocol):
     """A thread that computes. thread_id: the kernel's number of it, None until it runs. steps: how many it has done. busy: it has work.
     step_limit_s: most seconds of a step, time in which it waits for a CPU left out. helped: native threads may compute what it sleeps
-    for."""
+    for. processes: ids of others whose threads may, too."""
 
     @property
     def name(self) -> str: ...
@@ -37,6 +38,8 @@ class Watched(Protocol):
     def step_limit_s(self) -> float: ...
     @property
     def helped(self) -> bool: ...
+    @property
+    def processes(self) -> Sequence[int]: ...
     @property
     def thread_id(self) -> int | None: ...
     @property
@@ -81,13 +84,13 @@ class Watchdog:
         seen: Mapping[int, KernelThread] = {}
         while True:
             self._awake.wait()
-            seen = seen or kernel_threads.seen()
+            seen = seen or self._seen()
             begun = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
             self._awake.clear()  # Before the look: work that comes from here on is seen by it, or wakes this thread again.
             elapsed_s = time.monotonic() - begun  # Without what follows, which takes long where others want Python's lock.
-            before, seen = seen, kernel_threads.seen()
+            before, seen = seen, self._seen()
             look = _look(before, seen, elapsed_s)
             for judge in self._judges:
                 if reason := judge.judge(look):
@@ -97,6 +100,9 @@ class Watchdog:
                 self._awake.set()
             elif not self._awake.is_set():
                 seen = {}  # By the next look that would be long ago.
+
+    def _seen(self) -> Mapping[int, KernelThread]:
+        return kernel_threads.seen({process for judge in self._judges for process in judge.thread.processes})
 
 
 class _Judge:
@@ -146,7 +152,7 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the threads of the process did in a time.
+    """What the threads of the process, and of those that help it, did in a time.
 
     uses: by the kernel's number. counted_s: how much of the time none of them waited for a CPU. idle_s: how much of it no native thread
     computed either.

@@ -99,7 +99,7 @@ FAMILIES: Mapping[str, Family] = {
                 "omnistage.models.qwen2_5_omni.thinker:QwenThinker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
-                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE),
+                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE, "tensor_parallel_size"),
                 options="omnistage.models.qwen2_5_omni.options:ThinkerOptions",
                 files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
                 model_type="qwen2_5_omni",

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from omnistage.engine.adapter import Head
+from omnistage.engine.attention import chosen
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.kv import page_bytes
@@ -20,6 +21,7 @@ from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.memory import memory_told
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.team import Team
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of, hardware
@@ -29,6 +31,9 @@ from omnistage.models.options import LoadOptions
 
 MAX_SESSIONS = 64
 """Where nobody says how many."""
+
+Logits = Callable[[torch.Tensor], torch.Tensor]
+"""[rows, hidden] to [rows, vocabulary]."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -77,26 +82,35 @@ class Started:
     def of(
         cls,
         decoder: PackedDecoder,
-        head: Head,
+        head: Callable[[Logits], Head],
         folder: Path,
         options: LoadOptions,
         *,
         limits: Limits,
         kv_bytes: int,
         poison: bool = False,
+        team: Team | None = None,
     ) -> Self:
-        """kv_bytes: of keys and values. poison: see `Engine`."""
+        """head: makes it of the logits of the decoder. kv_bytes: of keys and values. poison: see `Engine`. team: other ranks of the
+        decoder; kv_bytes are then those of each."""
+        logits = decoder.logits if team is None else team.logits(decoder.logits)
+        attention = chosen(decoder.spec)
+        results = computed(partial(fixed_results, decoder, logits, attention.backend, team), options.threads)
         engine = Engine(
             decoder,
-            head,
+            head(logits),
             pages=kv_bytes // page_bytes(decoder.spec),
             limits=limits,
             kept_pages=None if options.keeps_prompts else 0,
             poison=poison,
+            attention=attention,
+            followers=team,
         )
-        results = computed(partial(fixed_results, decoder, decoder.logits, engine.attention.backend), options.threads)
+        engine.activity.processes = () if team is None else team.processes
         dtype = _name(decoder.spec.dtype)
-        told = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
+        told: dict[str, object] = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
+        if team is not None:
+            told["tensor_parallel_size"] = options.tensor_parallel_size
         settings = {
             **{name: options.told(name, value) for name, value in {**told, "enable_cache": options.keeps_prompts}.items()},
             **memory_told(folder),
@@ -114,7 +128,7 @@ class Started:
             device=hardware(self.options.device),
             threads=self.options.threads,
             results=[*self.results, *results],
-            settings=settings,
+            settings=f"{settings}, {ranks} ranks" if (ranks := self.options.tensor_parallel_size) > 1 else settings,
         )
 
 

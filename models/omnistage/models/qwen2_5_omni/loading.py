@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import Qwen2_5OmniTextConfig
 
 from omnistage.engine.decoder import LM_HEAD, PackedDecoder
+from omnistage.engine.group import ALONE, Group, RanksApart
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
@@ -20,9 +23,12 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.revision import computed
+from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.common.spool import MEDIA_PORTS
+from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
+from omnistage.models.errors import LoadError
 from omnistage.models.interface import ModelInfo
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
@@ -42,22 +48,43 @@ from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 CODE_REVISION = "1"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
+HEAD_PLAN = {"lm_head": "colwise_gather_output"}
+"""As the model of Transformers adds it to the plan of its config; that model takes seconds to import."""
+
 _PREFIX = "thinker."
 _OTHERS = ("talker.", "token2wav.")
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
+    options, config = options_of(options, 0), read_thinker_config(folder)
+    config_of_part(config.text, options.tensor_parallel_size)  # Before others are started for nothing.
+    with ExitStack() as undo:
+        if team := Team.for_options(f"{__name__}:{read_decoder.__name__}", folder, options):
+            undo.callback(team.close)
+        try:
+            thinker = _loaded(folder, options, config, team)
+        except RanksApart as error:
+            raise LoadError(str(error)) from error
+        undo.pop_all()
+    return thinker
+
+
+def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Team | None) -> QwenThinker:
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    config = read_thinker_config(folder)
     tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
-    parts = read_parts(folder, config, dtype, device)
-    wanted, row_bytes = ThinkerOptions.from_settings(options.family).context, page_bytes(parts.decoder.spec) // PAGE_ROWS
+    parts = read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
+    if team is not None:
+        team.connect(device)
+    wanted = ThinkerOptions.from_settings(options.family).context
+    # The ranks of a CPU take of the same memory.
+    sharing = options.tensor_parallel_size if device.type == "cpu" else 1
+    row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
     cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.text.context, wanted=wanted)
     sizes = Sizes.chosen(config, options, cache)
-    head, limits = TokenHead(parts.decoder.logits), limits_of(options, sizes.batch_rows)
-    started = Started.of(parts.decoder, head, folder, options, limits=limits, kv_bytes=cache.kv_bytes)
+    limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing
+    started = Started.of(parts.decoder, TokenHead, folder, options, limits=limits, kv_bytes=kv_bytes, team=team)
     together, encoded = computed(partial(_encode, parts, config, pictures), options.threads)
     info = ModelInfo(
         name=name_of(folder),
@@ -85,7 +112,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
         FeatureCache(sizes.feature_bytes),
         info.revision.encode(),
     )
-    return QwenThinker(config, started.engine, tokenizer, reader, encoders, info, cache.context)
+    return QwenThinker(config, started.engine, tokenizer, reader, encoders, info, cache.context, team)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
@@ -101,12 +128,11 @@ class Parts:
     products: str
 
 
-def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device) -> Parts:
-    """Raises BadCheckpoint for a weight that is missing, or that nobody reads; ValueError for an ill-shaped one."""
+def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
+    """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody reads;
+    ValueError for an ill-shaped one."""
     with Weights(folder) as weights:
-        head = "" if config.tied else _PREFIX + LM_HEAD
-        weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
-        decoder = PackedDecoder(config.text, decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=head))
+        decoder = _decoder(weights, config, dtype, device, group)
         build = partial(_encoders, weights, config, dtype, device)
         if device.type == "cpu":
             (vision, audio), products = build_exact(build, dtype, device)
@@ -115,6 +141,22 @@ def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: 
             (vision, audio), products = build(whole), WHOLE.name
         weights.check_read(ignored=_OTHERS)
     return Parts(decoder, vision, audio, products)
+
+
+def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+    """A `rank.Reader`."""
+    with Weights(folder) as weights:
+        return _decoder(weights, read_thinker_config(folder), chosen_dtype(options), torch.device(options.device), group)
+
+
+def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
+    weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
+    head = "" if config.tied else _PREFIX + LM_HEAD
+    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=head)
+    if group.size == 1:
+        return PackedDecoder(config.text, weight)
+    plan = {**Qwen2_5OmniTextConfig.base_model_tp_plan, **HEAD_PLAN}
+    return PackedDecoder(config_of_part(config.text, group.size), weights_of_part(weight, plan, group), group=group)
 
 
 def _encoders(

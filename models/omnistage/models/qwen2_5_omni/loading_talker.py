@@ -53,7 +53,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         weights.check_read(ignored=_OTHERS)
     row_bytes = page_bytes(decoder.spec) // PAGE_ROWS
     cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.decoder.context, wanted=wanted)
-    started = Started.of(decoder, TokenHead(decoder.logits), folder, options, limits=limits_of(options), kv_bytes=cache.kv_bytes)
+    started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=cache.kv_bytes)
     info = ModelInfo(
         name=name_of(folder) + "-talker",
         revision=started.revision(CODE_REVISION, settings=str(cache.context)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.constraint import Grammar
 from omnistage.models.common.requests import check_place, unfit_refused
 from omnistage.models.common.spool import Files, Spool, Spooled
+from omnistage.models.common.team import Team
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import BadRequest, Full, Load, Media, ModelInfo, Piece, Rows, Streamed, TextRequest, Turn, Wanted
@@ -61,10 +63,11 @@ class QwenThinker(EngineThinker[Prepared]):
         encoders: Worker,
         info: ModelInfo,
         context: int,
+        team: Team | None = None,
     ) -> None:
-        """context: tokens of a conversation with its answer."""
+        """context: tokens of a conversation with its answer. team: other ranks of the decoder, closed with the model."""
         super().__init__(engine, tokenizer, info, context, workers=[encoders])
-        self.config, self.reader = config, reader
+        self.config, self.reader, self._team = config, reader, team
         self._unread = 0
         self._spool = Spool()
 
@@ -90,6 +93,8 @@ class QwenThinker(EngineThinker[Prepared]):
     async def close(self) -> None:
         await super().close()
         await self.reader.close()
+        if self._team is not None:
+            await asyncio.to_thread(self._team.close)
 
     # Before the run: media are read when the answer runs, since that may take longer than a caller waits for the session to open ---------
 

@@ -82,8 +82,7 @@ class SmolThinker(EngineThinker[Prepared]):
         kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
         if (least := page_bytes(decoder.spec) * pages_for(decoder.spec.context)) > kv_bytes:
             raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least}")
-        head = TokenHead(decoder.logits)
-        started = Started.of(decoder, head, directory, options, limits=limits_of(options), kv_bytes=kv_bytes, poison=poison)
+        started = Started.of(decoder, TokenHead, directory, options, limits=limits_of(options), kv_bytes=kv_bytes, poison=poison)
         info = ModelInfo(
             name="smollm2-135m-instruct",
             revision=started.revision(_CODE_REVISION),

@@ -1,0 +1,23 @@
+"""Other ranks of a decoder, which follow every step of the engine, as the engine sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from omnistage.engine.plan import Plan
+
+
+class Followers(Protocol):
+    """Each has a cache like that of the engine, for its heads. What it is told it does in that order. Everything raises RanksApart where
+    one of them has ended."""
+
+    def begin(self, pages: int) -> None:
+        """Have a cache of so many pages, and no other one."""
+
+    def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
+        """See KVCache.follow."""
+
+    def step(self, plan: Plan) -> AbstractContextManager[None]:
+        """Compute the hidden rows of a step, as the caller does inside: an error there becomes RanksApart."""

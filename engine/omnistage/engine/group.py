@@ -1,0 +1,102 @@
+"""Ranks that compute one decoder together, each with its part of the weights (Shoeybi et al. 2019), as a decoder sees them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as distributed
+from torch._C._distributed_c10d import FileStore
+
+EXCHANGE_LIMIT_S = 60.0
+"""How long a rank waits for the others in one exchange: they do the same work, so many times what a step takes."""
+
+
+class RanksApart(Exception):
+    """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. No answer of theirs means
+    anything from here on. Not an error of a step, which would be tried again."""
+
+
+class Group(Protocol):
+    """rank: of this process, from 0 to size - 1."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all parts, the same bits on every rank. part: [rows, width]."""
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        """All parts side by side. part: [rows, width]. Returns [rows, size * width]."""
+
+
+class Alone:
+    """Implements `Group` for one process."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        return part
+
+
+ALONE = Alone()
+
+
+class Distributed:
+    """Implements `Group` over torch.distributed, with one process for each rank. A process is in one group at a time.
+
+    Parts are gathered and added in the order of the ranks: a library's own sum adds the pieces of a large tensor in another order than
+    those of a small one, and a row would depend on how many others are beside it. Of two ranks it moves the same number of bytes.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def connect(self, store: str, device: torch.device) -> None:
+        """Meet the other ranks, which do the same. store: path of a file that all of them know, in a folder of their own, which none of them
+        needs when this returns. Raises RanksApart.
+
+        On CPUs the environment says which interface is used (GLOO_SOCKET_IFNAME)."""
+        try:
+            distributed.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=FileStore(store, self.size),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=EXCHANGE_LIMIT_S),
+            )
+            distributed.barrier()
+        except RuntimeError as error:
+            raise RanksApart(f"rank {self.rank} of {self.size} did not meet the others: {error}") from error
+
+    def close(self) -> None:
+        """Leave. The others may be gone already."""
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        first, *others = self._gathered(part)
+        total = first.float()
+        for other in others:
+            total += other
+        return total.to(part.dtype)
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._gathered(part), -1)
+
+    def _gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        try:
+            distributed.all_gather(parts, part)
+        except RuntimeError as error:
+            raise RanksApart(f"rank {self.rank} of {self.size} lost the others: {error}") from error
+        return parts

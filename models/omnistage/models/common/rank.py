@@ -1,0 +1,100 @@
+"""A rank that follows: `python -m omnistage.models.common.rank DESCRIPTOR PARENT`.
+
+It loads its part of a decoder, meets the others, and then does what the first rank tells it, in that order. It ends when its parent does,
+when that closes the socket, or by any error: the parent then ends as well, and whoever watches that starts both anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+
+from omnistage.engine.adapter import Hidden
+from omnistage.engine.attention import chosen
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.group import Distributed, Group, RanksApart
+from omnistage.engine.kv import KVCache
+from omnistage.engine.linear import pad_rows
+from omnistage.engine.plan import Plan, last_rows
+from omnistage.models.common.messages import Begin, Follow, Load, Loaded, Logits, Meet, Step, moved, receive, send
+from omnistage.models.options import LoadOptions
+
+
+class Reader(Protocol):
+    """Reads the part of a rank of a decoder."""
+
+    def __call__(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+        """Raises LoadError, or ValueError for ill-shaped weights."""
+
+
+def follow(channel: Connection, decoder: PackedDecoder, group: Distributed) -> None:
+    """Until nobody tells anything any more. Raises RanksApart."""
+    attention = chosen(decoder.spec).backend
+    cache, plan, hidden = KVCache(decoder.spec, 1), cast(Plan, None), cast(Hidden, None)
+    send(channel, Loaded())
+    while True:
+        try:
+            message = receive(channel)
+        except (EOFError, ConnectionResetError):
+            return
+        match message:
+            case Meet(store):
+                group.connect(store, decoder.spec.device)
+            case Begin(pages):
+                del cache  # Two would be too much for memory.
+                cache = KVCache(decoder.spec, pages)
+            case Follow(taken, freed):
+                cache.follow(taken, freed)
+            case Step(plan):
+                plan = moved(plan, decoder.spec.device)
+                hidden = decoder.hidden(plan.rows, attention.bind(cache, decoder.spec, plan))
+            case Logits():
+                decoder.logits(last_rows(hidden.last, plan, pad_rows(len(plan.drawn))))
+            case _:
+                raise TypeError(f"no message for a rank: {message!r}")
+
+
+def _end_with(parent: int) -> None:
+    """Whatever this process waits for at that moment."""
+    ended = select.poll()
+    ended.register(os.pidfd_open(parent), select.POLLIN)
+    if os.getppid() == parent:
+        ended.poll()
+    os._exit(1)
+
+
+def main() -> None:
+    """What is interrupted at a terminal is the parent, which ends this."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor, parent = map(int, sys.argv[1:])
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    channel = Connection(descriptor)
+    load: Load = receive(channel)
+    torch.set_num_threads(load.options.threads)
+    group = Distributed(load.rank, load.size)
+    module, _, name = load.reader.partition(":")
+    reader: Reader = getattr(importlib.import_module(module), name)
+    try:
+        decoder = reader(load.folder, load.options, group)
+    except Exception as error:  # Whatever it is, the parent says it: a server has one log.
+        send(channel, Loaded(f"{type(error).__name__}: {error}"))
+        return
+    with torch.inference_mode():
+        try:
+            follow(channel, decoder, group)
+        except RanksApart as error:
+            sys.exit(str(error))
+    group.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The part of a decoder that one rank of a group computes: sizes and weights, cut as a tensor-parallel plan of Transformers says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import torch
+
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderConfig
+from omnistage.engine.group import Group
+from omnistage.models.errors import LoadError
+
+Plan = Mapping[str, str]
+"""How the weight of a module is cut, by a pattern of its name: see `transformers.integrations.tensor_parallel`."""
+
+_COLUMNS = ("colwise", "colwise_gather_output")
+_ROWS = "rowwise"
+
+
+def config_of_part(config: DecoderConfig, size: int) -> DecoderConfig:
+    """Of one of `size` ranks. Raises LoadError for a decoder that cannot be cut into so many equal parts."""
+    cut = {
+        "query heads": config.query_heads,
+        "heads of keys and values": config.kv_heads,
+        "FFN columns": config.ffn_size,
+        "tokens": config.vocab_size,
+    }
+    if any(count % size for count in cut.values()):
+        most = math.gcd(*cut.values())
+        able = [str(number) for number in range(1, most + 1) if most % number == 0]
+        told = ", ".join(f"{count} {name}" for name, count in cut.items())
+        raise LoadError(f"tensor_parallel_size {size}: does not divide {told} of this model; it can be {' or '.join(able)}")
+    return replace(config, query_heads=config.query_heads // size, kv_heads=config.kv_heads // size, ffn_size=config.ffn_size // size)
+
+
+def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
+    """The weights of a decoder by name, those that the plan names cut for a rank. Raises LoadError for a plan that says more than this."""
+    for pattern, style in plan.items():
+        if style not in (*_COLUMNS, _ROWS):
+            raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
+
+    def part(name: str) -> torch.Tensor | None:
+        found = weight(name)
+        if found is None and name == LM_HEAD:
+            found = weight(EMBEDDING)  # The logits use it, and each rank has some of the tokens.
+        style = next((style for pattern, style in plan.items() if fnmatchcase(name.rpartition(".")[0], pattern)), None)
+        if found is None or style is None:
+            return found
+        if style in _COLUMNS:
+            return found.tensor_split(group.size, 0)[group.rank]
+        if found.ndim > 1:
+            return found.tensor_split(group.size, 1)[group.rank]
+        return found if group.rank == 0 else None  # A bias is added once.
+
+    return part

@@ -1,0 +1,217 @@
+"""The ranks of a decoder, as the process sees them that has the engine: it is the first one, and starts the others on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from omnistage.engine.group import Distributed, RanksApart
+from omnistage.engine.plan import Plan
+from omnistage.models.common.messages import Begin, Follow, Load, Loaded, Logits, Meet, Step, receive, send
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+
+LOAD_LIMIT_S = 1800.0
+"""For another rank to load its part: weights come from a disk that may be slow."""
+
+END_LIMIT_S = 5.0
+"""For a rank to end that is told to; then it is killed."""
+
+DEATH_S = 1.0
+"""For a rank whose connection is closed to have ended."""
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+"""Ranks of a CPU meet where no other machine can reach them. Unless somebody says otherwise they would by the name of this machine."""
+
+
+class _Rank:
+    """One that follows: its process, and the socket on which it is told."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "omnistage.models.common.rank", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **LOOPBACK},
+            )
+            undo.callback(self.process.wait)
+            undo.callback(self.process.kill)
+            self.ended = os.pidfd_open(self.process.pid)
+            self.channel = Connection(ours.detach())
+            undo.pop_all()
+
+    def told_end(self) -> str:
+        """How it ended; empty: it has not."""
+        status = self.process.poll()
+        if status is None:
+            return ""
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        return f"rank {self.rank} ended with {how}"
+
+
+class Team:
+    """Implements `Followers`. Started at once; `connect` when this rank has loaded its own part. `close` it, whatever happened.
+
+    Steps and logits come from one thread. A rank that ends ends a thread of this process with RanksApart, at work and at rest: a server
+    then ends as for any thread that breaks, and its answers go on elsewhere.
+    """
+
+    def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
+        """reader: "module:function" of a `rank.Reader`. options.tensor_parallel_size: how many ranks there are, at least two. Raises
+        LoadError."""
+        size = options.tensor_parallel_size
+        self.group = Distributed(0, size)
+        self._ranks: list[_Rank] = []
+        self._closing, self._close_end = os.pipe()
+        self._watch = threading.Thread(target=self._watched, name="omnistage-ranks", daemon=True)
+        self._store = Path(tempfile.mkdtemp(prefix="omnistage-ranks-"))
+        try:
+            for number in range(1, size):
+                rank = _Rank(number)
+                self._ranks.append(rank)
+                with self._all_there(LoadError):
+                    send(rank.channel, Load(reader, folder, options_of(options, number), number, size))
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def for_options(cls, reader: str, folder: Path, options: LoadOptions) -> Self | None:
+        """None where there is one rank."""
+        return cls(reader, folder, options) if options.tensor_parallel_size > 1 else None
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the other ranks."""
+        return tuple(rank.process.pid for rank in self._ranks)
+
+    def connect(self, device: torch.device) -> None:
+        """Wait until all have loaded, and meet. Raises LoadError."""
+        with self._all_there(LoadError):
+            for rank in self._ranks:
+                if not rank.channel.poll(LOAD_LIMIT_S):
+                    raise LoadError(f"rank {rank.rank} of {self.group.size} has not loaded after {LOAD_LIMIT_S:g} s")
+                loaded: Loaded = receive(rank.channel)
+                if loaded.error:
+                    raise LoadError(f"rank {rank.rank} of {self.group.size}: {loaded.error}")
+            os.environ.update(LOOPBACK)
+            self._tell(Meet(str(self._store / "store")))
+            self.group.connect(str(self._store / "store"), device)
+        shutil.rmtree(self._store, ignore_errors=True)  # They have met, and nobody opens it again.
+        self._watch.start()
+
+    def begin(self, pages: int) -> None:
+        with self._all_there(RanksApart):
+            self._tell(Begin(pages))
+
+    def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
+        with self._all_there(RanksApart):
+            self._tell(Follow(tuple(taken), tuple(freed)))
+
+    @contextmanager
+    def step(self, plan: Plan) -> Iterator[None]:
+        with self._together():
+            self._tell(Step(plan))
+            yield
+
+    def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Logits of a decoder, of the rows of the last step that an item is drawn from, computed with the others."""
+
+        def computed(hidden: torch.Tensor) -> torch.Tensor:
+            with self._together():
+                self._tell(Logits())
+                return of(hidden)
+
+        return computed
+
+    def close(self) -> None:
+        """End the others, and wait for that."""
+        if self._watch.is_alive():
+            os.write(self._close_end, b".")
+            self._watch.join()
+        for rank in self._ranks:
+            rank.channel.close()
+        for rank in self._ranks:
+            try:
+                rank.process.wait(END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+            os.close(rank.ended)
+        self._ranks.clear()
+        for end in (self._closing, self._close_end):
+            os.close(end)
+        self.group.close()
+        shutil.rmtree(self._store, ignore_errors=True)
+
+    def _tell(self, message: object) -> None:
+        for rank in self._ranks:
+            send(rank.channel, message)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What all ranks do now. Where one has failed in the middle, the others wait for it, and would take its next step for this one."""
+        try:
+            with self._all_there(RanksApart):
+                yield
+        except RanksApart:
+            raise
+        except Exception as error:
+            raise RanksApart(f"this rank failed within a step of {self.group.size} ranks: {error!r}") from error
+
+    @contextmanager
+    def _all_there(self, error: type[LoadError | RanksApart]) -> Iterator[None]:
+        """What a rank that ends causes, as an error that says how it ended."""
+        try:
+            yield
+        except (OSError, EOFError, RanksApart) as lost:
+            raise error(self._first_end() or str(lost)) from lost
+
+    def _first_end(self) -> str:
+        """How the first rank ended; empty if none does."""
+        ends = select.poll()
+        for rank in self._ranks:
+            ends.register(rank.ended, select.POLLIN)
+        ends.poll(DEATH_S * 1000)
+        told = next(filter(None, (rank.told_end() for rank in self._ranks)), "")
+        return f"{told}; its standard error says why" if told else ""
+
+    def _watched(self) -> None:
+        ends = select.poll()
+        ends.register(self._closing, select.POLLIN)
+        for rank in self._ranks:
+            ends.register(rank.ended, select.POLLIN)
+        if self._closing not in (descriptor for descriptor, _ in ends.poll()):
+            raise RanksApart(self._first_end())
+
+
+def options_of(options: LoadOptions, rank: int) -> LoadOptions:
+    """Those of one of several ranks: each has a GPU of its own."""
+    if options.device == "cpu" or options.tensor_parallel_size == 1:
+        return options
+    if ":" in options.device:
+        raise LoadError(
+            f"tensor_parallel_size {options.tensor_parallel_size}: takes the first GPUs, device must be cuda, not {options.device}"
+        )
+    return replace(options, device=f"{options.device}:{rank}")
