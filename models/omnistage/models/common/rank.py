@@ -6,6 +6,7 @@ when that closes the socket, or by any error: the parent then ends as well, and 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import select
@@ -86,7 +87,8 @@ def main() -> None:
     try:
         decoder = reader(load.folder, load.options, group)
     except Exception as error:  # Whatever it is, the parent says it: a server has one log.
-        send(channel, Loaded(f"{type(error).__name__}: {error}"))
+        with contextlib.suppress(BrokenPipeError):  # It may have given up by itself, for the same reason.
+            send(channel, Loaded(f"{type(error).__name__}: {error}"))
         return
     with torch.inference_mode():
         try:

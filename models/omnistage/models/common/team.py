@@ -150,6 +150,7 @@ class Team:
         if self._watch.is_alive():
             os.write(self._close_end, b".")
             self._watch.join()
+        self.group.close()  # Whoever waits for this rank in the middle of a step waits no longer.
         for rank in self._ranks:
             rank.channel.close()
         for rank in self._ranks:
@@ -162,7 +163,6 @@ class Team:
         self._ranks.clear()
         for end in (self._closing, self._close_end):
             os.close(end)
-        self.group.close()
         shutil.rmtree(self._store, ignore_errors=True)
 
     def _tell(self, message: object) -> None:

@@ -1,0 +1,316 @@
+"""A decoder over several processes: its rows and tokens are those of one, whatever is beside them; and whoever of them ends, all do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.processes import wait_end
+from helpers.ranks import CONFIG, PLAN, READER, random_weights, read_random
+from helpers.sequences import items, read
+from helpers.waiting import until
+from omnistage.engine.engine import Engine
+from omnistage.engine.group import ALONE, Distributed
+from omnistage.engine.head import TokenHead
+from omnistage.engine.plan import Plan
+from omnistage.engine.request import EngineClosed, Given, Prompt, SequenceEvent, SequenceRequest
+from omnistage.engine.results import fixed_results
+from omnistage.engine.types import Item, Sampling
+from omnistage.models.common.slices import config_of_part, weights_of_part
+from omnistage.models.common.team import Team, options_of
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+
+DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
+END_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Other ranks find the reader; nothing of theirs stays behind."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    assert not list(tmp_path.iterdir())
+
+
+def options(size: int, seed: int, dtype: str = "float32", **family: object) -> LoadOptions:
+    return LoadOptions(dtype=dtype, tensor_parallel_size=size, family={"seed": seed % 1000, **family})
+
+
+@contextmanager
+def team_of(settings: LoadOptions) -> Iterator[Team]:
+    team = Team(READER, Path(), settings)
+    processes = team.processes
+    try:
+        yield team
+    finally:
+        team.close()
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+
+
+@contextmanager
+def engine_of(settings: LoadOptions, pages: int = 64) -> Iterator[tuple[Engine, Team | None]]:
+    """Of one rank, or of several."""
+    if settings.tensor_parallel_size == 1:
+        decoder = read_random(Path(), settings, ALONE)
+        yield Engine(decoder, TokenHead(decoder.logits), pages=pages, poison=True), None
+        return
+    with team_of(settings) as team:
+        decoder = read_random(Path(), settings, team.group)
+        team.connect(torch.device("cpu"))
+        yield Engine(decoder, TokenHead(team.logits(decoder.logits)), pages=pages, poison=True, followers=team), team
+
+
+def requests(seed: int, count: int = 6, tokens: int = 40, sampling: Sampling | None = None) -> list[SequenceRequest]:
+    """Prompts of one row to several pages, some with vectors in the place of their tokens; all begin alike."""
+    source = random.Random(seed)
+    alike = [source.randrange(CONFIG.vocab_size) for _ in range(70)]
+    asked = []
+    for number in range(count):
+        ids = alike[: source.choice((1, 40, 70))] + [source.randrange(CONFIG.vocab_size) for _ in range(source.choice((1, 9, 33)))]
+        prompt = Prompt.of_tokens(ids)
+        if number % 2:
+            rows = torch.randn(3, CONFIG.hidden_size, generator=torch.Generator().manual_seed(number))
+            prompt = replace(prompt, given=(Given(len(ids) // 2, rows[: len(ids) - len(ids) // 2], bytes([number])),))
+        asked.append(SequenceRequest(prompt, seed=seed + number, max_items=tokens, sampling=sampling or Sampling(), taps_from=0))
+    return asked
+
+
+def long(seed: int) -> SequenceRequest:
+    """Two pages, and half a one of answer; with two more like it there is no room for that in eight."""
+    prompt = Prompt.of_tokens([random.Random(seed).randrange(CONFIG.vocab_size) for _ in range(60)])
+    return SequenceRequest(prompt, seed=seed, max_items=40, sampling=DRAWN, taps_from=0)
+
+
+async def answered(engine: Engine, asked: list[SequenceRequest]) -> list[list[SequenceEvent]]:
+    return list(await asyncio.gather(*(read(engine.submit(each)) for each in asked)))
+
+
+def taps(events: list[SequenceEvent]) -> torch.Tensor:
+    return torch.cat([event.taps.rows for event in events if event.taps is not None])
+
+
+def tokens(answers: list[list[SequenceEvent]]) -> list[list[Item]]:
+    return [items(events) for events in answers]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+async def test_several_ranks_say_what_one_says(size: int, tied: bool, seed: int) -> None:
+    asked = requests(seed)
+    with engine_of(options(1, seed, tied=tied)) as (engine, _):
+        expected = await answered(engine, asked)
+        await engine.close()
+    with engine_of(options(size, seed, tied=tied)) as (engine, _):
+        found = await answered(engine, asked)
+        await engine.close()
+    assert tokens(found) == tokens(expected)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(taps(mine), taps(other), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_what_a_row_becomes_does_not_depend_on_the_others(dtype: str, seed: int) -> None:
+    """Bit for bit: alone, beside others, with known beginnings, and where there is so little room that they make way for each other."""
+    asked = [*requests(seed, 2, tokens=20, sampling=DRAWN), *(long(seed + n) for n in range(3))]
+    with engine_of(options(4, seed, dtype), pages=8) as (engine, _):
+        together = await answered(engine, asked)
+        assert engine.stats().preemptions
+        for each, before in zip(asked, together, strict=True):
+            (alone,) = await answered(engine, [each])
+            assert items(alone) == items(before)
+            assert torch.equal(taps(alone), taps(before))
+        await engine.close()
+
+
+def test_a_fixed_sequence_tells_that_there_are_several(seed: int) -> None:
+    alone = read_random(Path(), options(1, seed), ALONE)
+    with engine_of(options(1, seed)) as (engine, _):
+        expected = fixed_results(alone, alone.logits, engine.attention.backend)
+    with team_of(options(2, seed)) as team:
+        decoder = read_random(Path(), options(2, seed), team.group)
+        team.connect(torch.device("cpu"))
+        found = fixed_results(decoder, team.logits(decoder.logits), engine.attention.backend, team)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+
+
+def test_parts_are_the_whole(seed: int) -> None:
+    """As the plan says: columns side by side, rows added up, and a bias once."""
+    whole = random_weights(seed % 1000, torch.float32)
+    parts = [weights_of_part(whole.get, PLAN, Distributed(rank, 4)) for rank in range(4)]
+    for name, weight in whole.items():
+        module = name.rpartition(".")[0]
+        style = next((style for pattern, style in PLAN.items() if module.endswith(pattern.rpartition("*.")[2])), "")
+        mine = [part(name) for part in parts]
+        if style == "rowwise" and weight.ndim == 1:
+            assert mine[0] is weight and mine[1:] == [None] * 3
+            continue
+        there = [part for part in mine if part is not None]
+        assert len(there) == 4
+        if not style:
+            assert all(torch.equal(part, weight) for part in there)
+        else:
+            assert torch.equal(torch.cat(there, 1 if style == "rowwise" else 0), weight)
+
+
+@pytest.mark.parametrize(("size", "able"), [(3, "1 or 2 or 4"), (8, "1 or 2 or 4"), (64, "1 or 2 or 4")])
+def test_a_size_that_does_not_divide_is_refused(size: int, able: str) -> None:
+    with pytest.raises(LoadError, match=f"tensor_parallel_size {size}: does not divide 8 query heads, 4 heads of keys.*it can be {able}"):
+        config_of_part(CONFIG, size)
+
+
+def test_a_plan_that_cuts_in_another_way_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"the plan cuts layers.* 'moe_tp_experts', which is not known here"):
+        weights_of_part({}.get, {"layers.*.mlp": "moe_tp_experts"}, ALONE)
+
+
+def test_ranks_of_gpus_have_one_each() -> None:
+    several = LoadOptions(device="cuda", tensor_parallel_size=2)
+    assert [options_of(several, rank).device for rank in range(2)] == ["cuda:0", "cuda:1"]
+    assert options_of(replace(several, tensor_parallel_size=1), 0).device == "cuda"
+    with pytest.raises(LoadError, match="takes the first GPUs, device must be cuda, not cuda:1"):
+        options_of(replace(several, device="cuda:1"), 0)
+
+
+def connected(settings: LoadOptions, reader: str = READER) -> None:
+    team = Team(reader, Path("no such folder"), settings)
+    try:
+        team.connect(torch.device("cpu"))
+    finally:
+        team.close()
+
+
+def test_what_another_rank_cannot_load_is_told(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LoadError, match=r"^rank 1 of 2: BadCheckpoint: .*no such folder"):
+        connected(options(2, seed), "omnistage.models.qwen2_5_omni.loading:read_decoder")
+    with pytest.raises(LoadError, match=r"^rank 1 ended with status 1; its standard error says why"):
+        connected(options(2, seed), "helpers.ranks:nobody")
+    assert "nobody" in capfd.readouterr().err
+
+
+def test_one_that_is_killed_as_it_loads_is_told(seed: int) -> None:
+    with team_of(options(4, seed)) as team, pytest.raises(LoadError, match=r"^rank 2 ended with signal SIGKILL"):
+        os.kill(team.processes[1], signal.SIGKILL)
+        team.connect(torch.device("cpu"))
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ended a thread of this process."""
+    told: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda each: told.append(f"{each.exc_type.__name__}: {each.exc_value}"))
+    return told
+
+
+@pytest.mark.parametrize("at_work", [False, True], ids=["at rest", "at work"])
+@pytest.mark.parametrize("which", [0, 2])
+async def test_where_one_is_killed_a_thread_of_the_first_one_ends(at_work: bool, which: int, ended: list[str], seed: int) -> None:
+    with engine_of(options(4, seed)) as (engine, team):
+        assert team is not None
+        stream = engine.submit(requests(seed, 1, tokens=400)[0])
+        await stream.take()
+        if not at_work:
+            await stream.aclose()
+            await until(lambda: not engine.activity.busy)
+        os.kill(team.processes[which], signal.SIGKILL)
+        await until(lambda: any(f"RanksApart: rank {which + 1} ended with signal SIGKILL" in told for told in ended))
+        with pytest.raises(EngineClosed):
+            await read(stream) if at_work else await read(engine.submit(requests(seed, 1)[0]))
+        await engine.close()
+
+
+async def test_an_error_within_a_step_ends_all(ended: list[str], seed: int) -> None:
+    """It is not tried again: the others are in the middle of it."""
+    with engine_of(options(2, seed)) as (engine, team):
+        assert team is not None
+        step, failing = team.step, threading.Event()
+
+        @contextmanager
+        def step_that_fails(plan: Plan) -> Iterator[None]:
+            with step(plan):
+                if failing.is_set():
+                    raise MemoryError("no room")
+                yield
+
+        team.step = step_that_fails  # type: ignore[method-assign]
+        stream = engine.submit(requests(seed, 1, tokens=400)[0])
+        await stream.take()
+        failing.set()
+        with pytest.raises(EngineClosed, match="failed within a step of 2 ranks: MemoryError"):
+            await read(stream)
+        await until(lambda: bool(ended))
+
+
+async def test_a_request_that_fails_after_a_step_fails_alone(seed: int) -> None:
+    """What is drawn from is whole by then."""
+    with engine_of(options(2, seed)) as (engine, _):
+        good = requests(seed, 3)
+        expected = tokens(await answered(engine, good))
+        bias = replace(good[0], sampling=replace(DRAWN, logit_bias=dict.fromkeys(range(CONFIG.vocab_size), float("nan"))))
+        spoilt = engine.submit(bias)
+        others = await answered(engine, good)
+        with pytest.raises(RuntimeError):
+            await read(spoilt)
+        assert tokens(others) == expected
+        await engine.close()
+
+
+def test_the_others_end_with_the_first_one() -> None:
+    """However it ends."""
+    code = "import signal, sys; from test_team import *; print(*Team(READER, Path(), options(4, 0)).processes, flush=True); signal.pause()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((os.environ["PYTHONPATH"], str(Path(__file__).parent)))}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        processes = [int(word) for word in first.stdout.readline().split()]
+        assert len(processes) == 3 and all(Path(f"/proc/{process}/fd").exists() for process in processes)
+        first.kill()
+    assert all(wait_end(process, END_S) for process in processes)
+    for folder in Path(tempfile.gettempdir()).iterdir():
+        folder.rmdir()  # Who is killed before the ranks have met removes nothing.
+
+
+def test_they_can_be_reached_from_this_machine_alone(seed: int) -> None:
+    before = listened([os.getpid()])
+    with engine_of(options(2, seed)) as (_, team):
+        assert team is not None
+        found = listened([os.getpid(), *team.processes]) - before
+        assert len(found) >= 2 and all(address.startswith("127.") for address in found), found
+
+
+def listened(processes: list[int]) -> set[str]:
+    """Addresses where processes take connections."""
+    own = {int(name.removeprefix("socket:[").removesuffix("]")) for process in processes for name in opened(process) if "socket" in name}
+    found = set()
+    for table, address in (("tcp", _ipv4), ("tcp6", str)):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[9]) in own:
+                found.add(address(fields[1]))
+    return found
+
+
+def opened(process: int) -> Iterator[str]:
+    """What its descriptors are."""
+    for descriptor in list(Path(f"/proc/{process}/fd").iterdir()):
+        with suppress(FileNotFoundError):  # That of the list itself.
+            yield str(descriptor.readlink())
+
+
+def _ipv4(words: str) -> str:
+    host, _, port = words.partition(":")
+    return ".".join(str(byte) for byte in reversed(bytes.fromhex(host))) + f":{int(port, 16)}"
