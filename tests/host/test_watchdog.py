@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import ctypes
 import hashlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -235,6 +237,24 @@ def test_a_thread_whose_native_helper_computes_does_not_hang():
         worker.do(join)
         worker.finished()
         assert not verdict.done()
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing(computes: bool):
+    """As one of several ranks of a model: the others compute, or hang."""
+    code = f"import time; end = time.process_time() + {LONG_S}\nwhile time.process_time() < end: pass" if computes else "input()"
+    worker = Worker()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as other:
+        worker.activity.processes = (other.pid,)
+        with watched(worker) as verdict:
+            worker.do(other.wait)
+            if computes:
+                worker.finished()
+                assert not verdict.done()
+            else:
+                assert "used no CPU" in verdict.result(LIMIT_S)
+                assert other.poll() is None
+                other.kill()
 
 
 @pytest.mark.slow

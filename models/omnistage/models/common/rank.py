@@ -7,12 +7,11 @@ when that closes the socket, or by any error: the parent then ends as well, and 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
-import select
 import signal
 import sys
-import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol, cast
@@ -28,6 +27,8 @@ from omnistage.engine.linear import pad_rows
 from omnistage.engine.plan import Plan, last_rows
 from omnistage.models.common.messages import Begin, Follow, Load, Loaded, Logits, Meet, Step, moved, receive, send
 from omnistage.models.options import LoadOptions
+
+PR_SET_PDEATHSIG = 1
 
 
 class Reader(Protocol):
@@ -64,20 +65,13 @@ def follow(channel: Connection, decoder: PackedDecoder, group: Distributed) -> N
                 raise TypeError(f"no message for a rank: {message!r}")
 
 
-def _end_with(parent: int) -> None:
-    """Whatever this process waits for at that moment."""
-    ended = select.poll()
-    ended.register(os.pidfd_open(parent), select.POLLIN)
-    if os.getppid() == parent:
-        ended.poll()
-    os._exit(1)
-
-
 def main() -> None:
-    """What is interrupted at a terminal is the parent, which ends this."""
+    """What is interrupted at a terminal is the parent, which ends this. Where that is killed the system kills this, stopped or not."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
     channel = Connection(descriptor)
     load: Load = receive(channel)
     torch.set_num_threads(load.options.threads)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
+import torch.distributed as distributed
 
 from omnistage.engine.group import Distributed, RanksApart
 from omnistage.engine.plan import Plan
@@ -38,6 +40,10 @@ DEATH_S = 1.0
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """Ranks of a CPU meet where no other machine can reach them. Unless somebody says otherwise they would by the name of this machine."""
+
+
+_WATCH, _CLOSE = b"w", b"c"
+"""What the thread is told that watches the ranks."""
 
 
 class _Rank:
@@ -81,17 +87,21 @@ class Team:
         """reader: "module:function" of a `rank.Reader`. options.tensor_parallel_size: how many ranks there are, at least two. Raises
         LoadError."""
         size = options.tensor_parallel_size
+        if distributed.is_initialized():
+            told = "this process has a model of several ranks already; load this one in another process"
+            raise LoadError(f"tensor_parallel_size {size}: {told}")
         self.group = Distributed(0, size)
         self._ranks: list[_Rank] = []
-        self._closing, self._close_end = os.pipe()
-        self._watch = threading.Thread(target=self._watched, name="omnistage-ranks", daemon=True)
+        self._told, self._telling = os.pipe()
         self._store = Path(tempfile.mkdtemp(prefix="omnistage-ranks-"))
+        started: Future[None] = Future()
+        self._watch = threading.Thread(target=self._watched, args=(started,), name="omnistage-ranks", daemon=True)
+        self._watch.start()
         try:
-            for number in range(1, size):
-                rank = _Rank(number)
-                self._ranks.append(rank)
+            started.result()
+            for rank in self._ranks:
                 with self._all_there(LoadError):
-                    send(rank.channel, Load(reader, folder, options_of(options, number), number, size))
+                    send(rank.channel, Load(reader, folder, options_of(options, rank.rank), rank.rank, size))
         except BaseException:
             self.close()
             raise
@@ -119,7 +129,7 @@ class Team:
             self._tell(Meet(str(self._store / "store")))
             self.group.connect(str(self._store / "store"), device)
         shutil.rmtree(self._store, ignore_errors=True)  # They have met, and nobody opens it again.
-        self._watch.start()
+        os.write(self._telling, _WATCH)
 
     def begin(self, pages: int) -> None:
         with self._all_there(RanksApart):
@@ -147,9 +157,7 @@ class Team:
 
     def close(self) -> None:
         """End the others, and wait for that."""
-        if self._watch.is_alive():
-            os.write(self._close_end, b".")
-            self._watch.join()
+        os.write(self._telling, _CLOSE)
         self.group.close()  # Whoever waits for this rank in the middle of a step waits no longer.
         for rank in self._ranks:
             rank.channel.close()
@@ -160,8 +168,9 @@ class Team:
                 rank.process.kill()
                 rank.process.wait()
             os.close(rank.ended)
+        self._watch.join()
         self._ranks.clear()
-        for end in (self._closing, self._close_end):
+        for end in (self._told, self._telling):
             os.close(end)
         shutil.rmtree(self._store, ignore_errors=True)
 
@@ -197,13 +206,21 @@ class Team:
         told = next(filter(None, (rank.told_end() for rank in self._ranks)), "")
         return f"{told}; its standard error says why" if told else ""
 
-    def _watched(self) -> None:
-        ends = select.poll()
-        ends.register(self._closing, select.POLLIN)
-        for rank in self._ranks:
-            ends.register(rank.ended, select.POLLIN)
-        if self._closing not in (descriptor for descriptor, _ in ends.poll()):
-            raise RanksApart(self._first_end())
+    def _watched(self, started: Future[None]) -> None:
+        """Starts the others, as they are killed when the thread that started them ends, and watches them once they have met."""
+        try:
+            for number in range(1, self.group.size):
+                self._ranks.append(_Rank(number))
+        except BaseException as error:
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+        if os.read(self._told, 1) == _WATCH:
+            ends = select.poll()
+            for descriptor in (self._told, *(rank.ended for rank in self._ranks)):
+                ends.register(descriptor, select.POLLIN)
+            if self._told not in (descriptor for descriptor, _ in ends.poll()):
+                raise RanksApart(self._first_end())
 
 
 def options_of(options: LoadOptions, rank: int) -> LoadOptions:

@@ -1,0 +1,99 @@
+"""A Thinker of two ranks as a real stage: one rank that ends or stops ends all of it, and its answers go on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.ask import ask
+from helpers.disturbed import Step, ask_through, disturbed, holder, text_chunks
+from helpers.fleet import Fleet, fleet
+from helpers.processes import wait_end
+from helpers.servers import omni_stub
+from omnistage.v1 import omni_pb2, stage_pb2
+
+pytestmark = pytest.mark.slow
+
+END_S = 20.0
+DRAWN = stage_pb2.Sampling(temperature=1, top_p=0.9)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[Fleet]:
+    with fleet(
+        tmp_path_factory.mktemp("house"),
+        kinds=("thinker",),
+        pipeline="qwen2_5_omni",
+        family="qwen2_5_omni",
+        stage_args=["--checkpoint", str(omni_checkpoint), "--dtype", "float32", "--tensor-parallel-size", "2"],
+    ) as running:
+        yield running
+
+
+def question(seed: int, tokens: int = 400) -> omni_pb2.GenerateRequest:
+    words = [stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="What?")])]
+    thinker = stage_pb2.ThinkerParams(messages=words, sampling=DRAWN, max_tokens=tokens, ignore_eos=True)
+    return omni_pb2.GenerateRequest(seed=seed, thinker=thinker)
+
+
+def other_rank(pid: int) -> int:
+    """The process that follows that of a stage."""
+    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    (rank,) = [child for child in children if b"omnistage.models.common.rank" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return rank
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_rank_is_lost(house: Fleet, blow: signal.Signals, seed: int) -> None:
+    lost = dict[str, tuple[int, int]]()
+
+    async def strike() -> None:
+        name = await holder(house, "thinker")
+        pid = house.server(name).pid
+        lost[name] = (pid, other_rank(pid))
+        os.kill(lost[name][1], blow)
+
+    async with disturbed(house, alike=False, after=question(seed, 5)) as stub:
+        answer = await ask_through(stub, question(seed), Step(text_chunks(20), strike))
+        answer.check_whole()
+        assert len(answer.failovers) == 1
+        whole = await ask(stub, question(seed))
+        assert whole.text() == answer.text()
+        ((name, (_, rank)),) = lost.items()
+        server = house.server(name)
+        assert await asyncio.to_thread(server.wait) not in (0, -signal.SIGKILL), "it ends by itself, and says that it is broken"
+        assert await asyncio.to_thread(wait_end, rank, END_S)
+        told = server.log()
+        assert ("rank 1 ended with signal SIGKILL" if blow == signal.SIGKILL else "used no CPU") in told
+
+
+async def test_a_stage_that_is_killed_takes_its_ranks_with_it(house: Fleet, seed: int) -> None:
+    async with disturbed(house, alike=False, after=question(seed, 5)):
+        name = house.of("thinker")[0]
+        rank = other_rank(house.server(name).pid)
+        house.kill(name)
+        assert await asyncio.to_thread(wait_end, rank, END_S)
+
+
+async def test_a_stage_that_is_told_to_end_ends_its_ranks(house: Fleet, seed: int) -> None:
+    async with disturbed(house, alike=False, after=question(seed, 5)):
+        name = house.of("thinker")[1]
+        server = house.server(name)
+        rank = other_rank(server.pid)
+        server.terminate()
+        assert await asyncio.to_thread(server.wait) == 0
+        assert await asyncio.to_thread(wait_end, rank, END_S)
+        assert "Traceback" not in server.log()
+
+
+async def test_many_at_once_say_what_each_says_alone(house: Fleet, seed: int) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        together = await asyncio.gather(*(ask(stub, question(seed + n, 30)) for n in range(8)))
+        for n, answer in enumerate(together):
+            answer.check_whole()
+            assert (await ask(stub, question(seed + n, 30))).text() == answer.text()
