@@ -35,8 +35,8 @@ LOAD_LIMIT_S = 1800.0
 END_LIMIT_S = 5.0
 """For a rank to end that is told to; then it is killed."""
 
-DEATH_S = 1.0
-"""For a rank whose connection is closed to have ended."""
+DEATH_S = 10.0
+"""For a rank whose connection is closed to have ended: an interpreter that ends by an error has much to free."""
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """Ranks of a CPU meet where no other machine can reach them. Unless somebody says otherwise they would by the name of this machine."""
@@ -195,7 +195,7 @@ class Team:
         try:
             yield
         except (OSError, EOFError, RanksApart) as lost:
-            raise error(self._first_end() or str(lost)) from lost
+            raise error(self._first_end() or f"a rank of {self.group.size} was lost: {lost!r}") from lost
 
     def _first_end(self) -> str:
         """How the first rank ended; empty if none does."""
