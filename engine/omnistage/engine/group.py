@@ -61,8 +61,8 @@ class Distributed:
         self.rank, self.size = rank, size
 
     def connect(self, store: str, device: torch.device) -> None:
-        """Meet the other ranks, which do the same. store: path of a file that all of them know, in a folder of their own, which none of them
-        needs when this returns. Raises RanksApart.
+        """Meet the other ranks, which do the same. store: path of a file that all of them know, in a folder of their own; it may go when
+        this returns. Raises RanksApart.
 
         On CPUs the environment says which interface is used (GLOO_SOCKET_IFNAME)."""
         try:
