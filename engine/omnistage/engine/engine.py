@@ -67,11 +67,11 @@ class Engine:
         self._spec = decoder.spec
         self._pool = PagePool(pages)
         self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
-        cache = KVCache(decoder.spec, pages, poison=poison)
+        self._cache = KVCache(decoder.spec, pages, poison=poison)
         if followers is not None:
             followers.begin(pages)
         self._scheduler = Scheduler(self._pool, self._prefixes, limits)
-        self._runner = Runner(decoder, head, cache, self.attention.backend, followers)
+        self._runner = Runner(decoder, head, self._cache, self.attention.backend, followers)
         self._pace = Pace(limits.max_rows, step_s)
         self._mailbox = Mailbox(limits.max_waiting, self.activity.begin, self.activity.rest)
         self._outbox = Outbox()
