@@ -72,6 +72,7 @@ class Distributed:
                 rank=self.rank,
                 world_size=self.size,
                 timeout=timedelta(seconds=EXCHANGE_LIMIT_S),
+                device_id=device if device.type == "cuda" else None,
             )
             distributed.barrier()
         except RuntimeError as error:
