@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 STEP_LIMIT_S = 60.0
 """What a step may take, waiting for a CPU left out, if a family states nothing else: many times the longest one on a slow CPU."""
@@ -19,9 +19,9 @@ class Activity:
 
     helped = True
 
-    def __init__(self, name: str, step_limit_s: float = STEP_LIMIT_S) -> None:
+    def __init__(self, name: str, step_limit_s: float = STEP_LIMIT_S, processes: Sequence[int] = ()) -> None:
         self.name = name
-        self.processes: tuple[int, ...] = ()
+        self.processes = processes
         self.step_limit_s = step_limit_s
         self.thread_id: int | None = None
         self.steps = 0

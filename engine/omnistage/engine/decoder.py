@@ -140,9 +140,9 @@ class PackedDecoder:
             rolled = qkv.roll(half, -1)
             qkv.mul_(cos).addcmul_(rolled, sin)
             attended = attention(index, qkv[:, :heads], qkv[:, heads:])
-            x = x + self._group.sum(layer.output(attended))
+            x = x + self._group.all_reduce(layer.output(attended))
             gate, up = layer.gate_up(functional.rms_norm(x, (width,), layer.ffn_norm, config.norm_eps)).chunk(2, -1)
-            x = x + self._group.sum(layer.down(functional.silu(gate) * up))
+            x = x + self._group.all_reduce(layer.down(functional.silu(gate) * up))
         last = functional.rms_norm(x, (width,), self._norm, config.norm_eps)
         if not rows.taps:
             return Hidden(last)
@@ -166,7 +166,7 @@ class PackedDecoder:
         return values[self._axis_of_component, :, 0, self._components].t()[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._group.join(self._head(hidden))
+        return self._group.all_gather(self._head(hidden))
 
 
 def in_place(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:

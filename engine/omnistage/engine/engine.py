@@ -19,7 +19,7 @@ import torch
 from omnistage.engine.activity import STEP_LIMIT_S, Activity
 from omnistage.engine.adapter import Decoder, Head
 from omnistage.engine.attention import Choice, chosen
-from omnistage.engine.followers import Followers
+from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pace import STEP_S, Pace
 from omnistage.engine.pages import PagePool, PrefixCache
@@ -59,17 +59,16 @@ class Engine:
         step_s: float | None = STEP_S,
         step_limit_s: float = STEP_LIMIT_S,
         attention: Choice | None = None,
-        followers: Followers | None = None,
+        followers: Followers = NOBODY,
     ) -> None:
         limits = limits or Limits()
-        self.activity = Activity("omnistage-engine", step_limit_s)
+        self.activity = Activity("omnistage-engine", step_limit_s, followers.processes)
         self.attention = attention or chosen(decoder.spec)
         self._spec = decoder.spec
         self._pool = PagePool(pages)
         self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
         self._cache = KVCache(decoder.spec, pages, poison=poison)
-        if followers is not None:
-            followers.begin(pages)
+        followers.new_cache(pages)
         self._scheduler = Scheduler(self._pool, self._prefixes, limits)
         self._runner = Runner(decoder, head, self._cache, self.attention.backend, followers)
         self._pace = Pace(limits.max_rows, step_s)

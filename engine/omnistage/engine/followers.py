@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from omnistage.engine.plan import Plan
@@ -11,13 +11,32 @@ from omnistage.engine.plan import Plan
 
 class Followers(Protocol):
     """Each has a cache like that of the engine, for its heads. What it is told it does in that order. Everything raises RanksApart where
-    one of them has ended."""
+    one of them has ended. processes: their ids."""
 
-    def begin(self, pages: int) -> None:
+    @property
+    def processes(self) -> Sequence[int]: ...
+
+    def new_cache(self, pages: int) -> None:
         """Have a cache of so many pages, and no other one."""
 
-    def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
+    def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         """See KVCache.follow."""
 
     def step(self, plan: Plan) -> AbstractContextManager[None]:
         """Compute the hidden rows of a step, as the caller does inside: an error there becomes RanksApart."""
+
+
+class Nobody:
+    """Implements `Followers` for a decoder that one process has whole."""
+
+    processes = ()
+
+    def new_cache(self, pages: int) -> None: ...
+
+    def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None: ...
+
+    def step(self, plan: Plan) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+NOBODY = Nobody()

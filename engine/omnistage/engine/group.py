@@ -27,10 +27,10 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of all parts, the same bits on every rank. part: [rows, width]."""
 
-    def join(self, part: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """All parts side by side. part: [rows, width]. Returns [rows, size * width]."""
 
 
@@ -40,10 +40,10 @@ class Alone:
     rank = 0
     size = 1
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         return part
 
-    def join(self, part: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         return part
 
 
@@ -83,17 +83,17 @@ class Distributed:
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
-        first, *others = self._gathered(part)
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        first, *others = self._parts(part)
         total = first.float()
         for other in others:
             total += other
         return total.to(part.dtype)
 
-    def join(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._gathered(part), -1)
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._parts(part), -1)
 
-    def _gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
+    def _parts(self, part: torch.Tensor) -> list[torch.Tensor]:
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.size)]
         try:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from omnistage.engine.adapter import CPU, DecoderSpec, StepRows
+from omnistage.engine.linear import pad_rows
 from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.scheduler import Run
 from omnistage.engine.transfer import to_device
@@ -27,8 +28,8 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """rows: what the decoder takes. pages, places: int64 [rows], where keys and values of each row go; less than the rows by padding. runs:
-    as above, in the order of the rows. drawn: int64 [n], rows that an item is drawn from."""
+    """On the CPU until `to` moves it. rows: what the decoder takes. pages, places: int64 [rows], where keys and values of each row go; less
+    than the rows by padding. runs: as above, in the order of the rows. drawn: int64 [n], rows that an item is drawn from."""
 
     rows: StepRows
     pages: torch.Tensor
@@ -40,6 +41,25 @@ class Plan:
     def count(self) -> int:
         """Rows without padding."""
         return len(self.pages)
+
+    def to(self, device: torch.device) -> Plan:
+        """The same on a device, where vectors that an encoder left there are already."""
+        if device.type == "cpu":
+            return self
+        rows = self.rows
+        return Plan(
+            rows=StepRows(
+                items=to_device(rows.items, device),
+                positions=to_device(rows.positions, device),
+                given=None if rows.given is None else to_device(rows.given, device),
+                has_given=None if rows.has_given is None else to_device(rows.has_given, device),
+                taps=rows.taps,
+            ),
+            pages=to_device(self.pages, device),
+            places=to_device(self.places, device),
+            runs=self.runs,
+            drawn=to_device(self.drawn, device),
+        )
 
 
 def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
@@ -67,35 +87,35 @@ def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
         if run.draws:
             drawn.append(first - 1)
     vectors, has_given = _given(given, padded, spec) if given else (None, None)
-    device = spec.device
     return Plan(
         rows=StepRows(
-            items=to_device(torch.from_numpy(items), device),
-            positions=to_device(torch.from_numpy(positions), device),
+            items=torch.from_numpy(items),
+            positions=torch.from_numpy(positions),
             given=vectors,
             has_given=has_given,
             taps=any(run.wants_taps for run in runs),
         ),
-        pages=to_device(torch.from_numpy(pages), device),
-        places=to_device(torch.from_numpy(slots % PAGE_ROWS), device),
+        pages=torch.from_numpy(pages),
+        places=torch.from_numpy(slots % PAGE_ROWS),
         runs=tuple(shapes),
-        drawn=to_device(torch.tensor(drawn, dtype=torch.int64), device),
+        drawn=torch.tensor(drawn, dtype=torch.int64),
     )
 
 
 def _given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    # Where they are: what an encoder has left on the device stays there, and what came over the wire goes there at once.
+    # Where they are: what an encoder has left on the device stays there, and what came over the wire goes there with the plan.
     is_here = all(part.device.type == "cpu" for _, part in parts)
     vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)
     has_given = torch.zeros(rows, 1, dtype=torch.bool)
     for first, part in parts:
         vectors[first : first + len(part)] = part
         has_given[first : first + len(part)] = True
-    return to_device(vectors, spec.device) if is_here else vectors, to_device(has_given, spec.device)
+    return vectors, has_given
 
 
-def last_rows(hidden: torch.Tensor, plan: Plan, least: int) -> torch.Tensor:
-    """Those that an item is drawn from, and more of them where there are fewer than `least`. hidden: of all rows of the step."""
+def last_rows(hidden: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Those that an item is drawn from, and some of them once more where there are fewer than a product takes. hidden: of all rows of the
+    step."""
     last = hidden.index_select(0, plan.drawn)
-    padding = max(least - len(last), 0)
+    padding = max(pad_rows(len(last)) - len(last), 0)
     return torch.cat([last, last[:1].expand(padding, -1)]) if padding else last

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 
 from omnistage.engine.adapter import Decoder, DecoderSpec, StepRows
 from omnistage.engine.attention import AttentionBackend
-from omnistage.engine.followers import Followers
+from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.pages import PAGE_ROWS, pages_for
@@ -28,7 +27,7 @@ def fixed_results(
     decoder: Decoder,
     logits: Callable[[torch.Tensor], torch.Tensor],
     attention: AttentionBackend,
-    followers: Followers | None = None,
+    followers: Followers = NOBODY,
 ) -> list[torch.Tensor]:
     """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs as a prompt is, and of one more that is decoded.
 
@@ -36,17 +35,17 @@ def fixed_results(
     pages = range(pages_for(FIXED_ROWS + 1))
     cache = KVCache(decoder.spec, len(pages))
     cache.follow(pages, ())
-    if followers is not None:
-        followers.begin(len(pages))
-        followers.follow(pages, ())
+    followers.new_cache(len(pages))
+    followers.pages_changed(pages, ())
     starts = [*range(0, FIXED_ROWS, PAGE_ROWS), FIXED_ROWS]
     results = [torch.tensor([REVISION])]
     with torch.inference_mode():
         for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
             plan = _plan(decoder.spec, start, end - start)
-            bound = attention.bind(cache, decoder.spec, plan)
-            with nullcontext() if followers is None else followers.step(plan):
-                hidden = decoder.hidden(plan.rows, bound).last
+            here = plan.to(decoder.spec.device)
+            bound = attention.bind(cache, decoder.spec, here)
+            with followers.step(plan):
+                hidden = decoder.hidden(here.rows, bound).last
             results += [hidden[: end - start], logits(hidden)[: end - start]]
     return results
 
@@ -58,9 +57,9 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729
     pages = pages_for(start + count)
     return Plan(
-        rows=StepRows((items % spec.item_ids).to(spec.device), slots.expand(spec.axes, padded).to(spec.device)),
-        pages=torch.full((count,), pages - 1, device=spec.device),
-        places=(slots[:count] % PAGE_ROWS).to(spec.device),
+        rows=StepRows(items % spec.item_ids, slots.expand(spec.axes, padded)),
+        pages=torch.full((count,), pages - 1),
+        places=slots[:count] % PAGE_ROWS,
         runs=(PlannedRun(0, count, start, tuple(range(pages))),),
-        drawn=torch.arange(padded, device=spec.device),
+        drawn=torch.arange(padded),
     )

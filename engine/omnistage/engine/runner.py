@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from omnistage.engine.adapter import Decoder, DrawnItem, Head
 from omnistage.engine.attention import AttentionBackend
-from omnistage.engine.followers import Followers
+from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.plan import last_rows, planned
@@ -26,28 +25,27 @@ class Computed:
 
 
 class Runner:
-    def __init__(
-        self, decoder: Decoder, head: Head, cache: KVCache, attention: AttentionBackend, followers: Followers | None = None
-    ) -> None:
+    def __init__(self, decoder: Decoder, head: Head, cache: KVCache, attention: AttentionBackend, followers: Followers = NOBODY) -> None:
         self._decoder, self._head, self._cache, self._attention = decoder, head, cache, attention
         self._followers = followers
 
     def follow(self, taken: Many[int], freed: Many[int]) -> None:
         """See KVCache.follow; between two steps."""
         self._cache.follow(taken, freed)
-        if self._followers is not None and (taken or freed):
-            self._followers.follow(taken, freed)
+        if taken or freed:
+            self._followers.pages_changed(taken, freed)
 
     def run(self, runs: Many[Run]) -> list[Computed]:
         """Compute the rows of some runs in one pass, and draw an item from each that ends with the last known row of its sequence."""
         plan = planned(runs, self._decoder.spec, pad_rows(1))
-        attention = self._attention.bind(self._cache, self._decoder.spec, plan)
-        with nullcontext() if self._followers is None else self._followers.step(plan):
-            hidden = self._decoder.hidden(plan.rows, attention)
+        here = plan.to(self._decoder.spec.device)
+        attention = self._attention.bind(self._cache, self._decoder.spec, here)
+        with self._followers.step(plan):
+            hidden = self._decoder.hidden(here.rows, attention)
         drawing = [run.sequence for run in runs if run.draws]
         drawn: list[DrawnItem | None] = []
         if drawing:
-            last = last_rows(hidden.last, plan, pad_rows(len(drawing)))
+            last = last_rows(hidden.last, here)
             drawn = self._head.draw(last, [sequence.draws for sequence in drawing], [sequence.banned for sequence in drawing])
         else:
             # A device that works behind our back is waited for: else a step would seem to take no time, and others would queue up.

@@ -39,7 +39,7 @@ class LoadOptions:
 
     path: folder of a checkpoint, None for the family's own. max_sessions: answers at once. max_batch_size, max_batch_tokens: sequences and
     rows in one step. kv_cache_bytes: of keys and values. enable_cache: keep what prompts that begin alike have in common.
-    tensor_parallel_size: devices that the model is spread over. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to
+    tensor_parallel_size: ranks that the model is spread over. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to
     1. memory_share: part of the device's memory that it may count on, where others that take what they find free start beside it, above 0
     to 1. family: options that only models of one family have.
     """

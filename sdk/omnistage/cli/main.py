@@ -195,7 +195,7 @@ def serve(
         list[str] | None, typer.Option(metavar="[STAGE=]BOOL", help="Keep what prompts that begin alike have in common.")
     ] = None,
     tensor_parallel_size: Annotated[
-        list[str] | None, typer.Option(metavar="[STAGE=]N", help="Devices that a model is spread over.")
+        list[str] | None, typer.Option(metavar="[STAGE=]N", help="Processes of a machine, a GPU each, that a model is spread over.")
     ] = None,
     gpu_memory_utilization: Annotated[
         list[str] | None, typer.Option(metavar="[STAGE=]PART", help="Part of a GPU's memory that may be filled.")

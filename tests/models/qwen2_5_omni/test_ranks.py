@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from helpers import media_files
 from helpers.models import said
@@ -90,6 +91,14 @@ async def test_what_is_drawn_of_two_ranks_does_not_depend_on_others(omni_checkpo
 def test_a_size_that_does_not_divide_is_refused(omni_checkpoint: Path) -> None:
     with pytest.raises(LoadError, match=r"^tensor_parallel_size 4: does not divide 6 query heads, 2 heads of keys.*; it can be 1 or 2$"):
         load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, tensor_parallel_size=4))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, where more than this can be seen")
+def test_ranks_take_the_first_gpus(omni_checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As far as can be seen without one: nothing is wrong but that."""
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
+        load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, device="cuda", dtype="float32", tensor_parallel_size=2))
+    assert "Traceback" not in capfd.readouterr().err, "who is left alone while it loads says nothing"
 
 
 async def test_a_process_has_one_model_of_several_ranks(omni_checkpoint: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from omnistage.engine.adapter import Head
 from omnistage.engine.attention import chosen
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, PackedDecoder
 from omnistage.engine.engine import Engine
+from omnistage.engine.followers import NOBODY
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
@@ -41,9 +43,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class EngineModel:
     """Implements what `Model` has for every kind, but for the first session."""
 
-    def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = ()) -> None:
-        """workers: threads beside that of the engine; they are closed with the model."""
-        self.engine, self._info, self._workers = engine, info, tuple(workers)
+    def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = (), team: Team | None = None) -> None:
+        """workers: threads beside that of the engine. team: other ranks of its decoder. Both are closed with the model."""
+        self.engine, self._info, self._workers, self._team = engine, info, tuple(workers), team
 
     @property
     def info(self) -> ModelInfo:
@@ -61,6 +63,8 @@ class EngineModel:
         await self.engine.close()
         for worker in self._workers:
             await worker.close()
+        if self._team is not None:
+            await asyncio.to_thread(self._team.close)
 
 
 # How it is started ---------------------------------------------------------------------------------------------------------------------
@@ -93,9 +97,9 @@ class Started:
     ) -> Self:
         """head: makes it of the logits of the decoder. kv_bytes: of keys and values. poison: see `Engine`. team: other ranks of the
         decoder; kv_bytes are then those of each."""
-        logits = decoder.logits if team is None else team.logits(decoder.logits)
+        followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
         attention = chosen(decoder.spec)
-        results = computed(partial(fixed_results, decoder, logits, attention.backend, team), options.threads)
+        results = computed(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
         engine = Engine(
             decoder,
             head(logits),
@@ -104,9 +108,8 @@ class Started:
             kept_pages=None if options.keeps_prompts else 0,
             poison=poison,
             attention=attention,
-            followers=team,
+            followers=followers,
         )
-        engine.activity.processes = () if team is None else team.processes
         dtype = _name(decoder.spec.dtype)
         told: dict[str, object] = {"dtype": dtype, "max_batch_size": limits.max_sequences, "max_batch_tokens": limits.max_rows}
         if team is not None:

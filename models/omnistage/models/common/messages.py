@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from omnistage.engine.plan import Plan
-from omnistage.engine.transfer import to_device
 from omnistage.models.options import LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReadPart:
     """The first message. reader: "module:function" of a `rank.Reader`."""
 
     reader: str
@@ -29,28 +28,28 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """The only answer, to Load. error: why it could not, empty if it could."""
+class PartRead:
+    """The only answer, to ReadPart. error: why it could not, empty if it could."""
 
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class Connect:
     """See Distributed.connect."""
 
     store: str
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """See Followers.begin."""
+class NewCache:
+    """See Followers.new_cache."""
 
     pages: int
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class PagesChanged:
     """See KVCache.follow."""
 
     taken: Sequence[int]
@@ -58,47 +57,28 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ComputeHidden:
     """Compute the hidden rows of a step."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Logits:
+class ComputeLogits:
     """Compute those of the rows of the last step that an item is drawn from."""
 
 
-def send(channel: Connection, message: object) -> None:
+def send(channels: Iterable[Connection], message: object) -> None:
     """Raises OSError where nobody reads any more."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
-    channel.send_bytes(buffer.getbuffer())
+    for channel in channels:
+        channel.send_bytes(buffer.getbuffer())
 
 
 def receive(channel: Connection) -> Any:
     """The next message. Raises EOFError or OSError where nobody writes any more."""
     return pickle.loads(channel.recv_bytes())
-
-
-def moved(plan: Plan, device: torch.device) -> Plan:
-    """A plan that came, on a device."""
-    if device.type == "cpu":
-        return plan
-    rows = plan.rows
-    return replace(
-        plan,
-        rows=replace(
-            rows,
-            items=to_device(rows.items, device),
-            positions=to_device(rows.positions, device),
-            given=None if rows.given is None else to_device(rows.given, device),
-            has_given=None if rows.has_given is None else to_device(rows.has_given, device),
-        ),
-        pages=to_device(plan.pages, device),
-        places=to_device(plan.places, device),
-        drawn=to_device(plan.drawn, device),
-    )
 
 
 class _Pickler(pickle.Pickler):

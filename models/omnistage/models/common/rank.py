@@ -23,9 +23,18 @@ from omnistage.engine.attention import chosen
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.group import Distributed, Group, RanksApart
 from omnistage.engine.kv import KVCache
-from omnistage.engine.linear import pad_rows
 from omnistage.engine.plan import Plan, last_rows
-from omnistage.models.common.messages import Begin, Follow, Load, Loaded, Logits, Meet, Step, moved, receive, send
+from omnistage.models.common.messages import (
+    ComputeHidden,
+    ComputeLogits,
+    Connect,
+    NewCache,
+    PagesChanged,
+    PartRead,
+    ReadPart,
+    receive,
+    send,
+)
 from omnistage.models.options import LoadOptions
 
 PR_SET_PDEATHSIG = 1
@@ -38,29 +47,29 @@ class Reader(Protocol):
         """Raises LoadError, or ValueError for ill-shaped weights."""
 
 
-def follow(channel: Connection, decoder: PackedDecoder, group: Distributed) -> None:
+def serve(channel: Connection, decoder: PackedDecoder, group: Distributed) -> None:
     """Until nobody tells anything any more. Raises RanksApart."""
     attention = chosen(decoder.spec).backend
     cache, plan, hidden = KVCache(decoder.spec, 1), cast(Plan, None), cast(Hidden, None)
-    send(channel, Loaded())
+    send([channel], PartRead())
     while True:
         try:
             message = receive(channel)
         except (EOFError, ConnectionResetError):
             return
         match message:
-            case Meet(store):
+            case Connect(store):
                 group.connect(store, decoder.spec.device)
-            case Begin(pages):
+            case NewCache(pages):
                 del cache  # Two would be too much for memory.
                 cache = KVCache(decoder.spec, pages)
-            case Follow(taken, freed):
+            case PagesChanged(taken, freed):
                 cache.follow(taken, freed)
-            case Step(plan):
-                plan = moved(plan, decoder.spec.device)
+            case ComputeHidden(told):
+                plan = told.to(decoder.spec.device)
                 hidden = decoder.hidden(plan.rows, attention.bind(cache, decoder.spec, plan))
-            case Logits():
-                decoder.logits(last_rows(hidden.last, plan, pad_rows(len(plan.drawn))))
+            case ComputeLogits():
+                decoder.logits(last_rows(hidden.last, plan))
             case _:
                 raise TypeError(f"no message for a rank: {message!r}")
 
@@ -73,20 +82,23 @@ def main() -> None:
     if os.getppid() != parent:
         sys.exit(1)
     channel = Connection(descriptor)
-    load: Load = receive(channel)
-    torch.set_num_threads(load.options.threads)
-    group = Distributed(load.rank, load.size)
-    module, _, name = load.reader.partition(":")
+    try:
+        asked: ReadPart = receive(channel)
+    except EOFError:  # The parent has given up already.
+        return
+    torch.set_num_threads(asked.options.threads)
+    group = Distributed(asked.rank, asked.size)
+    module, _, name = asked.reader.partition(":")
     reader: Reader = getattr(importlib.import_module(module), name)
     try:
-        decoder = reader(load.folder, load.options, group)
+        decoder = reader(asked.folder, asked.options, group)
     except Exception as error:  # Whatever it is, the parent says it: a server has one log.
         with contextlib.suppress(BrokenPipeError):  # It may have given up by itself, for the same reason.
-            send(channel, Loaded(f"{type(error).__name__}: {error}"))
+            send([channel], PartRead(f"{type(error).__name__}: {error}"))
         return
     with torch.inference_mode():
         try:
-            follow(channel, decoder, group)
+            serve(channel, decoder, group)
         except RanksApart as error:
             sys.exit(str(error))
     group.close()

@@ -18,6 +18,8 @@ Plan = Mapping[str, str]
 
 _COLUMNS = ("colwise", "colwise_gather_output")
 _ROWS = "rowwise"
+_WHOLE = "replicated"
+"""How the style begins of a weight that every rank has."""
 
 
 def config_of_part(config: DecoderConfig, size: int) -> DecoderConfig:
@@ -39,7 +41,7 @@ def config_of_part(config: DecoderConfig, size: int) -> DecoderConfig:
 def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
     """The weights of a decoder by name, those that the plan names cut for a rank. Raises LoadError for a plan that says more than this."""
     for pattern, style in plan.items():
-        if style not in (*_COLUMNS, _ROWS):
+        if style not in (*_COLUMNS, _ROWS) and not style.startswith(_WHOLE):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
 
     def part(name: str) -> torch.Tensor | None:
@@ -47,7 +49,7 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
         if found is None and name == LM_HEAD:
             found = weight(EMBEDDING)  # The logits use it, and each rank has some of the tokens.
         style = next((style for pattern, style in plan.items() if fnmatchcase(name.rpartition(".")[0], pattern)), None)
-        if found is None or style is None:
+        if found is None or style is None or style.startswith(_WHOLE):
             return found
         if style in _COLUMNS:
             return found.tensor_split(group.size, 0)[group.rank]

@@ -25,7 +25,17 @@ import torch.distributed as distributed
 
 from omnistage.engine.group import Distributed, RanksApart
 from omnistage.engine.plan import Plan
-from omnistage.models.common.messages import Begin, Follow, Load, Loaded, Logits, Meet, Step, receive, send
+from omnistage.models.common.messages import (
+    ComputeHidden,
+    ComputeLogits,
+    Connect,
+    NewCache,
+    PagesChanged,
+    PartRead,
+    ReadPart,
+    receive,
+    send,
+)
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 
@@ -101,7 +111,7 @@ class Team:
             started.result()
             for rank in self._ranks:
                 with self._all_there(LoadError):
-                    send(rank.channel, Load(reader, folder, options_of(options, rank.rank), rank.rank, size))
+                    send([rank.channel], ReadPart(reader, folder, options_of(options, rank.rank), rank.rank, size))
         except BaseException:
             self.close()
             raise
@@ -122,27 +132,27 @@ class Team:
             for rank in self._ranks:
                 if not rank.channel.poll(LOAD_LIMIT_S):
                     raise LoadError(f"rank {rank.rank} of {self.group.size} has not loaded after {LOAD_LIMIT_S:g} s")
-                loaded: Loaded = receive(rank.channel)
-                if loaded.error:
-                    raise LoadError(f"rank {rank.rank} of {self.group.size}: {loaded.error}")
+                read: PartRead = receive(rank.channel)
+                if read.error:
+                    raise LoadError(f"rank {rank.rank} of {self.group.size}: {read.error}")
             os.environ.update(LOOPBACK)
-            self._tell(Meet(str(self._store / "store")))
+            self._tell(Connect(str(self._store / "store")))
             self.group.connect(str(self._store / "store"), device)
         shutil.rmtree(self._store, ignore_errors=True)  # They have met, and nobody opens it again.
         os.write(self._telling, _WATCH)
 
-    def begin(self, pages: int) -> None:
+    def new_cache(self, pages: int) -> None:
         with self._all_there(RanksApart):
-            self._tell(Begin(pages))
+            self._tell(NewCache(pages))
 
-    def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
+    def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         with self._all_there(RanksApart):
-            self._tell(Follow(tuple(taken), tuple(freed)))
+            self._tell(PagesChanged(tuple(taken), tuple(freed)))
 
     @contextmanager
     def step(self, plan: Plan) -> Iterator[None]:
         with self._together():
-            self._tell(Step(plan))
+            self._tell(ComputeHidden(plan))
             yield
 
     def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -150,7 +160,7 @@ class Team:
 
         def computed(hidden: torch.Tensor) -> torch.Tensor:
             with self._together():
-                self._tell(Logits())
+                self._tell(ComputeLogits())
                 return of(hidden)
 
         return computed
@@ -175,8 +185,7 @@ class Team:
         shutil.rmtree(self._store, ignore_errors=True)
 
     def _tell(self, message: object) -> None:
-        for rank in self._ranks:
-            send(rank.channel, message)
+        send((rank.channel for rank in self._ranks), message)
 
     @contextmanager
     def _together(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from omnistage.models.common.arrays import array_of
 from omnistage.models.common.constraint import Constraints, Grammar, dead_ends_refused
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
+from omnistage.models.common.team import Team
 from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import (
@@ -60,11 +61,19 @@ P = TypeVar("P", bound=Tokenized)
 class EngineThinker(EngineModel, ABC, Generic[P]):
     """Implements `ThinkerModel` but for what is the family's own."""
 
-    def __init__(self, engine: Engine, tokenizer: TextTokenizer, info: ModelInfo, context: int, workers: Sequence[Worker] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        info: ModelInfo,
+        context: int,
+        workers: Sequence[Worker] = (),
+        team: Team | None = None,
+    ) -> None:
         """context: tokens of a conversation with its answer. workers: threads of the family beside those of the engine, the tokenizer and
-        the grammars; they are closed with the model."""
+        the grammars. team: see EngineModel. Both are closed with the model."""
         self._worker = Worker("tokenizer", threads=1)
-        super().__init__(engine, info, [self._worker, *workers])
+        super().__init__(engine, info, [self._worker, *workers], team)
         self.tokenizer, self._context = tokenizer, context
         self._banned = tokenizer.unsayable - tokenizer.ends
         self._never_said = tokenizer.unsayable | tokenizer.ends

@@ -57,13 +57,13 @@ _OTHERS = ("talker.", "token2wav.")
 
 def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
-    options, config = options_of(options, 0), read_thinker_config(folder)
+    config = read_thinker_config(folder)
     config_of_part(config.text, options.tensor_parallel_size)  # Before others are started for nothing.
     with ExitStack() as undo:
         if team := Team.for_options(f"{__name__}:{read_decoder.__name__}", folder, options):
             undo.callback(team.close)
         try:
-            thinker = _loaded(folder, options, config, team)
+            thinker = _loaded(folder, options_of(options, 0), config, team)
         except RanksApart as error:
             raise LoadError(str(error)) from error
         undo.pop_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -66,8 +65,8 @@ class QwenThinker(EngineThinker[Prepared]):
         team: Team | None = None,
     ) -> None:
         """context: tokens of a conversation with its answer. team: other ranks of the decoder, closed with the model."""
-        super().__init__(engine, tokenizer, info, context, workers=[encoders])
-        self.config, self.reader, self._team = config, reader, team
+        super().__init__(engine, tokenizer, info, context, workers=[encoders], team=team)
+        self.config, self.reader = config, reader
         self._unread = 0
         self._spool = Spool()
 
@@ -93,8 +92,6 @@ class QwenThinker(EngineThinker[Prepared]):
     async def close(self) -> None:
         await super().close()
         await self.reader.close()
-        if self._team is not None:
-            await asyncio.to_thread(self._team.close)
 
     # Before the run: media are read when the answer runs, since that may take longer than a caller waits for the session to open ---------
 

@@ -45,7 +45,7 @@ class StageSettings(ServerSettings):
     enable_cache: bool | None = Field(
         None, description="keep what prompts that begin alike have in common; the model's own choice", json_schema_extra={"metavar": "BOOL"}
     )
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="devices that the model is spread over")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="processes of this machine that the model is spread over, a GPU each")
     gpu_memory_utilization: float = Field(
         0.0,
         ge=0,
