@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from helpers.waiting import until
 from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
+from omnistage.engine.sequence import Sequence
 from omnistage.engine.stream import SequenceStream
 
 
@@ -133,6 +135,36 @@ async def test_pages_that_are_there_already_are_found_as_the_vectors_come(taps_f
     assert await computed(replace(prompt, scope=b"other"), 64) == 200 + 4
     assert await computed(replace(prompt, positions=None), 64) == 200 + 4
     await running.close()
+
+
+async def test_pages_behind_vectors_without_a_digest_are_found_by_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    running, prompt, other = engine(), whole(rng, 200), whole(rng, 200)
+    named, mixed = prompt.given[0].rows[:72], torch.cat([prompt.given[0].rows[:72], other.given[0].rows[72:]])
+    for vectors, count in ((prompt.given[0].rows, 200), (mixed, 200 - 64)):
+        before, asked = running.stats().rows, replace(prompt, given=(Given(0, vectors),))
+        stream = running.submit(SequenceRequest(later(asked), 1, 5))
+        stream.give(named, digest_of(asked, 0, 72))
+        stream.give(vectors[72:150])
+        stream.give(vectors[150:], digest_of(asked, 150, 200))
+        assert items(await read(stream)) == answer(asked, 1, 5)[0]
+        assert running.stats().rows - before == count + 4 and running.stats().pages_kept == 2
+    await running.close()
+
+
+def test_a_run_has_the_vectors_that_were_given_for_its_rows(seed: int) -> None:
+    """Whatever lies between them, and however few there are."""
+    rng = random.Random(seed)
+    places = sorted(rng.sample(range(300), 40))
+    parts = [Given(first, torch.full((rng.randint(1, end - first), GIVEN), first)) for first, end in pairwise([*places, 300])]
+    kept = tuple(part for part in parts if rng.random() < 0.7)
+    sequence = Sequence(SequenceRequest(Prompt(prompt_items([1] * 300), kept), 1, 9, history=((1, 2),) * 8))
+    expected = {given.first + at: given.first for given in kept for at in range(len(given.rows))}
+    for start in range(305):
+        for count in (1, 2, PAGE_ROWS):
+            found = {start + at + n: int(row[0]) for at, rows in sequence.given_of(start, count) for n, row in enumerate(rows)}
+            assert found == {slot: expected[slot] for slot in range(start, start + count) if slot in expected}
+            assert all(len(rows) for _, rows in sequence.given_of(start, count))
 
 
 @pytest.mark.parametrize("count", [0, 20, 32, 110])

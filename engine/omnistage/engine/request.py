@@ -71,13 +71,17 @@ class Prompt:
         return self.given[-1].first + len(self.given[-1].rows) if self.given else 0
 
     @property
+    def ready_rows(self) -> int:
+        """Rows that have all that they need before anything is given later."""
+        return self.given_rows if self.given_later else len(self.items)
+
+    @property
     def text_ids(self) -> frozenset[int]:
         """Ids of the rows for which nothing is given."""
         is_text = np.ones(len(self.items), bool)
         for given in self.given:
             is_text[given.first : given.first + len(given.rows)] = False
-        if self.given_later:
-            is_text[self.given_rows :] = False
+        is_text[self.ready_rows :] = False
         return frozenset(self.items[is_text, 0].tolist())
 
 

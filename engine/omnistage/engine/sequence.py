@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -15,6 +18,8 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Given, SequenceEvent, SequenceRequest, Taps
 from omnistage.engine.sampler import Draws
 from omnistage.engine.types import Item
+
+_FIRST = attrgetter("first")
 
 MAX_UNREAD = 32
 """Events that an answer may be ahead of its reader."""
@@ -33,6 +38,7 @@ class Sequence:
         "_given",
         "_given_rows",
         "_keys",
+        "_nameless",
         "_silent",
         "_taps",
         "asked_s",
@@ -88,8 +94,10 @@ class Sequence:
         if request.constraint is not None:
             self.draws.walk = request.constraint.begin()
         self._given = list(request.prompt.given)
-        self._given_rows = request.prompt.given_rows if request.prompt.given_later else len(request.prompt)
+        self._given_rows = request.prompt.ready_rows
         """Rows of the prompt that have all that they need."""
+        self._nameless = next((given.first for given in self._given if not given.digest), None)
+        """The first row of the prompt whose vector has no digest."""
         self._appended: list[torch.Tensor] = []
         self._appended_all = False
         self._keys: list[bytes] = []
@@ -159,6 +167,8 @@ class Sequence:
 
     def give(self, given: Given) -> None:
         """Vectors of the next rows of the prompt."""
+        if self._nameless is None and not given.digest:
+            self._nameless = given.first
         self._given.append(given)
         self._given_rows += len(given.rows)
 
@@ -187,12 +197,24 @@ class Sequence:
 
     def given_of(self, start: int, count: int) -> list[tuple[int, torch.Tensor]]:
         """Vectors that stand for rows, or are added to them: pairs of the first row, counted from `start`, and [n, given_width]."""
-        parts = [part for given in self._given if (part := _overlap(given, start, count)) is not None]
+        parts = [_overlap(given, start, count) for given in self._given_among(start, count)]
         if self._appended:
             prompt = len(self.request.prompt)
             for slot in range(max(start, prompt), start + count):
                 parts.append((slot - start, self._appended[min(slot - prompt, len(self._appended) - 1)][None]))
         return parts
+
+    def _given_among(self, start: int, count: int) -> Iterator[Given]:
+        """What was given for some of these rows. A prompt that came page by page has as many as pages: they are not gone through."""
+        if start >= len(self.request.prompt):
+            return
+        after = bisect_right(self._given, start, key=_FIRST)
+        for at in range(max(after - 1, 0), len(self._given)):
+            given = self._given[at]
+            if given.first >= start + count:
+                return
+            if given.first + len(given.rows) > start:
+                yield given
 
     # Taps of full pages, until the pages are kept for others -----------------------------------------------------------------------
 
@@ -222,9 +244,8 @@ class Sequence:
     @property
     def _keyed_rows(self) -> int:
         """Rows whose content is known by ids and digests."""
-        nameless = next((given.first for given in self._given if not given.digest), None)
-        if nameless is not None:
-            return nameless
+        if self._nameless is not None:
+            return self._nameless
         return self._given_rows if self.request.appended else self.ready
 
     def _key(self, page: int) -> bytes:
@@ -233,12 +254,12 @@ class Sequence:
         digest.update(self.items_of(start, PAGE_ROWS).tobytes())
         if prompt.positions is not None or prompt.delta:
             digest.update(self.positions_of(start, PAGE_ROWS, 1 if prompt.positions is None else len(prompt.positions)).tobytes())
-        for given in self._given:
-            if given.first < start + PAGE_ROWS and start < given.first + len(given.rows):
-                digest.update(f"given at {given.first - start} of {len(given.digest)} bytes ".encode() + given.digest)
+        for given in self._given_among(start, PAGE_ROWS):
+            digest.update(f"given at {given.first - start} of {len(given.digest)} bytes ".encode() + given.digest)
         return digest.digest()
 
 
-def _overlap(given: Given, start: int, count: int) -> tuple[int, torch.Tensor] | None:
+def _overlap(given: Given, start: int, count: int) -> tuple[int, torch.Tensor]:
+    """What was given for some of these rows: the first one, counted from `start`, and their vectors."""
     first, last = max(given.first, start), min(given.first + len(given.rows), start + count)
-    return (first - start, given.rows[first - given.first : last - given.first]) if first < last else None
+    return first - start, given.rows[first - given.first : last - given.first]

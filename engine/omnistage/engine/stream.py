@@ -118,8 +118,7 @@ class SequenceStream:
         self._changed = asyncio.Event()
         self._room, self._given_width = sequence.request.max_items, given_width
         self._appended_all = not sequence.request.appended
-        prompt = sequence.request.prompt
-        self._given_rows = prompt.given_rows if prompt.given_later else len(prompt)
+        self._given_rows = sequence.request.prompt.ready_rows
 
     async def take(self) -> list[SequenceEvent]:
         """Wait for events and take all there are. Empty only after the end. Raises SequenceFailed or EngineClosed after the last event."""
