@@ -170,7 +170,7 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
         asked = TextRequest((Turn("user", (words(n, PROMPT_CHARACTERS),)),), seed=n, max_tokens=TOKENS, ignore_eos=True)
         prepared = await thinker.prepare(asked)
         _, text = await thinker._begun(prepared, Rowline().inputs(), {"text": 0, **dict.fromkeys(ROW_PORTS, 0)})
-        rows = torch.randn(len(text.prompt), talker.config.row_size).to(talker.engine._spec.dtype)
+        rows = torch.randn(len(text.prompt), talker.config.row_size).to(talker.engine.spec.dtype)
         spoken = talker._prompt(np.tile(np.arange(len(rows)), (3, 1)), "")
         speech = talker._asked(SpeechRequest(n, sampling=SPOKEN, max_frames=FRAMES), spoken)
         with torch.inference_mode():
@@ -213,7 +213,7 @@ class Speaker:
     def __init__(self, talker: QwenTalker, seed: int, rows: int) -> None:
         source = np.random.default_rng(seed)
         self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SPOKEN, max_frames=FRAMES), Rowline()
-        values = torch.from_numpy(source.standard_normal((40 + rows, talker.config.row_size), np.float32)).to(talker.engine._spec.dtype)
+        values = torch.from_numpy(source.standard_normal((40 + rows, talker.config.row_size), np.float32)).to(talker.engine.spec.dtype)
         self._line.put(Rows("prompt", array_of(values[:40]), last=True))
         self._line.put(Rows("places", np.repeat(np.arange(40, dtype=np.int32)[:, None], 3, 1), last=True))
         self._line.put(Rows("hidden", array_of(values[40:]), last=rows > 1))

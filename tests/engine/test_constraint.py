@@ -12,7 +12,7 @@ import torch
 
 from helpers.sequences import items, read
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
-from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.request import DeadEnd, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
@@ -201,3 +201,19 @@ async def test_a_constraint_that_leads_nowhere_ends_its_answer_and_no_other(seed
 async def test_a_constraint_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="100"):
         engine().check(ask(constraint=Sentences((), vocabulary=100)))
+
+
+async def test_a_constraint_is_for_the_tokens_that_can_be_drawn() -> None:
+    """Whatever other items a row can have."""
+    weight = tiny_weights(torch.float32)
+
+    def longer(name: str) -> torch.Tensor | None:
+        found = weight(name)
+        return torch.cat((found, torch.zeros(40, TINY.hidden_size))) if name == EMBEDDING and found is not None else found
+
+    decoder = PackedDecoder(replace(TINY, vocab_size=TINY.vocab_size + 40), longer)
+    running = Engine(decoder, TokenHead(decoder.logits), pages=20)
+    assert ids(await read(running.submit(ask(constraint=Sentences(((9, 8, 7),)))))) == (9, 8, 7)
+    with pytest.raises(ValueError, match="540"):
+        running.check(ask(constraint=Sentences((), vocabulary=TINY.vocab_size + 40)))
+    await running.close()

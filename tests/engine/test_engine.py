@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,11 +18,11 @@ from helpers import lengths
 from helpers.sequences import items, read
 from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
-from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.pages import pages_for
-from omnistage.engine.request import EngineClosed, EngineFull, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
+from omnistage.engine.request import EngineClosed, EngineFull, Given, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
@@ -217,12 +218,44 @@ async def test_a_request_that_can_never_run_is_refused() -> None:
         with pytest.raises(Unfit, match=r"rows|vocabulary") as unfit:
             running.submit(request)
         assert unfit.value.field == field
+    for field, never in (("end_ids", 4), ("banned", 5)):
+        with pytest.raises(Unfit, match=f"history: {never} is part of no answer"):
+            running.submit(replace(ask(history=((3,), (4,), (5,))), **{field: frozenset({never})}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="vocabulary"):
         running.submit(ask((TINY.vocab_size,)))
     with pytest.raises(ValueError, match="prompt"):
         ask(())
     with pytest.raises(Unfit, match="history: the answer ended before or with these 2 items"):
         ask(max_items=2, history=((1,), (2,)))
+    await running.close()
+
+
+async def test_an_item_without_logits_is_for_rows_that_are_not_drawn() -> None:
+    """As that of a row that has none, behind those of the vocabulary."""
+    weight, nothing = tiny_weights(torch.float32), TINY.vocab_size
+
+    def longer(name: str) -> torch.Tensor | None:
+        found = weight(name)
+        return torch.cat((found, torch.zeros(1, TINY.hidden_size))) if name == EMBEDDING and found is not None else found
+
+    running = on(PackedDecoder(replace(TINY, vocab_size=nothing + 1), longer))
+    penalised = Sampling(repetition_penalty=1.5, logit_bias={nothing - 1: 1.0})
+    for request, field in (
+        (ask(history=((nothing,),)), "history"),
+        (ask(sampling=Sampling(logit_bias={nothing: 1.0})), "sampling.logit_bias"),
+    ):
+        with pytest.raises(Unfit, match=f"below {nothing}") as unfit:
+            running.submit(request)
+        assert unfit.value.field == field
+    for field in ("end_ids", "banned", "seen"):
+        with pytest.raises(ValueError, match="never drawn"):
+            running.submit(replace(ask(), **{field: frozenset({1, nothing})}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="never drawn"):
+        running.submit(ask((1, nothing), sampling=penalised))
+    known = (Given(1, torch.ones(1, TINY.hidden_size)),)
+    given = replace(ask(sampling=penalised), prompt=Prompt(np.array([[1], [nothing]]), known))
+    for request in (ask((1, nothing), seen=frozenset({nothing - 1}), sampling=penalised), given):
+        assert len(await read(running.submit(request))) == 20
     await running.close()
 
 

@@ -22,10 +22,10 @@ CPU = torch.device("cpu")
 class DecoderSpec:
     """Sizes of a decoder.
 
-    item_ids: item ids are below this. context: most rows of one sequence, prompt and answer together. codebooks: ids of one item: 1 for
-    tokens, more for frames of codes. axes: kinds of positions of a row. given_width, tap_width: of a vector that is brought along for a
-    row, and of what is put out for one; 0 where there is no such thing. What such a vector holds is the family's: also what is added to a
-    row after later layers.
+    item_ids: the ids that the item of a row may have are below this. drawn_ids: those that can be drawn, which have logits, are below this;
+    0: all. context: most rows of one sequence, prompt and answer together. codebooks: ids of one item: 1 for tokens, more for frames of
+    codes. axes: kinds of positions of a row. given_width, tap_width: of a vector that is brought along for a row, and of what is put out
+    for one; 0 where there is no such thing. What such a vector holds is the family's: also what is added to a row after later layers.
     """
 
     layers: int
@@ -40,6 +40,11 @@ class DecoderSpec:
     given_width: int = 0
     tap_width: int = 0
     device: torch.device = CPU
+    drawn_ids: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.drawn_ids:
+            object.__setattr__(self, "drawn_ids", self.item_ids)
 
 
 @dataclass(frozen=True, slots=True)

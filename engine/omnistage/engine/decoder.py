@@ -112,6 +112,7 @@ class PackedDecoder:
             given_width=config.given_width or config.hidden_size,
             tap_width=config.hidden_size if config.taps else 0,
             device=embedding.device,
+            drawn_ids=len(embedding if head is None else head) * group.size,
         )
         table = rotary_table(config.context, config.head_size, config.rope_theta, embedding.dtype)
         self._cos, self._sin = (values.to(embedding.device) for values in table)

@@ -64,7 +64,7 @@ class Engine:
         limits = limits or Limits()
         self.activity = Activity("omnistage-engine", step_limit_s, followers.processes)
         self.attention = attention or chosen(decoder.spec)
-        self._spec = decoder.spec
+        self.spec = decoder.spec
         self._pool = PagePool(pages)
         self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
         self._cache = KVCache(decoder.spec, pages, poison=poison)
@@ -86,7 +86,7 @@ class Engine:
     def check(self, request: SequenceRequest) -> None:
         """Raise Unfit for a request that can never run here, with what is too much or out of range; ValueError for one that is not made for
         this decoder."""
-        spec, prompt = self._spec, request.prompt
+        spec, prompt = self.spec, request.prompt
         if len(prompt) > spec.context:
             raise Unfit("prompt", f"may have {spec.context} rows, has {len(prompt)}")
         if request.rows > spec.context:
@@ -103,29 +103,39 @@ class Engine:
             raise ValueError(f"vectors given for rows have the width {spec.given_width}")
         if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):
             raise ValueError("this model takes no appended rows, or has no taps")
-        if request.constraint is not None and (spec.codebooks, request.constraint.vocabulary) != (1, spec.item_ids):
+        if request.constraint is not None and (spec.codebooks, request.constraint.vocabulary) != (1, spec.drawn_ids):
             raise ValueError(
-                f"a constraint is for one id of {request.constraint.vocabulary}; items here have {spec.codebooks} of {spec.item_ids}"
+                f"a constraint is for one id of {request.constraint.vocabulary}; items here have {spec.codebooks} of {spec.drawn_ids}"
             )
         if prompt.positions is not None and not 0 <= prompt.positions.min() <= prompt.positions.max() < spec.context:
             raise Unfit("prompt", f"its positions must lie between 0 and {spec.context - 1}")
         if len(prompt) + prompt.delta < 0 or request.rows + prompt.delta > spec.context:
             raise Unfit("prompt", f"positions of the answer would lie outside of 0 to {spec.context - 1}: the delta is {prompt.delta}")
-        own = (int(prompt.items.min()), int(prompt.items.max()), *request.end_ids, *request.banned, *(request.seen or ()))
-        if not self._are_ids(own):
-            raise ValueError(f"an id is not below {spec.item_ids}, which is the size of the vocabulary")
+        self._check_ids(request)
+
+    def _check_ids(self, request: SequenceRequest) -> None:
+        """See check. What was drawn, or changes what is drawn, is looked up among the logits."""
+        spec, items = self.spec, request.prompt.items
+        if not 0 <= items.min() <= items.max() < spec.item_ids:
+            raise ValueError(f"an id of the prompt is not below {spec.item_ids}, which is the size of the vocabulary")
+        seen = request.seen
+        if seen is None:
+            seen = request.prompt.text_ids if items.max() >= spec.drawn_ids else frozenset()
+        if not _are_below(spec.drawn_ids, request.end_ids | request.banned | seen):
+            raise ValueError(f"an id that ends the answer, is banned or counts as seen is not below {spec.drawn_ids}: it is never drawn")
         asked = {"history": {part for item in request.history for part in item}, "sampling.logit_bias": request.sampling.logit_bias}
         for field, ids in asked.items():
-            if not self._are_ids(ids):
-                raise Unfit(field, f"ids must be below {spec.item_ids}, the size of the vocabulary")
-
-    def _are_ids(self, ids: Collection[int]) -> bool:
-        return all(0 <= item_id < self._spec.item_ids for item_id in ids)
+            if not _are_below(spec.drawn_ids, ids):
+                raise Unfit(field, f"ids must be below {spec.drawn_ids}, the size of the vocabulary")
+        if never := (request.end_ids | request.banned).intersection(item[0] for item in request.history):
+            raise Unfit(
+                "history", f"{min(never)} is part of no answer: it ends one, or is never drawn; give the items that came, no others"
+            )
 
     def submit(self, request: SequenceRequest) -> SequenceStream:
         """Start a request; call from a running event loop. Raises as `check`, EngineFull or EngineClosed."""
         self.check(request)
-        stream = SequenceStream(Sequence(request), self._mailbox, self._spec.given_width)
+        stream = SequenceStream(Sequence(request), self._mailbox, self.spec.given_width)
         self._mailbox.ask(stream)
         with self._starting:
             if self._thread is None:
@@ -342,3 +352,7 @@ class Engine:
             self._outbox.end(stream, error)
         self._streams.clear()
         self._outbox.send()
+
+
+def _are_below(size: int, ids: Collection[int]) -> bool:
+    return all(0 <= item_id < size for item_id in ids)
