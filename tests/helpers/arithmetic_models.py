@@ -163,9 +163,10 @@ class ArithmeticTalker(OnEngine):
     async def prepare(self, request: SpeechRequest) -> SequenceRequest:
         if request.voice not in ("", *self.info.voices):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'one'")
-        history = () if request.history is None else tuple(map(tuple, request.history.tolist()))
         with unfit_refused("talker"):
-            asked = SequenceRequest(OPENING, request.seed, MOST, request.sampling, history=history, appended=True, client=request.client)
+            asked = SequenceRequest(
+                OPENING, request.seed, MOST, request.sampling, history=request.history_items, appended=True, client=request.client
+            )
             self.engine.check(asked)
         return asked
 

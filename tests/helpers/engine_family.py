@@ -170,7 +170,7 @@ class StarvingTalker(OnEngine):
             seed=0,
             max_items=min(request.max_frames or room, room),
             sampling=request.sampling,
-            history=() if request.history is None else tuple(map(tuple, request.history.tolist())),
+            history=request.history_items,
             appended=True,
             client=request.client,
         )

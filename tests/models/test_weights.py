@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.pipes import receive, running
+from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.memory import mapped_bytes, memory_told
 from omnistage.models.common.weights import Weights
 from omnistage.models.humans import bytes_told
@@ -88,3 +89,11 @@ def test_what_is_converted_is_memory_of_the_process(omni_checkpoint: Path) -> No
     assert parts.decoder.spec.dtype == torch.bfloat16
     assert shared_in(omni_checkpoint)["Size"] == mapped_bytes(omni_checkpoint) == 0
     assert memory_told(omni_checkpoint)["shared_memory"].startswith("none")
+
+
+def test_a_weight_that_is_needed_and_not_there_is_named(tmp_path: Path) -> None:
+    save_file({"one": torch.arange(3.0)}, tmp_path / "model.safetensors")
+    with Weights(tmp_path) as weights:
+        assert weights.need("one").tolist() == [0, 1, 2]
+        with pytest.raises(BadCheckpoint, match=f"{tmp_path} lacks the weight two"):
+            weights.need("two")

@@ -366,6 +366,11 @@ class SpeechRequest:
     scope: str = ""
     history: NDArray[np.uint32] | None = None
 
+    @property
+    def history_items(self) -> tuple[tuple[int, ...], ...]:
+        """The history, frame by frame."""
+        return () if self.history is None else tuple(map(tuple, self.history.tolist()))
+
 
 @dataclass(frozen=True, slots=True)
 class Frames:

@@ -210,7 +210,7 @@ async def test_however_the_rows_come_it_says_the_same(
     thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, rounds: int, seed: int
 ) -> None:
     """Many at once, in a cache that has not room for all of them, and beside one whose rows stop coming until the others have its pages."""
-    room = page_bytes(talker.engine._spec) // PAGE_ROWS * 1024
+    room = page_bytes(talker.engine.spec) // PAGE_ROWS * 1024
     small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", kv_cache_bytes=room))
     source = random.Random(seed)
     answers = [await rows_of(thinker, asked(seed + n, 10, WORDS * times)) for n, times in enumerate((3, 3, 1, 2, 1, 3))]
@@ -292,10 +292,12 @@ async def test_an_answer_without_a_word_has_no_speech(talker: QwenTalker, thinke
     [
         ({"voice": "Nobody"}, "talker.voice", "there are Chelsie, Ethan"),
         ({"speed": 1.2}, "talker.speed", "its own pace"),
-        ({"history": np.array([[5], [8294]], np.uint32)}, "resume.history", "8294 is no code, or ends speech"),
-        ({"history": np.array([[8448]], np.uint32)}, "resume.history", "8448 is no code"),
+        ({"history": np.array([[5], [8294]], np.uint32)}, "resume.history", "8294 is part of no answer"),
+        ({"history": np.array([[5], [8292], [6]], np.uint32)}, "resume.history", "8292 is part of no answer"),
+        ({"history": np.array([[8293], [5]], np.uint32)}, "resume.history", "8293 is part of no answer"),
+        ({"history": np.array([[8448]], np.uint32)}, "resume.history", "below 8448"),
         ({"history": np.zeros((60, 1), np.uint32)}, "resume.history", "it has 60 at most"),
-        ({"sampling": Sampling(logit_bias={8449: 1.0})}, "talker.sampling.logit_bias", "8449"),
+        ({"sampling": Sampling(logit_bias={8448: 1.0})}, "talker.sampling.logit_bias", "below 8448"),
     ],
 )
 async def test_what_it_cannot_do_is_told_before_anything_is_read(talker: QwenTalker, change: dict[str, Any], field: str, told: str) -> None:

@@ -55,6 +55,12 @@ class Weights:
             tensor: torch.Tensor = self._shards[self._shard_of[name]].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
+    def need(self, name: str) -> torch.Tensor:
+        """As `read`; raises BadCheckpoint where there is none, too."""
+        if (tensor := self.read(name)) is None:
+            raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
+        return tensor
+
     def mapped(self, name: str) -> torch.Tensor | None:
         """The same, over a mapping of the weight alone: for one that is kept as it is in the file. Its memory is that of the file, which
         all processes of this machine have together; nothing else of the file stays mapped for it. Nobody writes to it."""

@@ -89,12 +89,12 @@ class ThinkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CodecIds:
-    """Items of the Talker that are no codes. end: what ends speech, `pad` among it."""
+    """Items of the Talker that are no codes. Speech ends with `eos` or `pad`."""
 
-    begin: int
+    bos: int
+    eos: int
     pad: int
     mask: int
-    end: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ def read_talker_config(directory: Path) -> TalkerConfig:
     config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
     _check_plain(whole, config)
     decoder, row_size = _text(config, taps=False), config.value("embedding_size", int)
-    begin, end, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
+    bos, eos, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
     if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'embedding_size' is {row_size}, which is not that of the rows of the Thinker")
-    if (most := max(begin, end, pad, mask)) >= decoder.vocab_size:
+    if (most := max(bos, eos, pad, mask)) >= decoder.vocab_size:
         raise BadCheckpoint(f"{config.place}: there is no item {most}, 'vocab_size' is {decoder.vocab_size}")
     return TalkerConfig(
         decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, given_width=row_size),
-        codec=CodecIds(begin, pad, mask, frozenset({pad, end})),
+        codec=CodecIds(bos, eos, pad, mask),
         row_size=row_size,
         text_end=config.value("tts_text_end_token_id", int),
         text_pad=config.value("tts_text_pad_token_id", int),

@@ -38,15 +38,13 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder) as weights:
-        text = weights.mapped(_TEXT)
-        if text is None:
-            raise BadCheckpoint(f"{folder} lacks the weight {_TEXT}")
+        text = weights.need(_TEXT)
         for name, token in (("end", config.text_end), ("pad", config.text_pad)):
             if not 0 <= token < len(text):
                 raise BadCheckpoint(f"{folder}: 'tts_text_{name}_token_id' is {token}, the Thinker has {len(text)} tokens")
         voices = read_voices(folder, config, len(text))
         rows = TextRows(
-            begins={name: text[voice.begin].to(dtype)[None] for name, voice in voices.items()},
+            voices={name: text[[voice.token]].to(dtype) for name, voice in voices.items()},
             behind=text[[config.text_end, config.text_pad]].to(dtype),
         )
         decoder = _decoder(weights, config, dtype, device)
@@ -63,7 +61,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         voices=tuple(voices),
         settings={**started.settings, **cache.why},
     )
-    return QwenTalker(config, started.engine, rows, voices, info, cache.context)
+    return QwenTalker(config, started.engine, rows, info, cache.context)
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
@@ -77,13 +75,8 @@ def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device:
         return found
 
     def entry(linear: Linears) -> Enter:
-        projection = linear(need("weight"), need("bias"))
+        matrix, bias = (weights.need(f"{_PROJECTION}.{name}").to(device, dtype) for name in ("weight", "bias"))
+        projection = linear(matrix, bias)
         return lambda rows, embedded: projection(embedded if rows.given is None else embedded + rows.given)
-
-    def need(name: str) -> torch.Tensor:
-        found = weights.read(f"{_PROJECTION}.{name}")
-        if found is None:
-            raise BadCheckpoint(f"{weights.directory} lacks the weight {_PROJECTION}.{name}")
-        return found.to(device, dtype)
 
     return PackedDecoder(config.decoder, weight, entry)

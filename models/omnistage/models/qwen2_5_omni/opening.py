@@ -21,18 +21,18 @@ Page = tuple[torch.Tensor, bytes]
 class Opening:
     """Takes pieces until it is `complete`. Its rows can be read page by page meanwhile.
 
-    places: int64 [axes, rows], where the rows of the conversation stand; None: not all of them came. reply: rows of the answer, the first
+    places: int64 [axes, rows], where the rows of the conversation stand; there when all of them came. reply: rows of the answer, the first
     one and those that came with it; none where an answer has none. ended: these are all.
     """
 
-    def __init__(self, begin: torch.Tensor, most: int) -> None:
-        """begin: [1, row_size], the voice's token. most: rows of a conversation."""
-        self._begin, self._most = begin, most
+    def __init__(self, voice: torch.Tensor, most: int) -> None:
+        """voice: [1, row_size], of its token. most: rows of a conversation."""
+        self._voice, self._most = voice, most
         self._missing = {PROMPT, PLACES}
         self._count = 0
         self._unread: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
-        self.places: NDArray[np.int64] | None = None
+        self.places: NDArray[np.int64] = np.zeros((AXES, 0), np.int64)
         self.reply: list[torch.Tensor] = []
         self.ended = False
 
@@ -43,9 +43,12 @@ class Opening:
     @property
     def readable(self) -> bool:
         """Whether `read` has a page, or the last rows."""
-        if self.places is None:
-            return False
-        return sum(map(len, self._unread)) >= PAGE_ROWS or (self.complete and bool(self.reply))
+        return PLACES not in self._missing and (self._has_all or sum(map(len, self._unread)) >= PAGE_ROWS)
+
+    @property
+    def _has_all(self) -> bool:
+        """Rows, the first one of the answer among them."""
+        return not self._missing and bool(self.reply)
 
     def take(self, piece: Piece) -> None:
         """Raises BadRequest for a conversation that is too long, and for rows and places that do not belong together."""
@@ -58,23 +61,22 @@ class Opening:
         if piece.last:
             self._missing.discard(piece.port)
             self.ended = self.ended or piece.port == HIDDEN
-            if piece.port == PLACES:
-                self.places = torch.cat(self._parts).to(torch.int64).T.numpy() if self._parts else np.zeros((AXES, 0), np.int64)
+            if piece.port == PLACES and self._parts:
+                self.places = torch.cat(self._parts).to(torch.int64).T.numpy()
         self._check()
 
     def _check(self) -> None:
         placed = sum(map(len, self._parts))
         if max(self._count, placed) > self._most:
             raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {self._most} rows")
-        if self._count != placed and (not self._missing or (self.places is not None and self._count > placed)):
+        if self._count != placed and (not self._missing or (PLACES not in self._missing and self._count > placed)):
             raise BadRequest("talker", f"a conversation of {self._count} rows has {placed} places: give each row one")
 
     def read(self) -> list[Page]:
         """Rows of the sequence that were not read before, page by page, known by their bits: a conversation that goes on begins with the
         same ones. Whole pages, until with the first row of the answer all are there. For a thread that may compute."""
-        ends = self.complete and bool(self.reply)
-        rows = torch.cat([*self._unread, self._begin, self.reply[0][:1]] if ends else self._unread)
-        count = len(rows) if ends else len(rows) // PAGE_ROWS * PAGE_ROWS
+        rows = torch.cat([*self._unread, self._voice, self.reply[0][:1]] if self._has_all else self._unread)
+        count = len(rows) if self._has_all else len(rows) // PAGE_ROWS * PAGE_ROWS
         # The rest may be a few rows of many.
         self._unread = [rows[count:].clone()]
         return [_known(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]

@@ -30,17 +30,17 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.opening import Opening
 from omnistage.models.qwen2_5_omni.ports import AXES, CODES, HIDDEN, PLACES, PROMPT
-from omnistage.models.qwen2_5_omni.voices import Voice, chosen_voice
+from omnistage.models.qwen2_5_omni.voices import chosen_voice
 
 _EMPTY = np.empty((0, 1), np.uint32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextRows:
-    """Embeddings of the Thinker, [n, row_size]. begins: of each voice's token. behind: of the end of the text and of nothing, which follow
-    the last row of an answer."""
+    """Embeddings of the Thinker, [n, row_size]. voices: of each voice's token, by its name. behind: of the end of the text and of nothing,
+    which follow the last row of an answer."""
 
-    begins: Mapping[str, torch.Tensor]
+    voices: Mapping[str, torch.Tensor]
     behind: torch.Tensor
 
 
@@ -49,19 +49,17 @@ class Prepared:
     """A request, and the row of its voice's token, [1, row_size]."""
 
     request: SpeechRequest
-    begin: torch.Tensor
+    voice: torch.Tensor
 
 
 class QwenTalker(EngineModel):
     """Implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
 
-    def __init__(
-        self, config: TalkerConfig, engine: Engine, text: TextRows, voices: Mapping[str, Voice], info: ModelInfo, context: int
-    ) -> None:
+    def __init__(self, config: TalkerConfig, engine: Engine, text: TextRows, info: ModelInfo, context: int) -> None:
         """context: rows of a conversation and frames of its speech together."""
         self._worker = Worker("rows", threads=1)
         super().__init__(engine, info, [self._worker])
-        self.config, self._text, self._voices, self._context = config, text, voices, context
+        self.config, self._text, self._context = config, text, context
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenTalker:
@@ -81,25 +79,21 @@ class QwenTalker(EngineModel):
 
     async def prepare(self, request: SpeechRequest) -> Prepared:
         """See TalkerModel.prepare."""
-        chosen_voice(self._voices, request.voice, "talker.voice")
+        voice = chosen_voice(self._text.voices, request.voice, "talker.voice")
         if request.speed != 1:
             raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
-        for code in () if request.history is None else request.history[:, 0].tolist():
-            if code >= self.config.nothing or code in self.config.codec.end:
-                raise BadRequest("resume.history", f"{code} is no code, or ends speech; give the frames that came, and those alone")
-        begin = self._text.begins[request.voice or self._info.voices[0]]
         with unfit_refused("talker"):
             # What is wrong with the request itself is told before anything is read.
             self.engine.check(self._asked(request, self._prompt(np.zeros((AXES, 0), np.int64), "")))
-        return Prepared(request, begin)
+        return Prepared(request, self._text.voices[voice])
 
     async def speak(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
         request = prepared.request
         async with AsyncExitStack() as held:
             opening, stream = await self._begun(prepared, inputs, held)
-            if stream is None or not opening.reply:
-                if request.history is not None and len(request.history):
+            if stream is None:
+                if request.history_items:
                     raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
                 yield Frames(_EMPTY, FinishReason.STOP)
                 return
@@ -117,11 +111,11 @@ class QwenTalker(EngineModel):
 
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
         """A speech up to its first code, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
-        gets the stream, to close it. None: there was nothing to read. Raises BadRequest, EngineFull or EngineClosed."""
-        request, opening, stream = prepared.request, Opening(prepared.begin, self._context - 2), None
+        gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
+        request, opening, stream = prepared.request, Opening(prepared.voice, self._context - 2), None
         while not opening.complete:
             opening.take(await next_rows(inputs))
-            if opening.places is None or not opening.readable:
+            if not opening.readable:
                 continue
             pages = await self._worker.run(opening.read)
             if stream is None:
@@ -130,13 +124,13 @@ class QwenTalker(EngineModel):
                 await held.enter_async_context(aclosing(stream))
             for rows, digest in pages:
                 stream.give(rows, digest)
-        return opening, stream
+        return opening, stream if opening.reply else None
 
     def _prompt(self, places: NDArray[np.int64], scope: str) -> Prompt:
         """The rows of a conversation in their places, the voice's token, and the first row of the answer."""
         codec, count = self.config.codec, places.shape[1] + 2
         items = np.full((count, 1), self.config.nothing, np.int64)
-        items[-2:, 0] = codec.pad, codec.begin
+        items[-2:, 0] = codec.pad, codec.bos
         after = int(places[:, -1].max()) + 1 if places.shape[1] else 0
         positions = np.concatenate((places, np.broadcast_to(np.arange(after, after + 2), (AXES, 2))), axis=1)
         return Prompt(items, (), positions, int(positions.max()) + 1 - count, scope.encode(), given_later=True)
@@ -149,10 +143,10 @@ class QwenTalker(EngineModel):
             seed=request.seed,
             max_items=min(request.max_frames or room, room),
             sampling=request.sampling,
-            end_ids=codec.end,
-            banned=frozenset({codec.begin}),
-            history=() if request.history is None else tuple(map(tuple, request.history.tolist())),
-            seen=frozenset({codec.mask, codec.pad, codec.begin}),
+            end_ids=frozenset({codec.eos, codec.pad}),
+            banned=frozenset({codec.bos}),
+            history=request.history_items,
+            seen=frozenset({codec.mask, codec.pad, codec.bos}),
             appended=True,
             client=request.client,
         )

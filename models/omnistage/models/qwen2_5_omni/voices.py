@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,10 @@ USUAL = "Chelsie"
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """begin: the token that tells the Talker who speaks. speaker: float32 [1, speaker_size], and example: float32 [1, frames, mel_bins],
+    """token: of the Thinker's, tells the Talker who speaks. speaker: float32 [1, speaker_size], and example: float32 [1, frames, mel_bins],
     tell Code2Wav."""
 
-    begin: int
+    token: int
     speaker: torch.Tensor
     example: torch.Tensor
 
@@ -45,23 +45,23 @@ def read_voices(directory: Path, config: TalkerConfig, tokens: int) -> dict[str,
     return {name: voices[name] for name in sorted(voices, key=lambda name: name != USUAL)}
 
 
-def chosen_voice(voices: Mapping[str, Voice], name: str, field: str) -> Voice:
-    """The voice of a name; empty: the first. Raises BadRequest."""
+def chosen_voice(voices: Collection[str], name: str, field: str) -> str:
+    """The name of the voice that is asked for; empty: the first. Raises BadRequest."""
     if name and name not in voices:
         raise BadRequest(field, f"no voice {name[:64]!r}; there are {', '.join(voices)}")
-    return voices[name or next(iter(voices))]
+    return name or next(iter(voices))
 
 
 def _voice(place: str, values: object, config: TalkerConfig, tokens: int) -> Voice:
     if not isinstance(values, dict):
         raise BadCheckpoint(f"{place} is no table")
-    begin = values.get("bos_token")
-    if isinstance(begin, torch.Tensor) and begin.numel() == 1 and not begin.is_floating_point():
-        begin = begin.item()
-    if not isinstance(begin, int) or isinstance(begin, bool) or not 0 <= begin < tokens:
-        raise BadCheckpoint(f"{place}: 'bos_token' is {str(begin)[:80]}, which is no token of the Thinker")
+    token = values.get("bos_token")
+    if isinstance(token, torch.Tensor) and token.numel() == 1 and not token.is_floating_point():
+        token = token.item()
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < tokens:
+        raise BadCheckpoint(f"{place}: 'bos_token' is {str(token)[:80]}, which is no token of the Thinker")
     return Voice(
-        begin,
+        token,
         _tensor(place, values, "cond", (1, config.speaker_size)),
         _tensor(place, values, "ref_mel", (1, 0, config.mel_bins)),
     )
