@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, Report, arguments, median
 from helpers.fleet import Fleet, fleet
 from helpers.run import Caller, messages, open_of, run_once
 from helpers.servers import omni_stub, stage_stub
-from helpers.speaking import ROW_PORTS, Rowline
+from helpers.speaking import ROW_PORTS, RowInputs
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS, pages_for
@@ -169,7 +169,7 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
     for n in range(100, 100 + 2 * ROUNDS):
         asked = TextRequest((Turn("user", (words(n, PROMPT_CHARACTERS),)),), seed=n, max_tokens=TOKENS, ignore_eos=True)
         prepared = await thinker.prepare(asked)
-        _, text = await thinker._begun(prepared, Rowline().inputs(), {"text": 0, **dict.fromkeys(ROW_PORTS, 0)})
+        _, text = await thinker._begun(prepared, RowInputs().inputs(), {"text": 0, **dict.fromkeys(ROW_PORTS, 0)})
         rows = torch.randn(len(text.prompt), talker.config.row_size).to(talker.engine.spec.dtype)
         spoken = talker._prompt(np.tile(np.arange(len(rows)), (3, 1)), "")
         speech = talker._asked(SpeechRequest(n, sampling=SPOKEN, max_frames=FRAMES), spoken)
@@ -212,7 +212,7 @@ class Speaker:
 
     def __init__(self, talker: QwenTalker, seed: int, rows: int) -> None:
         source = np.random.default_rng(seed)
-        self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SPOKEN, max_frames=FRAMES), Rowline()
+        self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SPOKEN, max_frames=FRAMES), RowInputs()
         values = torch.from_numpy(source.standard_normal((40 + rows, talker.config.row_size), np.float32)).to(talker.engine.spec.dtype)
         self._line.put(Rows("prompt", array_of(values[:40]), last=True))
         self._line.put(Rows("places", np.repeat(np.arange(40, dtype=np.int32)[:, None], 3, 1), last=True))

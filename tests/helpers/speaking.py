@@ -22,7 +22,7 @@ class Said:
     events: list[str] = field(default_factory=list)
 
 
-class Rowline:
+class RowInputs:
     """The rows of a Thinker as the inputs of a Talker."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ async def speak(
     thinker: ThinkerModel[Any], talker: TalkerModel[Any], asked: TextRequest, speech: SpeechRequest, wanted: Mapping[str, int] | None = None
 ) -> Said:
     """What both say. wanted: of the Thinker."""
-    said, line = Said(), Rowline()
+    said, line = Said(), RowInputs()
     begun = [0 if speech.history is None else len(speech.history)]
 
     async def think() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from omnistage.models.common.arrays import array_of
-from omnistage.stage.elements import converted, converts
+from omnistage.stage.elements import converted
 from omnistage.v1 import tensor_pb2
 
 TYPES = {
@@ -45,9 +45,3 @@ def test_rows_are_rounded_as_torch_does_it(given: tensor_pb2.ElementType, wanted
     np.testing.assert_array_equal(made[~none], expected[~none])
     seen = torch.from_numpy(made.view(np.int16).copy()).view(torch.bfloat16) if made.dtype == np.uint16 else torch.from_numpy(made.copy())
     assert bool(seen[torch.from_numpy(none)].isnan().all())
-
-
-def test_only_floating_types_are_taken_for_each_other() -> None:
-    assert converts(tensor_pb2.ELEMENT_TYPE_INT32, tensor_pb2.ELEMENT_TYPE_INT32)
-    assert not converts(tensor_pb2.ELEMENT_TYPE_INT32, tensor_pb2.ELEMENT_TYPE_FLOAT32)
-    assert not converts(tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_INT64)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from omnistage.connector.inline import PART_BYTES
 from omnistage.connector.transport import Sender
-from omnistage.v1 import chunk_pb2
+from omnistage.v1 import chunk_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
-from omnistage.wire.ports import Allowance, PortReader, PortWriter
+from omnistage.wire.ports import Allowance, PortReader, PortWriter, converts
 
 
 def text(writer: PortWriter, count: int, *, last: bool = False) -> list[chunk_pb2.Chunk]:
@@ -161,3 +161,10 @@ async def test_credit_that_is_there_survives_the_half_close():
     await allowance.wait("audio", 1)
     with pytest.raises(StageError, match="HALF_CLOSED"):
         await allowance.wait("audio", 2)
+
+
+def test_only_floating_types_are_taken_for_each_other() -> None:
+    assert converts(tensor_pb2.ELEMENT_TYPE_BFLOAT16, tensor_pb2.ELEMENT_TYPE_FLOAT32)
+    assert converts(tensor_pb2.ELEMENT_TYPE_INT32, tensor_pb2.ELEMENT_TYPE_INT32)
+    assert not converts(tensor_pb2.ELEMENT_TYPE_INT32, tensor_pb2.ELEMENT_TYPE_FLOAT32)
+    assert not converts(tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_INT64)

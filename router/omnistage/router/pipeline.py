@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from omnistage.host.names import check_replica_address
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import KINDS
-from omnistage.wire.ports import FLOATING
+from omnistage.wire.ports import converts
 
 
 def _check_kind(kind: str) -> str:
@@ -138,9 +138,6 @@ def _check_edge(name: str, before: str, after: StageSpec, produces: Sequence[sta
             raise PipelineError(f"{name}: {before} has no output {port!r} for {after.kind}; it has {sorted(produced)}")
         out, into = produced[port], accepted[port]
         for field in ("payload", "rate_millihertz", "width", "element_type"):
-            both = {getattr(out, field), getattr(into, field)}
-            if len(both) > 1 and not (field == "element_type" and both <= FLOATING):
-                raise PipelineError(
-                    f"{name}: edge {before}.{port} > {after.kind}.{port}: "
-                    f"{field} is {getattr(out, field)} and must be {getattr(into, field)}"
-                )
+            given, wanted = getattr(out, field), getattr(into, field)
+            if not (converts(given, wanted) if field == "element_type" else given == wanted):
+                raise PipelineError(f"{name}: edge {before}.{port} > {after.kind}.{port}: {field} is {given} and must be {wanted}")

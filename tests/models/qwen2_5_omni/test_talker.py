@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from helpers import lengths
-from helpers.speaking import ROW_PORTS, Rowline, speak
+from helpers.speaking import ROW_PORTS, RowInputs, speak
 from helpers.waiting import until
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import PAGE_ROWS
@@ -74,7 +74,7 @@ async def rows_of(thinker: QwenThinker, request: TextRequest) -> list[Rows]:
 
 
 async def spoken(talker: QwenTalker, rows: list[Rows], request: SpeechRequest) -> list[int]:
-    line = Rowline()
+    line = RowInputs()
     for piece in rows:
         line.put(piece)
     return [code for frames in await all_of(talker.speak(await talker.prepare(request), line.inputs(), {"codes": 0})) for code in frames]
@@ -104,7 +104,7 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: QwenThinker
 async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
     """Who waits has its pages and no place in a step, and is woken by the row."""
     *conversation, hidden = joined(await rows_of(thinker, asked(seed)))
-    line, heard = Rowline(), list[int]()
+    line, heard = RowInputs(), list[int]()
     for piece in conversation:
         line.put(piece)
     async with aclosing(talker.speak(await talker.prepare(speech(seed)), line.inputs(), {"codes": 0})) as frames:
@@ -190,7 +190,7 @@ async def test_a_conversation_is_read_while_it_comes(thinker: QwenThinker, talke
     """Whole pages, as soon as their rows are there and it is known where all stand."""
     prompt, places, hidden = joined(await rows_of(thinker, asked(seed, words=WORDS)))
     whole = await spoken(talker, [prompt, places, hidden], replace(speech(seed), scope="whole"))
-    count, line, before = len(prompt.rows), Rowline(), talker.engine.stats().rows
+    count, line, before = len(prompt.rows), RowInputs(), talker.engine.stats().rows
     assert count > 100
     line.put(Rows("prompt", prompt.rows[:70]))
     async with aclosing(talker.speak(await talker.prepare(replace(speech(seed), scope="parts")), line.inputs(), {"codes": 0})) as frames:
@@ -218,7 +218,7 @@ async def test_however_the_rows_come_it_says_the_same(
     expected = [await spoken(talker, rows, speech(seed, frames=20)) for rows in answers]
 
     async def check(number: int) -> None:
-        line, n = Rowline(), number % len(answers)
+        line, n = RowInputs(), number % len(answers)
         pieces, request = in_parts(answers[n], source), replace(speech(seed, frames=20), scope=str(number))
         if number == 0:
             prompt, places, hidden = joined(answers[n])
@@ -244,7 +244,7 @@ async def test_an_opening_that_does_not_end_leaves_nothing(
 ) -> None:
     """share: of the rows of the conversation that had come."""
     prompt, places, hidden = joined(await rows_of(thinker, asked(seed, words=WORDS)))
-    line, rows = Rowline(), prompt.rows[: round(share * len(prompt.rows))]
+    line, rows = RowInputs(), prompt.rows[: round(share * len(prompt.rows))]
     line.put(places)
     line.put(Rows("prompt", rows, last=share == 1))
     request, before = replace(speech(seed), scope=f"{end} {share}"), talker.engine.stats().rows

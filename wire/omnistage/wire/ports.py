@@ -28,8 +28,12 @@ Content = MessagePayload | list[tensor_pb2.Tensor] | None
 """The same when it is known: a tensor is one message, or one for each of its parts."""
 
 
-FLOATING = frozenset({tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_FLOAT16, tensor_pb2.ELEMENT_TYPE_BFLOAT16})
-"""Element types that a stage takes for each other: it converts the rows."""
+_FLOATING = frozenset({tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_FLOAT16, tensor_pb2.ELEMENT_TYPE_BFLOAT16})
+
+
+def converts(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> bool:
+    """Whether a stage takes rows of one element type for those of another: it converts floating ones."""
+    return given == wanted or (given in _FLOATING and wanted in _FLOATING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,8 @@ from numpy.typing import NDArray
 
 from omnistage.models.interface import Array
 from omnistage.v1 import tensor_pb2
-from omnistage.wire.ports import FLOATING
 
 _DTYPES = {tensor_pb2.ELEMENT_TYPE_FLOAT32: np.float32, tensor_pb2.ELEMENT_TYPE_FLOAT16: np.float16}
-
-
-def converts(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> bool:
-    """Whether rows of one type can be taken for those of another."""
-    return given == wanted or (given in FLOATING and wanted in FLOATING)
 
 
 def converted(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> Array:

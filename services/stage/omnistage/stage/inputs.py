@@ -10,11 +10,11 @@ import numpy as np
 
 from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, TensorView
-from omnistage.stage.elements import converted, converts
+from omnistage.stage.elements import converted
 from omnistage.stage.logic import Input, InputPayload
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError, protocol_error
-from omnistage.wire.ports import PortReader
+from omnistage.wire.ports import PortReader, converts
 
 WINDOW = 32
 """Chunks of one port that may be on their way to a stage or wait in its queue."""
