@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,10 @@ from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 ROOM = 30_000
 
 
-@pytest.fixture(scope="module")
-def model(omni_checkpoint: Path) -> Iterator[QwenThinker]:
-    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
-    yield model
-    asyncio.run(model.close())
-
-
-async def features(model: QwenThinker, data: bytes, room: int = ROOM, *, use_audio: bool = True) -> Features:
+async def features(thinker: QwenThinker, data: bytes, room: int = ROOM, *, use_audio: bool = True) -> Features:
     part = Media("video/mp4", data, use_audio)
-    medium = model.reader.medium(part, data, hashlib.sha256(data).digest(), scope="", client="")
-    return await model.reader.features(medium, room)
+    medium = thinker.reader.medium(part, data, hashlib.sha256(data).digest(), scope="", client="")
+    return await thinker.reader.features(medium, room)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +37,13 @@ async def features(model: QwenThinker, data: bytes, room: int = ROOM, *, use_aud
     ids=["ten a second", "one a second", "one each five seconds"],
 )
 async def test_what_is_seen_and_heard_together_stands_at_the_same_time(
-    model: QwenThinker, frames: int, rate_hz: int, times: list[int] | None, lasts_s: int, seed: int
+    thinker: QwenThinker, frames: int, rate_hz: int, times: list[int] | None, lasts_s: int, seed: int
 ) -> None:
     """The last two pictures begin so long before the last sound as they last, to half a second."""
-    film = await features(model, media_files.film(seed, frames, rate_hz=rate_hz, times=times, sound_s=lasts_s))
-    layout = laid_out([model.config.ids.video], [film.extent], model.config)
-    seen, heard = (layout.positions[0][layout.ids == of].max() for of in (model.config.ids.video, model.config.ids.audio))
-    assert (heard - seen) / model.config.position_ids_per_second == pytest.approx(2 * lasts_s / _shown(film), abs=0.5)
+    film = await features(thinker, media_files.film(seed, frames, rate_hz=rate_hz, times=times, sound_s=lasts_s))
+    layout = laid_out([thinker.config.ids.video], [film.extent], thinker.config)
+    seen, heard = (layout.positions[0][layout.ids == of].max() for of in (thinker.config.ids.video, thinker.config.ids.audio))
+    assert (heard - seen) / thinker.config.position_ids_per_second == pytest.approx(2 * lasts_s / _shown(film), abs=0.5)
 
 
 def _shown(film: Features) -> int:
@@ -63,30 +55,30 @@ def _shown(film: Features) -> int:
 async def test_a_long_film_is_looked_at_less_often(omni_checkpoint: Path, seed: int) -> None:
     """It has the times that it has, and the context has room for it, and for a question."""
     context = 2048
-    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"context": context}))
-    film = await features(model, media_files.film(seed, 40, rate_hz=2, sound_s=20), context)
-    assert context / 2 < rows_of(film.extent, model.config) <= context * FILM_SHARE
+    thinker = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"context": context}))
+    film = await features(thinker, media_files.film(seed, 40, rate_hz=2, sound_s=20), context)
+    assert context / 2 < rows_of(film.extent, thinker.config) <= context * FILM_SHARE
     assert 2 <= _shown(film) < 40
-    layout = laid_out([model.config.ids.video], [film.extent], model.config)
-    seen = layout.positions[0][layout.ids == model.config.ids.video].max()
-    assert (seen + film.extent.seconds * model.config.position_ids_per_second) / model.config.position_ids_per_second == pytest.approx(
+    layout = laid_out([thinker.config.ids.video], [film.extent], thinker.config)
+    seen = layout.positions[0][layout.ids == thinker.config.ids.video].max()
+    assert (seen + film.extent.seconds * thinker.config.position_ids_per_second) / thinker.config.position_ids_per_second == pytest.approx(
         20, abs=1
     )
-    await model.close()
+    await thinker.close()
 
 
-async def test_a_film_without_room_is_refused_before_it_is_decoded(model: QwenThinker, seed: int) -> None:
+async def test_a_film_without_room_is_refused_before_it_is_decoded(thinker: QwenThinker, seed: int) -> None:
     """Whatever follows its header: nothing of this one can be decoded."""
     data = media_files.film(seed, 60, rate_hz=10)
     begin, end = data.index(b"mdat") + 4, data.index(b"moov") - 4
     broken = data[:begin] + bytes(end - begin) + data[end:]
     with pytest.raises(BadMedia, match=r"takes \d+ tokens, and the conversation has room for 500"):
-        await features(model, broken, 500, use_audio=False)
+        await features(thinker, broken, 500, use_audio=False)
     with pytest.raises(BadMedia, match="damaged"):
-        await features(model, broken, use_audio=False)
+        await features(thinker, broken, use_audio=False)
 
 
-async def test_rows_are_put_together_on_a_thread(model: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_are_put_together_on_a_thread(thinker: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a film is, others run meanwhile."""
     cat, threads = torch.cat, list[str]()
 
@@ -95,12 +87,12 @@ async def test_rows_are_put_together_on_a_thread(model: QwenThinker, seed: int, 
         return cat(*tensors, **how)
 
     monkeypatch.setattr(torch, "cat", noted)
-    film = await features(model, media_files.film(seed, 20, sound_s=2))
-    assert len(film.rows) == rows_of(film.extent, model.config) - 2
+    film = await features(thinker, media_files.film(seed, 20, sound_s=2))
+    assert len(film.rows) == rows_of(film.extent, thinker.config) - 2
     assert set(threads) == {"encoders"}
 
 
-async def test_equal_films_that_are_refused_are_decoded_once(model: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_equal_films_that_are_refused_are_decoded_once(thinker: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that only this conversation has no room for is no reason for others."""
     decode, decoded = DecodingProcess.decode, list[str]()
 
@@ -110,9 +102,9 @@ async def test_equal_films_that_are_refused_are_decoded_once(model: QwenThinker,
 
     monkeypatch.setattr(DecodingProcess, "decode", noted)
     data = media_files.film(seed, 20, form="mov", sound_s=0.01, sound_codec="pcm_s16le")
-    refused = await asyncio.gather(*(features(model, data) for _ in range(6)), return_exceptions=True)
+    refused = await asyncio.gather(*(features(thinker, data) for _ in range(6)), return_exceptions=True)
     assert all(isinstance(one, BadMedia) and "too short to hear anything" in str(one) for one in refused)
     assert decoded == ["video"]
     good = media_files.film(seed, 20, sound_s=2)
-    small, large = await asyncio.gather(features(model, good, 100), features(model, good), return_exceptions=True)
+    small, large = await asyncio.gather(features(thinker, good, 100), features(thinker, good), return_exceptions=True)
     assert isinstance(small, NoRoom) and isinstance(large, Features)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from helpers import lengths, media_files
 from helpers.speaking import speak
 from helpers.speech_reference import PENALTY, SpeechReference, Spoken
 from omnistage.models.interface import Media, Part, Sampling, SpeechRequest, TextRequest, Turn
-from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
@@ -54,18 +48,6 @@ def parts(kind: str, source: random.Random) -> tuple[Part, ...]:
     return ("".join(source.choices("abcdefgh ", k=source.randint(1, 90))),)
 
 
-def loaded(folder: Path) -> tuple[QwenThinker, QwenTalker]:
-    options = LoadOptions(path=folder, dtype="float32")
-    return load_thinker(folder, options), load_talker(folder, options)
-
-
-@pytest.fixture
-async def models(omni_checkpoint: Path) -> AsyncIterator[tuple[QwenThinker, QwenTalker]]:
-    models = loaded(omni_checkpoint)
-    yield models
-    await asyncio.gather(*(model.close() for model in models))
-
-
 def check_codes(made: list[int], expected: Spoken, what: object) -> None:
     differing = [place for place, (one, other) in enumerate(zip(made, expected.codes, strict=False)) if one != other]
     if differing and expected.close[differing[0]]:
@@ -74,10 +56,9 @@ def check_codes(made: list[int], expected: Spoken, what: object) -> None:
 
 
 async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
-    models: tuple[QwenThinker, QwenTalker], omni_checkpoint: Path, seed: int
+    thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, seed: int
 ) -> None:
     """All of its tokens have rows, as those of an answer that ended by itself."""
-    thinker, talker = models
     text, reference = "It is far away, and a mile more.", SpeechReference(omni_checkpoint)
     turns = (Turn("user", ("How far is it?",)),)
     given = reference.rows(turns, ([], []), thinker.tokenizer.encode(text), "Ethan")
@@ -89,9 +70,8 @@ async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
 
 @lengths.rounds(5, len(CASES))
 async def test_codes_are_those_of_the_references(
-    rounds: int, models: tuple[QwenThinker, QwenTalker], omni_checkpoint: Path, seed: int
+    rounds: int, thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, seed: int
 ) -> None:
-    thinker, talker = models
     source, reference = random.Random(seed), SpeechReference(omni_checkpoint)
     never = thinker.tokenizer.unsayable | thinker.tokenizer.ends
     (end,) = thinker.tokenizer.ends

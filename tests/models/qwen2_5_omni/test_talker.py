@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -34,28 +34,12 @@ from omnistage.models.interface import (
     no_inputs,
 )
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
 FRAMES = 60
-
-
-@pytest.fixture(scope="module")
-def thinker(omni_checkpoint: Path) -> Iterator[QwenThinker]:
-    """Loaded once: its callers' event loops come and go."""
-    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
-    yield model
-    asyncio.run(model.close())
-
-
-@pytest.fixture(scope="module")
-def talker(omni_checkpoint: Path) -> Iterator[QwenTalker]:
-    model = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
-    yield model
-    asyncio.run(model.close())
 
 
 def asked(seed: int, tokens: int = 20, words: str = "What is it?") -> TextRequest:

@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -42,14 +42,6 @@ DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05, presence_pe
 TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def model(omni_checkpoint: Path) -> Iterator[QwenThinker]:
-    """Loaded once: its callers' event loops come and go."""
-    model = loaded(omni_checkpoint)
-    yield model
-    asyncio.run(model.close())
-
-
 def loaded(folder: Path, **settings: object) -> QwenThinker:
     return load_thinker(folder, LoadOptions(path=folder, dtype="float32", **settings))  # type: ignore[arg-type]
 
@@ -76,58 +68,58 @@ def questions(seed: int) -> list[TextRequest]:
     return [asked(seed + n, *kinds[n % 4]) for n in range(8)]
 
 
-async def tokens(model: QwenThinker, request: TextRequest) -> tuple[int, ...]:
-    return tokens_of(await text_pieces(model, request))
+async def tokens(thinker: QwenThinker, request: TextRequest) -> tuple[int, ...]:
+    return tokens_of(await text_pieces(thinker, request))
 
 
 def tokens_of(pieces: Sequence[TextPiece | Rows]) -> tuple[int, ...]:
     return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
 
 
-async def test_alone_together_and_elsewhere_it_says_the_same(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_alone_together_and_elsewhere_it_says_the_same(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
     requests = questions(seed)
-    together = await asyncio.gather(*(tokens(model, request) for request in requests))
+    together = await asyncio.gather(*(tokens(thinker, request) for request in requests))
     assert len(set(together)) == len(requests)
     other = loaded(omni_checkpoint, enable_cache=False)
-    assert other.info.revision == model.info.revision
+    assert other.info.revision == thinker.info.revision
     assert [await tokens(other, request) for request in requests] == together
-    assert [await tokens(model, request) for request in requests] == together
+    assert [await tokens(thinker, request) for request in requests] == together
     await other.close()
 
 
 @lengths.rounds(6, 50)
-async def test_it_goes_on_after_any_token(model: QwenThinker, rounds: int, seed: int) -> None:
+async def test_it_goes_on_after_any_token(thinker: QwenThinker, rounds: int, seed: int) -> None:
     source = random.Random(seed)
     for _ in range(rounds):
         request = source.choice(questions(seed))
-        whole = await tokens(model, request)
+        whole = await tokens(thinker, request)
         cut = source.randrange(1, TOKENS)
-        assert await tokens(model, replace(request, history=whole[:cut])) == whole[cut:]
+        assert await tokens(thinker, replace(request, history=whole[:cut])) == whole[cut:]
 
 
 @pytest.mark.parametrize("is_given", [False, True], ids=["an answer", "text that is given"])
-async def test_a_history_becomes_text_on_a_thread(model: QwenThinker, is_given: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_history_becomes_text_on_a_thread(thinker: QwenThinker, is_given: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is, others run meanwhile."""
-    piece, threads = model.tokenizer.piece, list[str]()
+    piece, threads = thinker.tokenizer.piece, list[str]()
 
     def noted(token_id: int) -> bytes:
         threads.append(threading.current_thread().name)
         return piece(token_id)
 
     text = "All that was said and heard before. " * 40
-    ids = model.tokenizer.encode(text)
+    ids = thinker.tokenizer.encode(text)
     answer = replace(asked(seed, tokens=len(ids)), history=ids, finished=FinishReason.LENGTH)
     request = TextRequest((), seed, verbatim=text, history=ids) if is_given else answer
-    monkeypatch.setattr(model.tokenizer, "piece", noted)
-    async with aclosing(said(model, request, {"text": 0} if is_given else {"prompt": 0})) as pieces:
+    monkeypatch.setattr(thinker.tokenizer, "piece", noted)
+    async with aclosing(said(thinker, request, {"text": 0} if is_given else {"prompt": 0})) as pieces:
         assert [piece async for piece in pieces]
     assert threads == ["tokenizer"] * len(ids)
 
 
-async def rows(model: QwenThinker, request: TextRequest) -> tuple[int, dict[str, np.ndarray]]:
+async def rows(thinker: QwenThinker, request: TextRequest) -> tuple[int, dict[str, np.ndarray]]:
     """Tokens of the prompt that were found computed, and the rows of each port."""
     found, made = 0, dict[str, list[np.ndarray]]()
-    async with aclosing(said(model, request, {"text": 0, "prompt": 0, "hidden": 0})) as pieces:
+    async with aclosing(said(thinker, request, {"text": 0, "prompt": 0, "hidden": 0})) as pieces:
         async for piece in pieces:
             if isinstance(piece, TextPiece):
                 found += piece.cached_tokens
@@ -136,10 +128,10 @@ async def rows(model: QwenThinker, request: TextRequest) -> tuple[int, dict[str,
     return found, {port: np.concatenate(parts) for port, parts in made.items()}
 
 
-async def rows_of(model: QwenThinker, request: TextRequest, ports: tuple[str, ...]) -> dict[str, np.ndarray]:
+async def rows_of(thinker: QwenThinker, request: TextRequest, ports: tuple[str, ...]) -> dict[str, np.ndarray]:
     """What is wanted beside the text."""
     made: dict[str, list[np.ndarray]] = {port: [] for port in ports}
-    async with aclosing(said(model, request, dict.fromkeys(ports, 0))) as pieces:
+    async with aclosing(said(thinker, request, dict.fromkeys(ports, 0))) as pieces:
         async for piece in pieces:
             assert isinstance(piece, Rows)
             if len(piece.rows):
@@ -147,83 +139,83 @@ async def rows_of(model: QwenThinker, request: TextRequest, ports: tuple[str, ..
     return {port: np.concatenate(parts) for port, parts in made.items()}
 
 
-async def test_text_that_is_given_has_the_rows_of_an_answer(model: QwenThinker, seed: int) -> None:
+async def test_text_that_is_given_has_the_rows_of_an_answer(thinker: QwenThinker, seed: int) -> None:
     """As if the model had thought of it: its Talker says it in the same way."""
     text = "Up is down, é and \U0001f600 too: " * 9
-    ids = model.tokenizer.encode(text)
+    ids = thinker.tokenizer.encode(text)
     given = TextRequest(asked(seed).turns, seed, verbatim=text, stop=("down",))
-    pieces = [piece async for piece in said(model, given, {"text": 0, "prompt": 0, "hidden": 0})]
+    pieces = [piece async for piece in said(thinker, given, {"text": 0, "prompt": 0, "hidden": 0})]
     heard = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
     assert (heard, tokens_of(pieces)) == (text, ids)
     assert {piece.port for piece in pieces if isinstance(piece, Rows) and piece.last} == {"prompt", "hidden"}
     answer = replace(asked(seed), history=ids, finished=FinishReason.STOP, max_tokens=len(ids) + 1)
     ports = ("prompt", "hidden")
-    expected, made = await rows_of(model, answer, ports), await rows_of(model, given, ports)
+    expected, made = await rows_of(thinker, answer, ports), await rows_of(thinker, given, ports)
     assert len(made["hidden"]) == len(ids)
     assert all(np.array_equal(made[port], expected[port]) for port in ports)
-    rest = [piece async for piece in said(model, replace(given, history=ids[:5]), {"text": 5, "hidden": 3})]
+    rest = [piece async for piece in said(thinker, replace(given, history=ids[:5]), {"text": 5, "hidden": 3})]
     hidden = np.concatenate([piece.rows for piece in rest if isinstance(piece, Rows) and len(piece.rows)])
     assert tokens_of(rest) == ids[5:] and np.array_equal(hidden, expected["hidden"][3:])
 
 
 @pytest.mark.parametrize("end", ["no room", "a stop string", "an end"])
-async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_drawn(model: QwenThinker, end: str, seed: int) -> None:
+async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_drawn(thinker: QwenThinker, end: str, seed: int) -> None:
     """As the published Talker has it; nothing more is drawn for the sake of a row, and an answer that goes on has the same rows."""
-    free = await text_pieces(model, asked(seed))
+    free = await text_pieces(thinker, asked(seed))
     ids, text = tokens_of(free), "".join(piece.text for piece in free)
     request = asked(seed)
     if end == "a stop string":
         request = replace(request, stop=(text[12:15],))
     elif end == "an end":  # One that is drawn as a bias has it.
-        bias = dict.fromkeys(model.tokenizer.ends, 100.0)
+        bias = dict.fromkeys(thinker.tokenizer.ends, 100.0)
         request = replace(request, ignore_eos=False, min_tokens=7, sampling=replace(DRAWN, logit_bias=bias))
-    drawn = model.engine.stats().items
-    pieces = [piece async for piece in said(model, request, {"text": 0, "hidden": 0})]
+    drawn = thinker.engine.stats().items
+    pieces = [piece async for piece in said(thinker, request, {"text": 0, "hidden": 0})]
     came, reason = tokens_of(pieces), [piece for piece in pieces if isinstance(piece, TextPiece)][-1].finish_reason
     hidden = np.concatenate([piece.rows for piece in pieces if isinstance(piece, Rows) and len(piece.rows)])
     if end == "no room":
-        assert (came, reason) == (ids, FinishReason.LENGTH) and model.engine.stats().items == drawn + TOKENS
+        assert (came, reason) == (ids, FinishReason.LENGTH) and thinker.engine.stats().items == drawn + TOKENS
         assert len(hidden) == TOKENS - 1
     elif end == "an end":
         assert reason is FinishReason.STOP and len(hidden) == len(came) == 7
     else:
         assert reason is FinishReason.STOP and 0 < len(hidden) < len(came) < TOKENS
     finished = replace(request, history=came, finished=reason)
-    assert np.array_equal((await rows_of(model, finished, ("hidden",)))["hidden"], hidden)
+    assert np.array_equal((await rows_of(thinker, finished, ("hidden",)))["hidden"], hidden)
 
 
-async def test_text_that_is_given_needs_no_conversation(model: QwenThinker, seed: int) -> None:
+async def test_text_that_is_given_needs_no_conversation(thinker: QwenThinker, seed: int) -> None:
     given = TextRequest((), seed, verbatim="Hello there.")
-    made = await rows_of(model, given, ("prompt", "hidden"))
-    assert len(made["hidden"]) == len(model.tokenizer.encode("Hello there.")) and len(made["prompt"])
+    made = await rows_of(thinker, given, ("prompt", "hidden"))
+    assert len(made["hidden"]) == len(thinker.tokenizer.encode("Hello there.")) and len(made["prompt"])
 
 
-async def test_media_beside_text_that_is_given_are_refused(model: QwenThinker, seed: int) -> None:
+async def test_media_beside_text_that_is_given_are_refused(thinker: QwenThinker, seed: int) -> None:
     """Nobody would look at them."""
     for part in (Media("image/png", b"this is no picture"), Streamed("media0", "image/png")):
         with pytest.raises(BadRequest, match="leave the media out") as refused:
-            await model.prepare(replace(asked(seed, part), verbatim="Hello there."))
+            await thinker.prepare(replace(asked(seed, part), verbatim="Hello there."))
         assert refused.value.field == MEDIA_FIELD
 
 
-async def test_media_that_come_without_a_type_are_asked_for_it(model: QwenThinker, seed: int) -> None:
+async def test_media_that_come_without_a_type_are_asked_for_it(thinker: QwenThinker, seed: int) -> None:
     with pytest.raises(BadRequest, match="media0: is not given: say what the media are, such as image/png") as refused:
-        await model.prepare(asked(seed, Streamed("media0", "")))
+        await thinker.prepare(asked(seed, Streamed("media0", "")))
     assert refused.value.field == "thinker.messages.parts.media_type"
 
 
 async def test_text_that_is_given_and_has_no_room_is_refused(omni_checkpoint: Path, seed: int) -> None:
-    model = loaded(omni_checkpoint, family={"context": 128, "medium_rows": 64})
+    thinker = loaded(omni_checkpoint, family={"context": 128, "medium_rows": 64})
     with pytest.raises(BadRequest, match=r"thinker.verbatim: shorten the text: it has \d+ tokens, the conversation has room for"):
-        await model.prepare(replace(asked(seed), verbatim="zq" * 100))
-    await model.close()
+        await thinker.prepare(replace(asked(seed), verbatim="zq" * 100))
+    await thinker.close()
 
 
-async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
     """And its rows have the bits that they have where nothing is kept."""
     request = asked(seed, picture(seed, 200, 300), film(seed))
-    first, made = await rows(model, request)
-    found, again = await rows(model, replace(request, seed=seed + 1))
+    first, made = await rows(thinker, request)
+    found, again = await rows(thinker, replace(request, seed=seed + 1))
     bare = loaded(omni_checkpoint, enable_cache=False)
     none, computed = await rows(bare, request)
     await bare.close()
@@ -234,22 +226,22 @@ async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(model: 
     assert made["prompt"].shape[0] > found
 
 
-async def test_media_that_are_streamed_are_those_that_are_sent(model: QwenThinker, seed: int) -> None:
+async def test_media_that_are_streamed_are_those_that_are_sent(thinker: QwenThinker, seed: int) -> None:
     """However they are cut and mixed; what is known of one is known of the other."""
     source = random.Random(seed)
     sent = [picture(seed, 200, 300), sound(seed), film(seed)]
     parts = [Streamed(f"media{n}", one.media_type, one.use_audio, len(one.data)) for n, one in enumerate(sent)]
     request = asked(seed, parts[0], sent[1], parts[2])
-    text = [piece async for piece in model.generate(await model.prepare(request), cut_up(sent, (0, 2), source), {"text": 0})]
-    again = await text_pieces(model, asked(seed, *sent))
+    text = [piece async for piece in thinker.generate(await thinker.prepare(request), cut_up(sent, (0, 2), source), {"text": 0})]
+    again = await text_pieces(thinker, asked(seed, *sent))
     assert tokens_of(text) == tokens_of(again)
     assert sum(piece.cached_tokens for piece in again) >= 64
     with pytest.raises(BadRequest, match="more than 67108864 bytes, the most of image/png"):
-        await model.prepare(asked(seed, replace(parts[0], total_bytes=(64 << 20) + 1)))
+        await thinker.prepare(asked(seed, replace(parts[0], total_bytes=(64 << 20) + 1)))
     with pytest.raises(BadRequest, match=r"thinker.messages.parts.media: medium 1: "):
         broken = [Media("video/mp4", bytes(1000))]
-        prepared = await model.prepare(asked(seed, Streamed("media0", "video/mp4")))
-        async for _ in model.generate(prepared, cut_up(broken, (0,), source), {"text": 0}):
+        prepared = await thinker.prepare(asked(seed, Streamed("media0", "video/mp4")))
+        async for _ in thinker.generate(prepared, cut_up(broken, (0,), source), {"text": 0}):
             pass
 
 
@@ -265,38 +257,38 @@ async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.R
             del left[number]
 
 
-async def test_what_was_asked_otherwise_is_not_found(model: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_what_was_asked_otherwise_is_not_found(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
     """Another picture, other sizes of pictures, the film without its sound, the same bytes as another medium, another client."""
     one = film(seed)
 
-    def digest(part: Media, scope: str = "", model: QwenThinker = model) -> bytes:
-        return model.reader.medium(part, part.data, part.digest, scope=scope, client="").digest
+    def digest(part: Media, scope: str = "", thinker: QwenThinker = thinker) -> bytes:
+        return thinker.reader.medium(part, part.data, part.digest, scope=scope, client="").digest
 
     small = loaded(omni_checkpoint, family={"medium_rows": 600})
-    assert small.info.revision != model.info.revision
+    assert small.info.revision != thinker.info.revision
     digests = [
         digest(one),
         digest(one, "other"),
         digest(replace(one, use_audio=False)),
         digest(replace(one, media_type="image/png")),
         digest(film(seed + 1)),
-        digest(one, model=small),
+        digest(one, thinker=small),
     ]
     assert len(set(digests)) == len(digests)
     assert digest(replace(one)) == digests[0]
     await small.close()
-    await rows(model, asked(seed, picture(seed, 200, 300)))
-    found, _ = await rows(model, asked(seed, picture(seed + 1, 200, 300)))
+    await rows(thinker, asked(seed, picture(seed, 200, 300)))
+    found, _ = await rows(thinker, asked(seed, picture(seed + 1, 200, 300)))
     assert found < 64
 
 
-async def test_many_films_of_one_client_hold_up_no_medium_of_another(model: QwenThinker, seed: int) -> None:
+async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: QwenThinker, seed: int) -> None:
     """In films that are answered meanwhile, of a queue of 48: some are on their way already."""
-    films = [asyncio.create_task(tokens(model, replace(asked(seed, film(seed + n), tokens=1), client="films"))) for n in range(48)]
+    films = [asyncio.create_task(tokens(thinker, replace(asked(seed, film(seed + n), tokens=1), client="films"))) for n in range(48)]
     await until(lambda: any(task.done() for task in films))
     for part in (picture(seed + 1), sound(seed + 1), film(seed + 100)):
         before = sum(task.done() for task in films)
-        await tokens(model, replace(asked(seed, part, tokens=1), client="other"))
+        await tokens(thinker, replace(asked(seed, part, tokens=1), client="other"))
         meanwhile = sum(task.done() for task in films) - before
         assert meanwhile <= 20
     for task in films:
@@ -304,30 +296,30 @@ async def test_many_films_of_one_client_hold_up_no_medium_of_another(model: Qwen
     await asyncio.wait(films)
 
 
-async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(model: QwenThinker, seed: int) -> None:
+async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(thinker: QwenThinker, seed: int) -> None:
     source = random.Random(seed)
-    whole = await tokens(model, asked(seed, film(seed)))
+    whole = await tokens(thinker, asked(seed, film(seed)))
     for n in range(8):
-        task = asyncio.create_task(tokens(model, asked(seed, film(seed + n), picture(seed + n), tokens=20_000)))
+        task = asyncio.create_task(tokens(thinker, asked(seed, film(seed + n), picture(seed + n), tokens=20_000)))
         await asyncio.sleep(source.uniform(0, 0.3))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        load = model.load()
+        load = thinker.load()
         assert (load.queued, load.kv_pages_used) == (0, 0)
-    assert await tokens(model, asked(seed, film(seed))) == whole
+    assert await tokens(thinker, asked(seed, film(seed))) == whole
 
 
-async def test_who_waits_for_media_is_counted_as_waiting(model: QwenThinker, seed: int) -> None:
+async def test_who_waits_for_media_is_counted_as_waiting(thinker: QwenThinker, seed: int) -> None:
     """Those that are read, and those that are not even begun."""
     count = OTHERS + 3
-    prepared = [await model.prepare(asked(seed, picture(seed + n), tokens=2)) for n in range(count)]
-    runs = [model.generate(one, no_inputs(), {"text": 0}) for one in prepared]
+    prepared = [await thinker.prepare(asked(seed, picture(seed + n), tokens=2)) for n in range(count)]
+    runs = [thinker.generate(one, no_inputs(), {"text": 0}) for one in prepared]
     tasks = [asyncio.create_task(anext(run)) for run in runs]
     await asyncio.sleep(0)
-    assert model.load().queued == count
+    assert thinker.load().queued == count
     await asyncio.gather(*tasks)
-    assert model.load().queued == 0
+    assert thinker.load().queued == 0
     for run in runs:
         await run.aclose()
 
@@ -343,11 +335,11 @@ async def test_who_waits_for_media_is_counted_as_waiting(model: QwenThinker, see
     ],
     ids=["nothing", "truncated", "short", "picture as sound", "silent film"],
 )
-async def test_media_that_cannot_be_read_are_told_and_the_next_is_answered(model: QwenThinker, part: Media, told: str, seed: int) -> None:
+async def test_media_that_cannot_be_read_are_told_and_the_next_is_answered(thinker: QwenThinker, part: Media, told: str, seed: int) -> None:
     with pytest.raises(BadRequest, match=told) as refused:
-        await tokens(model, asked(seed, part))
+        await tokens(thinker, asked(seed, part))
     assert refused.value.field == MEDIA_FIELD
-    assert len(await tokens(model, asked(seed, picture(seed)))) == TOKENS
+    assert len(await tokens(thinker, asked(seed, picture(seed)))) == TOKENS
 
 
 async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Path, seed: int, tmp_path: Path) -> None:
@@ -357,31 +349,31 @@ async def test_a_token_that_is_in_no_answer_is_in_no_history(omni_checkpoint: Pa
     generation = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").unlink()
     (folder / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [300]}))
-    model = loaded(folder)
-    special = model.tokenizer.special.values()
-    assert 300 not in special and model.tokenizer.ends & set(special)
-    for token_id in {300, *special, *model.tokenizer.ends}:
+    thinker = loaded(folder)
+    special = thinker.tokenizer.special.values()
+    assert 300 not in special and thinker.tokenizer.ends & set(special)
+    for token_id in {300, *special, *thinker.tokenizer.ends}:
         with pytest.raises(BadRequest, match=rf"resume.history: token {token_id} is in no answer"):
-            await model.prepare(replace(asked(seed), history=(301, token_id, 302)))
-    await model.prepare(replace(asked(seed), history=(301, 302)))
-    await model.close()
+            await thinker.prepare(replace(asked(seed), history=(301, token_id, 302)))
+    await thinker.prepare(replace(asked(seed), history=(301, 302)))
+    await thinker.close()
 
 
 async def test_where_an_answer_ends_elsewhere_it_does_not_go_on(omni_checkpoint: Path, seed: int) -> None:
     """Replicas whose contexts differ, by options or by the memory that is free, have unlike revisions."""
     models = [loaded(omni_checkpoint, family={"context": context, "medium_rows": 64}) for context in (300, 320)]
-    ends = [len(await tokens(model, asked(seed, tokens=1000))) for model in models]
+    ends = [len(await tokens(thinker, asked(seed, tokens=1000))) for thinker in models]
     assert ends[0] < ends[1] and models[0].info.revision != models[1].info.revision
-    for model in models:
-        await model.close()
+    for thinker in models:
+        await thinker.close()
 
 
 async def test_a_prompt_that_is_too_long_is_told_before_it_is_encoded(omni_checkpoint: Path, seed: int) -> None:
-    model = loaded(omni_checkpoint, family={"context": 1024})
+    thinker = loaded(omni_checkpoint, family={"context": 1024})
     with pytest.raises(BadRequest, match="has room for"):
-        await tokens(model, asked(seed, *(film(seed + n) for n in range(3))))
+        await tokens(thinker, asked(seed, *(film(seed + n) for n in range(3))))
     with pytest.raises(BadRequest, match=f"at most {MAX_MEDIA} media"):
-        await tokens(model, asked(seed, *[picture(seed)] * (MAX_MEDIA + 1)))
-    answer = await text_pieces(model, asked(seed, picture(seed), tokens=2000))
+        await tokens(thinker, asked(seed, *[picture(seed)] * (MAX_MEDIA + 1)))
+    answer = await text_pieces(thinker, asked(seed, picture(seed), tokens=2000))
     assert answer[-1].finish_reason is FinishReason.LENGTH
-    await model.close()
+    await thinker.close()

@@ -1,0 +1,29 @@
+"""A Thinker and a Talker on the checkpoint with random weights, loaded once for the tests of a file: their event loops come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.loading import load_thinker
+from omnistage.models.qwen2_5_omni.loading_talker import load_talker
+from omnistage.models.qwen2_5_omni.talker import QwenTalker
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+
+
+@pytest.fixture(scope="module")
+def thinker(omni_checkpoint: Path) -> Iterator[QwenThinker]:
+    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
+def talker(omni_checkpoint: Path) -> Iterator[QwenTalker]:
+    model = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
+    yield model
+    asyncio.run(model.close())
