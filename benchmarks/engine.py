@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import omni
+from benchmarks import by_hand, omni
 from benchmarks.figures import Figure, Report, arguments, median
 from helpers.sequences import read
 from omnistage.engine.adapter import StepRows
@@ -21,11 +21,9 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
-from omnistage.engine.pages import pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.sampler import Draws, sample
 from omnistage.engine.scheduler import Limits, Run
-from omnistage.engine.sequence import Sequence as EngineSequence
 from omnistage.engine.stream import SequenceStream
 from omnistage.engine.types import Sampling
 from omnistage.models.common.weights import Weights
@@ -107,14 +105,13 @@ def seconds(call: Callable[[], object], rounds: int = 9) -> float:
 
 
 def running(engine: Engine, rows: int) -> list[Run]:
-    """Decoding rows in the middle of answers, with pages of their own. The engine's thread has not begun."""
+    """Decoding rows in the middle of answers, with pages of their own."""
     runs = []
     for _ in range(rows):
-        sequence = EngineSequence(request(PROMPT, ANSWER, history=ANSWER // 2 - 1))
-        sequence.pages = [engine._pool.take() for _ in range(pages_for(sequence.known))]
+        asked = request(PROMPT, ANSWER, history=ANSWER // 2 - 1)
+        sequence = by_hand.begun(engine, asked, PROMPT + len(asked.history))
         sequence.computed = sequence.known - 1
         runs.append(Run(sequence, sequence.computed, 1))
-    engine._cache.follow(*engine._pool.changes())
     return runs
 
 
@@ -129,7 +126,7 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
         )
         for rows in (1, *STEPS):
             runs = running(engine, rows)
-            step_s = seconds(lambda runs=runs: engine._runner.run(runs))  # type: ignore[misc]
+            step_s = seconds(lambda runs=runs: by_hand.run(engine, runs))  # type: ignore[misc]
             note = f"{PROMPT} + {ANSWER // 2} rows each, draws included; over a plain sum over the weights"
             goal = f"<= {STEPS[rows]}" if rows in STEPS else ""
             report.add(Figure(f"step_over_floor_{rows}", step_s / floor_s, "x", goal, note))

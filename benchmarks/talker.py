@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks import by_hand
 from benchmarks.figures import Figure, Report, arguments, median
 from helpers.fleet import Fleet, fleet
 from helpers.run import Caller, messages, open_of, run_once
@@ -22,14 +23,14 @@ from helpers.servers import omni_stub, stage_stub
 from helpers.speaking import ROW_PORTS, RowInputs
 from helpers.waiting import until
 from omnistage.engine.engine import Engine
-from omnistage.engine.pages import PAGE_ROWS, pages_for
-from omnistage.engine.request import Given, SequenceRequest
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Run
-from omnistage.engine.sequence import Sequence as EngineSequence
 from omnistage.models.common.arrays import array_of
 from omnistage.models.interface import Rows, Sampling, SpeechRequest, TextRequest, Turn
 from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
@@ -168,14 +169,11 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
     ratios, paths = [], []
     for n in range(100, 100 + 2 * ROUNDS):
         asked = TextRequest((Turn("user", (words(n, PROMPT_CHARACTERS),)),), seed=n, max_tokens=TOKENS, ignore_eos=True)
-        prepared = await thinker.prepare(asked)
-        _, text = await thinker._begun(prepared, RowInputs().inputs(), {"text": 0, **dict.fromkeys(ROW_PORTS, 0)})
-        rows = torch.randn(len(text.prompt), talker.config.row_size).to(talker.engine.spec.dtype)
-        spoken = talker._prompt(np.tile(np.arange(len(rows)), (3, 1)), "")
-        speech = talker._asked(SpeechRequest(n, sampling=SPOKEN, max_frames=FRAMES), spoken)
+        text = SequenceRequest(Prompt.of_tokens((await thinker.prepare(asked)).prompt_ids), n, TOKENS, taps_from=0)
+        rows = torch.randn(len(text.prompt) + 2, talker.config.row_size).to(talker.engine.spec.dtype)
         with torch.inference_mode():
             path_s = computed_s(thinker.engine, text, steps=2)
-            path_s += computed_s(talker.engine, speech, steps=1, given=torch.cat([rows, rows[:2]]))
+            path_s += computed_s(talker.engine, speech_of(talker.config, len(rows), n), steps=1, given=rows)
         ratios.append(await first_code_s(running, n) / path_s)
         paths.append(path_s)
     await asyncio.gather(thinker.close(), talker.close())
@@ -184,23 +182,31 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
     report.add(Figure("first_code_over_critical_path", median(ratios), "x", "<= 1.25", note))
 
 
+def speech_of(config: TalkerConfig, rows: int, seed: int) -> SequenceRequest:
+    """As the Talker asks for it. rows: of the prompt, whose vectors come later."""
+    codec = config.codec
+    items = np.full((rows, 1), config.nothing, np.int64)
+    items[-2:, 0] = codec.pad, codec.bos
+    seen = frozenset({codec.mask, codec.pad, codec.bos})
+    return SequenceRequest(Prompt(items, given_later=True), seed, FRAMES, SPOKEN, banned=frozenset({codec.bos}), seen=seen, appended=True)
+
+
 def computed_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> float:
-    """Seconds to read a prompt and to make so many steps after it. given: vectors of its rows. The engine's thread has not begun."""
-    sequence = EngineSequence(request)
+    """Seconds to read a prompt and to make so many steps after it. given: vectors of its rows; the last one also
+    that of each row after them."""
+    sequence = by_hand.begun(engine, request, len(request.prompt) + steps)
     if given is not None:
         sequence.give(Given(0, given))
-    count = pages_for(len(request.prompt) + steps + 1)
-    sequence.pages = [engine._pool.take() for _ in range(count)]
-    engine._cache.follow(*engine._pool.changes())
+        sequence.append(given[-1:], end=True)
     started = time.perf_counter()
     for first in range(0, len(request.prompt), 512):
         end = min(first + 512, len(request.prompt))
-        engine._runner.run([Run(sequence, at, min(PAGE_ROWS, end - at)) for at in range(first, end, PAGE_ROWS)])
+        by_hand.run(engine, [Run(sequence, at, min(PAGE_ROWS, end - at)) for at in range(first, end, PAGE_ROWS)])
     for step in range(steps):
         sequence.items.append((7,))
-        engine._runner.run([Run(sequence, len(request.prompt) + step, 1)])
+        by_hand.run(engine, [Run(sequence, len(request.prompt) + step, 1)])
     taken_s = time.perf_counter() - started
-    engine._pool.give_back(sequence.pages)
+    by_hand.ended(engine, sequence)
     return taken_s
 
 

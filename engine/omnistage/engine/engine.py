@@ -67,10 +67,10 @@ class Engine:
         self.spec = decoder.spec
         self._pool = PagePool(pages)
         self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
-        self._cache = KVCache(decoder.spec, pages, poison=poison)
+        cache = KVCache(decoder.spec, pages, poison=poison)
         followers.new_cache(pages)
         self._scheduler = Scheduler(self._pool, self._prefixes, limits)
-        self._runner = Runner(decoder, head, self._cache, self.attention.backend, followers)
+        self._runner = Runner(decoder, head, cache, self.attention.backend, followers)
         self._pace = Pace(limits.max_rows, step_s)
         self._mailbox = Mailbox(limits.max_waiting, self.activity.begin, self.activity.rest)
         self._outbox = Outbox()

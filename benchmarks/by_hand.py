@@ -1,0 +1,28 @@
+"""Steps of an engine by hand, on the calling thread: what they cost without the engine's own thread, which has not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from omnistage.engine.engine import Engine
+from omnistage.engine.pages import pages_for
+from omnistage.engine.request import SequenceRequest
+from omnistage.engine.scheduler import Run
+from omnistage.engine.sequence import Sequence
+
+
+def begun(engine: Engine, request: SequenceRequest, rows: int) -> Sequence:
+    """A sequence that holds pages for so many rows; `ended` gives them back."""
+    sequence = Sequence(request)
+    sequence.pages = [engine._pool.take() for _ in range(pages_for(rows))]
+    engine._runner.follow(*engine._pool.changes())
+    return sequence
+
+
+def ended(engine: Engine, sequence: Sequence) -> None:
+    engine._pool.give_back(sequence.pages)
+
+
+def run(engine: Engine, runs: Many[Run]) -> None:
+    """One step. In inference mode."""
+    engine._runner.run(runs)
