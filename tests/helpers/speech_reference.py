@@ -45,17 +45,17 @@ class SpeechReference(OmniReference):
         rows = embedded + made.hidden_states[-1]
         talker = self.whole.talker
         embed = self.model.get_input_embeddings()
-        begin = self.whole.speaker_map[voice]["bos_token"]
+        voice_token = self.whole.speaker_map[voice]["bos_token"]
         with torch.inference_mode():
-            begins, *behind = (embed(torch.tensor([[token]])) for token in (begin, talker.text_eos_token, talker.text_pad_token))
+            voice_row, *behind = (embed(torch.tensor([[token]])) for token in (voice_token, talker.text_eos_token, talker.text_pad_token))
         first = ids.shape[1] + 1
         grids = {name: inputs[name] for name in ("image_grid_thw", "video_grid_thw") if name in inputs}
         lengths = {"audio_feature_lengths": inputs["feature_attention_mask"].sum(-1)} if "feature_attention_mask" in inputs else {}
         films = {"video_second_per_grid": inputs["video_second_per_grid"]} if "video_second_per_grid" in inputs else {}
         return {
-            "inputs_embeds": torch.cat([rows[:, : first - 1], begins, rows[:, first - 1 : first]], 1),
+            "inputs_embeds": torch.cat([rows[:, : first - 1], voice_row, rows[:, first - 1 : first]], 1),
             "reply": torch.cat([rows[:, first:], *behind], 1),
-            "ids": torch.cat([ids, torch.tensor([[begin]]), answer[:, :1]], 1),
+            "ids": torch.cat([ids, torch.tensor([[voice_token]]), answer[:, :1]], 1),
             "media": {**grids, **lengths, **films, "use_audio_in_video": inputs.get("use_audio_in_video", False)},
         }
 

@@ -26,7 +26,7 @@ class Opening:
     """
 
     def __init__(self, voice: torch.Tensor, most: int) -> None:
-        """voice: [1, row_size], of its token. most: rows of a conversation."""
+        """voice: [1, row_size], of the voice token. most: rows of a conversation."""
         self._voice, self._most = voice, most
         self._missing = {PROMPT, PLACES}
         self._count = 0
@@ -69,7 +69,7 @@ class Opening:
         placed = sum(map(len, self._parts))
         if max(self._count, placed) > self._most:
             raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {self._most} rows")
-        if self._count != placed and (not self._missing or (PLACES not in self._missing and self._count > placed)):
+        if self._count != placed and PLACES not in self._missing and (not self._missing or self._count > placed):
             raise BadRequest("talker", f"a conversation of {self._count} rows has {placed} places: give each row one")
 
     def read(self) -> list[Page]:

@@ -1,6 +1,6 @@
 """The Talker of Qwen2.5-Omni (Xu et al. 2025): speaks the rows of an answer as they come, one code after the other.
 
-A sequence begins with the rows of the conversation, the token of the voice, and the row of the first token of the answer, with which the
+A sequence begins with the rows of the conversation, the voice token, and the row of the first token of the answer, with which the
 codes begin. The row of every further code is its embedding and the next row of the answer; behind the last one stand the embeddings of the
 end of the text and, for all that is still to be spoken, of nothing. As `Qwen2_5OmniForConditionalGeneration.generate` of Transformers means
 it: what 5.20 to 5.23 compute for a request alone is something else, since they drop its mask, and with it places and special codes.
@@ -37,8 +37,8 @@ _EMPTY = np.empty((0, 1), np.uint32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextRows:
-    """Embeddings of the Thinker, [n, row_size]. voices: of each voice's token, by its name. behind: of the end of the text and of nothing,
-    which follow the last row of an answer."""
+    """Embeddings of the Thinker, [n, row_size]. voices: of the voice tokens, by the names of the voices. behind: of the end of the text
+    and of nothing, which follow the last row of an answer."""
 
     voices: Mapping[str, torch.Tensor]
     behind: torch.Tensor
@@ -46,7 +46,7 @@ class TextRows:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request, and the row of its voice's token, [1, row_size]."""
+    """A request, and the row of its voice token, [1, row_size]."""
 
     request: SpeechRequest
     voice: torch.Tensor
@@ -127,7 +127,7 @@ class QwenTalker(EngineModel):
         return opening, stream if opening.reply else None
 
     def _prompt(self, places: NDArray[np.int64], scope: str) -> Prompt:
-        """The rows of a conversation in their places, the voice's token, and the first row of the answer."""
+        """The rows of a conversation in their places, the voice token, and the first row of the answer."""
         codec, count = self.config.codec, places.shape[1] + 2
         items = np.full((count, 1), self.config.nothing, np.int64)
         items[-2:, 0] = codec.pad, codec.bos
