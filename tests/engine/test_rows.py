@@ -20,7 +20,8 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
-from omnistage.engine.sequence import MAX_UNREAD
+from omnistage.engine.sequence import MAX_UNREAD, Sequence
+from omnistage.engine.stream import Mailbox, SequenceStream
 from omnistage.engine.types import FinishReason, Unfit
 
 
@@ -151,6 +152,17 @@ async def test_an_end_with_no_row_at_all_lets_the_answer_go_on_without_vectors()
     with pytest.raises(ValueError, match="last one was given"):
         stream.append(torch.zeros(1, GIVEN))
     await running.close()
+
+
+async def test_rows_that_cannot_be_needed_are_left_for_nobody(seed: int) -> None:
+    """However many come while the engine computes a step."""
+    mailbox = Mailbox(1, lambda: None, lambda: None)
+    request = SequenceRequest(Prompt.of_tokens([1]), seed, max_items=5, appended=True)
+    stream = SequenceStream(Sequence(request), mailbox, GIVEN)
+    for _ in range(100):
+        stream.append(torch.zeros(2, GIVEN))
+    stream.append(torch.zeros(2, GIVEN), end=True)
+    assert [(len(rows), end) for _, rows, end in mailbox.collect(wait=False).appended] == [(2, False), (2, False), (1, False), (0, True)]
 
 
 async def test_rows_that_cannot_be_needed_are_dropped_and_those_that_cannot_be_taken_refused(seed: int) -> None:

@@ -154,7 +154,8 @@ class SequenceStream:
         rows = rows[: self._room]
         self._room -= len(rows)
         self._appended_all = end
-        self._mailbox.append(self, rows, end)
+        if len(rows) or end:
+            self._mailbox.append(self, rows, end)
 
     def _check_width(self, rows: torch.Tensor) -> None:
         if rows.ndim != 2 or rows.shape[1] != self._given_width:

@@ -21,15 +21,17 @@ Page = tuple[torch.Tensor, bytes]
 class Opening:
     """Takes pieces until it is `complete`. Its rows can be read page by page meanwhile.
 
-    places: int64 [axes, rows], where the rows of the conversation stand; there when all of them came. reply: rows of the answer, the first
-    one and those that came with it; none where an answer has none. ended: these are all.
+    places: int64 [axes, rows], where the rows of the conversation stand; there when all of them came. reply: rows of the answer, those that
+    came before the opening was complete; none where an answer has none. ended: no more will come.
     """
 
-    def __init__(self, voice: torch.Tensor, most: int) -> None:
-        """voice: [1, row_size], of the voice token. most: rows of a conversation."""
-        self._voice, self._most = voice, most
+    def __init__(self, voice: torch.Tensor, context: int) -> None:
+        """voice: [1, row_size], of the voice token. context: rows of a conversation and frames of its speech together."""
+        self._voice, self._context = voice, context
         self._missing = {PROMPT, PLACES}
-        self._count = 0
+        # Counted as they come: they may come one by one, and to sum up all of them each time would hold up everybody.
+        self._count = dict.fromkeys((PROMPT, PLACES, HIDDEN), 0)
+        self._read = 0
         self._unread: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
         self.places: NDArray[np.int64] = np.zeros((AXES, 0), np.int64)
@@ -43,7 +45,7 @@ class Opening:
     @property
     def readable(self) -> bool:
         """Whether `read` has a page, or the last rows."""
-        return PLACES not in self._missing and (self._has_all or sum(map(len, self._unread)) >= PAGE_ROWS)
+        return PLACES not in self._missing and (self._has_all or self._count[PROMPT] - self._read >= PAGE_ROWS)
 
     @property
     def _has_all(self) -> bool:
@@ -53,11 +55,12 @@ class Opening:
     def take(self, piece: Piece) -> None:
         """Raises BadRequest for a conversation that is too long, and for rows and places that do not belong together."""
         rows = tensor_of(cast(Array, piece.content))
-        kept = {PROMPT: self._unread, PLACES: self._parts, HIDDEN: self.reply}
+        if piece.port == HIDDEN:
+            # A row of the answer beyond the context has no frame to be spoken in: a Thinker may well have a longer one.
+            rows = rows[: self._context - self._count[HIDDEN]]
         if len(rows):
-            kept[piece.port].append(rows)
-        if piece.port == PROMPT:
-            self._count += len(rows)
+            {PROMPT: self._unread, PLACES: self._parts, HIDDEN: self.reply}[piece.port].append(rows)
+            self._count[piece.port] += len(rows)
         if piece.last:
             self._missing.discard(piece.port)
             self.ended = self.ended or piece.port == HIDDEN
@@ -66,11 +69,13 @@ class Opening:
         self._check()
 
     def _check(self) -> None:
-        placed = sum(map(len, self._parts))
-        if max(self._count, placed) > self._most:
-            raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {self._most} rows")
-        if self._count != placed and PLACES not in self._missing and (not self._missing or self._count > placed):
-            raise BadRequest("talker", f"a conversation of {self._count} rows has {placed} places: give each row one")
+        count, placed = self._count[PROMPT], self._count[PLACES]
+        # The voice and the first code have a row too.
+        most = self._context - 2
+        if max(count, placed) > most:
+            raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {most} rows")
+        if count != placed and PLACES not in self._missing and (not self._missing or count > placed):
+            raise BadRequest("talker", f"a conversation of {count} rows has {placed} places: give each row one")
 
     def read(self) -> list[Page]:
         """Rows of the sequence that were not read before, page by page, known by their bits: a conversation that goes on begins with the
@@ -79,6 +84,7 @@ class Opening:
         count = len(rows) if self._has_all else len(rows) // PAGE_ROWS * PAGE_ROWS
         # The rest may be a few rows of many.
         self._unread = [rows[count:].clone()]
+        self._read += count
         return [_known(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]
 
 

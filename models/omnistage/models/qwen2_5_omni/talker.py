@@ -112,7 +112,7 @@ class QwenTalker(EngineModel):
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
         """A speech up to its first code, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
         gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
-        request, opening, stream = prepared.request, Opening(prepared.voice, self._context - 2), None
+        request, opening, stream = prepared.request, Opening(prepared.voice, self._context), None
         while not opening.complete:
             opening.take(await next_rows(inputs))
             if not opening.readable:
