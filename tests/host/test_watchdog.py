@@ -257,6 +257,18 @@ def test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing(co
                 other.kill()
 
 
+def test_a_thread_that_waits_for_a_process_that_waits_for_a_disk_does_not_hang():
+    """The state is the same for whoever called vfork, until the child ends."""
+    code = f"import ctypes, time; libc = ctypes.PyDLL(None); libc.vfork() or (libc.usleep({int(LONG_S * 1e6)}), libc._exit(0))"
+    worker = Worker()
+    with subprocess.Popen([sys.executable, "-c", code]) as other:
+        worker.activity.processes = (other.pid,)
+        with watched(worker) as verdict:
+            worker.do(other.wait)
+            worker.finished()
+            assert not verdict.done()
+
+
 @pytest.mark.slow
 @pytest.mark.serial
 def test_on_a_full_machine_a_thread_whose_helper_waits_for_a_cpu_does_not_hang():

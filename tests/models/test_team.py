@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -171,6 +172,20 @@ def test_parts_are_the_whole(seed: int) -> None:
             assert torch.equal(torch.cat(there, 1 if style == "rowwise" else 0), weight)
 
 
+def test_a_part_holds_no_more_than_itself(seed: int) -> None:
+    """Where products keep the weight that they are given, a view of it would keep all of it."""
+    whole = random_weights(seed % 1000, torch.float32)
+    part = weights_of_part(whole.get, PLAN, Distributed(1, 4))
+    for name in ("lm_head.weight", "layers.0.self_attn.o_proj.weight"):
+        found = part(name)
+        assert found is not None and found.untyped_storage().nbytes() == found.nbytes == whole[name].nbytes // 4
+
+
+def test_there_is_at_least_one_rank() -> None:
+    with pytest.raises(LoadError, match="tensor_parallel_size 0: there is at least one rank"):
+        config_of_part(CONFIG, 0)
+
+
 @pytest.mark.parametrize(("size", "able"), [(3, "1 or 2 or 4"), (8, "1 or 2 or 4"), (64, "1 or 2 or 4")])
 def test_a_size_that_does_not_divide_is_refused(size: int, able: str) -> None:
     with pytest.raises(LoadError, match=f"tensor_parallel_size {size}: does not divide 8 query heads, 4 heads of keys.*it can be {able}"):
@@ -210,6 +225,26 @@ def test_one_that_is_killed_as_it_loads_is_told(seed: int) -> None:
     with team_of(options(4, seed)) as team, pytest.raises(LoadError, match=r"^rank 2 ended with signal SIGKILL"):
         os.kill(team.processes[1], signal.SIGKILL)
         team.connect(torch.device("cpu"))
+
+
+def test_a_team_is_closed_once(seed: int) -> None:
+    """Whoever closes it again closes nothing: its descriptors may be another one's by then."""
+    with team_of(options(2, seed)) as team:
+        team.close()
+        others = [os.pipe() for _ in range(8)]
+    for end in sum(others, ()):
+        os.close(end)
+
+
+def test_without_descriptors_it_is_told_that_no_rank_can_be_started(seed: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 3, before[1]))
+    try:
+        with pytest.raises(LoadError, match=r"^tensor_parallel_size 4: the other ranks cannot be started: .*Too many open files"):
+            Team(READER, Path(), options(4, seed))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture
@@ -274,17 +309,19 @@ async def test_a_request_that_fails_after_a_step_fails_alone(seed: int) -> None:
 
 
 def test_the_others_end_with_the_first_one() -> None:
-    """However it ends."""
-    code = "import signal, sys; from test_team import *; print(*Team(READER, Path(), options(4, 0)).processes, flush=True); signal.pause()"
+    """Also one that is stopped."""
+    code = (
+        "import signal; from test_team import *; held = engine_of(options(4, 0)); _, team = held.__enter__()\n"
+        "print(*team.processes, flush=True); signal.pause()"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((os.environ["PYTHONPATH"], str(Path(__file__).parent)))}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         processes = [int(word) for word in first.stdout.readline().split()]
         assert len(processes) == 3 and all(Path(f"/proc/{process}/fd").exists() for process in processes)
+        os.kill(processes[1], signal.SIGSTOP)
         first.kill()
     assert all(wait_end(process, END_S) for process in processes)
-    for folder in Path(tempfile.gettempdir()).iterdir():
-        folder.rmdir()  # Who is killed before the ranks have met removes nothing.
 
 
 def test_they_can_be_reached_from_this_machine_alone(seed: int) -> None:

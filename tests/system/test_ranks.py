@@ -80,12 +80,22 @@ async def test_a_stage_that_is_killed_takes_its_ranks_with_it(house: Fleet, seed
         assert await asyncio.to_thread(wait_end, rank, END_S)
 
 
-async def test_a_stage_that_is_told_to_end_ends_its_ranks(house: Fleet, seed: int) -> None:
-    async with disturbed(house, alike=False, after=question(seed, 5)):
-        name = house.of("thinker")[1]
+async def test_a_stage_that_is_told_to_end_lets_its_answers_finish_and_ends_its_ranks(house: Fleet, seed: int) -> None:
+    """Also where all of its processes are told, as some tell a whole service."""
+    ending = dict[str, int]()
+
+    async def end() -> None:
+        name = await holder(house, "thinker")
+        ending[name] = other_rank(house.server(name).pid)
+        os.kill(ending[name], signal.SIGTERM)
+        house.server(name).terminate()
+
+    async with disturbed(house, alike=False, after=question(seed, 5)) as stub:
+        answer = await ask_through(stub, question(seed, 60), Step(text_chunks(3), end))
+        answer.check_whole()
+        assert not answer.failovers
+        ((name, rank),) = ending.items()
         server = house.server(name)
-        rank = other_rank(server.pid)
-        server.terminate()
         assert await asyncio.to_thread(server.wait) == 0
         assert await asyncio.to_thread(wait_end, rank, END_S)
         assert "Traceback" not in server.log()

@@ -68,7 +68,7 @@ class Engine:
         self._pool = PagePool(pages)
         self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
         cache = KVCache(decoder.spec, pages, poison=poison)
-        followers.new_cache(pages)
+        followers.new_cache(pages, poison=poison)
         self._scheduler = Scheduler(self._pool, self._prefixes, limits)
         self._runner = Runner(decoder, head, cache, self.attention.backend, followers)
         self._pace = Pace(limits.max_rows, step_s)

@@ -16,8 +16,8 @@ class Followers(Protocol):
     @property
     def processes(self) -> Sequence[int]: ...
 
-    def new_cache(self, pages: int) -> None:
-        """Have a cache of so many pages, and no other one."""
+    def new_cache(self, pages: int, *, poison: bool = False) -> None:
+        """Have a cache of so many pages, and no other one; see KVCache."""
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         """See KVCache.follow."""
@@ -31,7 +31,7 @@ class Nobody:
 
     processes = ()
 
-    def new_cache(self, pages: int) -> None: ...
+    def new_cache(self, pages: int, *, poison: bool = False) -> None: ...
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None: ...
 

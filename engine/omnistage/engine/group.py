@@ -9,8 +9,9 @@ import torch
 import torch.distributed as distributed
 from torch._C._distributed_c10d import FileStore
 
-EXCHANGE_LIMIT_S = 60.0
-"""How long a rank waits for the others in one exchange: they do the same work, so many times what a step takes."""
+EXCHANGE_LIMIT_S = 1800.0
+"""How long a rank waits for the others in one exchange. A server finds a rank that hangs at once, by its watchdog; this ends what nobody
+watches. Longer than a machine may be paused: time goes on meanwhile."""
 
 
 class RanksApart(Exception):

@@ -171,7 +171,9 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
     own = threading.get_native_id()
     pythons = {thread.native_id for thread in threading.enumerate()}
     delay_s = max((use.delay_s for number, use in uses.items() if number != own), default=0.0)
-    native_s = max((use.cpu_s + use.delay_s for number, use in uses.items() if number not in pythons), default=0.0)
+    native = [use for number, use in uses.items() if number not in pythons]
+    # One that waits for a disk does something too; the kernel does not say for how long.
+    native_s = max((elapsed_s if use.state == "D" else use.cpu_s + use.delay_s for use in native), default=0.0)
     return _Look(uses, max(elapsed_s - delay_s, 0.0), max(elapsed_s - max(delay_s, native_s), 0.0))
 
 

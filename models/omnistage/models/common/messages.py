@@ -46,6 +46,7 @@ class NewCache:
     """See Followers.new_cache."""
 
     pages: int
+    poison: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,9 @@ def serve(channel: Connection, decoder: PackedDecoder, group: Distributed) -> No
         match message:
             case Connect(store):
                 group.connect(store, decoder.spec.device)
-            case NewCache(pages):
+            case NewCache(pages, poison):
                 del cache  # Two would be too much for memory.
-                cache = KVCache(decoder.spec, pages)
+                cache = KVCache(decoder.spec, pages, poison=poison)
             case PagesChanged(taken, freed):
                 cache.follow(taken, freed)
             case ComputeHidden(told):
@@ -75,8 +75,10 @@ def serve(channel: Connection, decoder: PackedDecoder, group: Distributed) -> No
 
 
 def main() -> None:
-    """What is interrupted at a terminal is the parent, which ends this. Where that is killed the system kills this, stopped or not."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Who is told to end is the parent, which lets its answers finish and ends this; whoever tells all processes of a server means that.
+    Where the parent is killed the system kills this, stopped or not."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

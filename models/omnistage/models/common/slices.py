@@ -24,6 +24,8 @@ _WHOLE = "replicated"
 
 def config_of_part(config: DecoderConfig, size: int) -> DecoderConfig:
     """Of one of `size` ranks. Raises LoadError for a decoder that cannot be cut into so many equal parts."""
+    if size < 1:
+        raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
     cut = {
         "query heads": config.query_heads,
         "heads of keys and values": config.kv_heads,
@@ -52,9 +54,9 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
         if found is None or style is None or style.startswith(_WHOLE):
             return found
         if style in _COLUMNS:
-            return found.tensor_split(group.size, 0)[group.rank]
+            return found.tensor_split(group.size, 0)[group.rank].clone()  # A view would hold all of it.
         if found.ndim > 1:
-            return found.tensor_split(group.size, 1)[group.rank]
+            return found.tensor_split(group.size, 1)[group.rank].clone(memory_format=torch.contiguous_format)
         return found if group.rank == 0 else None  # A bias is added once.
 
     return part

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -70,6 +69,7 @@ class _Rank:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, **LOOPBACK},
+                start_new_session=True,
             )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
@@ -103,7 +103,7 @@ class Team:
         self.group = Distributed(0, size)
         self._ranks: list[_Rank] = []
         self._told, self._telling = os.pipe()
-        self._store = Path(tempfile.mkdtemp(prefix="omnistage-ranks-"))
+        self._over, self._closed = threading.Event(), False
         started: Future[None] = Future()
         self._watch = threading.Thread(target=self._watched, args=(started,), name="omnistage-ranks", daemon=True)
         self._watch.start()
@@ -112,6 +112,9 @@ class Team:
             for rank in self._ranks:
                 with self._all_there(LoadError):
                     send([rank.channel], ReadPart(reader, folder, options_of(options, rank.rank), rank.rank, size))
+        except OSError as error:
+            self.close()
+            raise LoadError(f"tensor_parallel_size {size}: the other ranks cannot be started: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -136,14 +139,15 @@ class Team:
                 if read.error:
                     raise LoadError(f"rank {rank.rank} of {self.group.size}: {read.error}")
             os.environ.update(LOOPBACK)
-            self._tell(Connect(str(self._store / "store")))
-            self.group.connect(str(self._store / "store"), device)
-        shutil.rmtree(self._store, ignore_errors=True)  # They have met, and nobody opens it again.
+            with tempfile.TemporaryDirectory(prefix="omnistage-ranks-") as folder:
+                store = str(Path(folder, "store"))
+                self._tell(Connect(store))
+                self.group.connect(store, device)
         os.write(self._telling, _WATCH)
 
-    def new_cache(self, pages: int) -> None:
+    def new_cache(self, pages: int, *, poison: bool = False) -> None:
         with self._all_there(RanksApart):
-            self._tell(NewCache(pages))
+            self._tell(NewCache(pages, poison))
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         with self._all_there(RanksApart):
@@ -166,7 +170,10 @@ class Team:
         return computed
 
     def close(self) -> None:
-        """End the others, and wait for that."""
+        """End the others, and wait for that. Once is enough."""
+        if self._closed:
+            return
+        self._closed = True
         os.write(self._telling, _CLOSE)
         self.group.close()  # Whoever waits for this rank in the middle of a step waits no longer.
         for rank in self._ranks:
@@ -178,11 +185,11 @@ class Team:
                 rank.process.kill()
                 rank.process.wait()
             os.close(rank.ended)
+        self._over.set()
         self._watch.join()
         self._ranks.clear()
         for end in (self._told, self._telling):
             os.close(end)
-        shutil.rmtree(self._store, ignore_errors=True)
 
     def _tell(self, message: object) -> None:
         send((rank.channel for rank in self._ranks), message)
@@ -216,7 +223,7 @@ class Team:
         return f"{told}; its standard error says why" if told else ""
 
     def _watched(self, started: Future[None]) -> None:
-        """Starts the others, as they are killed when the thread that started them ends, and watches them once they have met."""
+        """Starts the others, and watches them once they have met. They would be killed when the thread that started them ends: it stays."""
         try:
             for number in range(1, self.group.size):
                 self._ranks.append(_Rank(number))
@@ -230,6 +237,7 @@ class Team:
                 ends.register(descriptor, select.POLLIN)
             if self._told not in (descriptor for descriptor, _ in ends.poll()):
                 raise RanksApart(self._first_end())
+        self._over.wait()
 
 
 def options_of(options: LoadOptions, rank: int) -> LoadOptions:
