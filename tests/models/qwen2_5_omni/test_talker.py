@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import zipfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -34,9 +35,11 @@ from omnistage.models.interface import (
     no_inputs,
 )
 from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import read_talker_config
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.voices import read_voices
 
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
 FRAMES = 60
@@ -316,6 +319,10 @@ def _token(value: object) -> Callable[[Voices], object]:
     return lambda voices: voices["Ethan"].update(bos_token=value)
 
 
+def _vector(value: torch.Tensor) -> Callable[[Voices], object]:
+    return lambda voices: voices["Ethan"].update(cond=value)
+
+
 BAD_VOICES: dict[str, tuple[Callable[[Voices], object], str]] = {
     "none": (lambda voices: voices.clear(), "has no voices"),
     "a token that there is not": (_token(1 << 20), "'bos_token' is 1048576, which is no token of the Thinker"),
@@ -324,6 +331,10 @@ BAD_VOICES: dict[str, tuple[Callable[[Voices], object], str]] = {
     "a vector of another size": (lambda voices: voices["Ethan"].update(cond=torch.zeros(1, 3)), r"'cond' is \[1, 3\], not \[1, 24\]"),
     "an example of another size": (lambda voices: voices["Ethan"].update(ref_mel=torch.zeros(1, 5, 7)), r"'ref_mel' is \[1, 5, 7\]"),
     "an example of nothing": (lambda voices: voices["Ethan"].update(ref_mel=torch.zeros(1, 0, 80)), r"'ref_mel' is \[1, 0, 80\]"),
+    "a token of numbers without memory": (_token(torch.tensor(5, device="meta")), "'bos_token' is tensor"),
+    "a vector without memory": (_vector(torch.zeros(1, 24, device="meta")), "has no tensor 'cond'"),
+    "a sparse vector": (_vector(torch.zeros(1, 24).to_sparse()), "has no tensor 'cond'"),
+    "a vector of another type": (_vector(torch.zeros(1, 24).to(torch.float8_e4m3fn)), "'cond' is of torch.float8_e4m3fn, not of"),
     "numbers that are none": (lambda voices: voices["Ethan"]["cond"].fill_(torch.nan), "'cond' has numbers that are not finite"),
     "no table": (lambda voices: voices.update({"Ethan": [7]}), "'Ethan' is no table"),
 }
@@ -358,6 +369,29 @@ def test_a_table_of_voices_that_is_none_is_told(copied: Path) -> None:
     refused(copied, "has no voices")
     path.unlink()
     refused(copied, "spk_dict.pt")
+
+
+@pytest.mark.filterwarnings("ignore")  # what a damaged file names may be deprecated
+def test_a_table_of_voices_that_is_damaged_is_told_or_read(copied: Path, seed: int) -> None:
+    """Wherever the damage is. Nothing but BadCheckpoint is raised."""
+    path, source, config = copied / "spk_dict.pt", random.Random(seed), read_talker_config(copied)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    (table,) = [name for name in files if name.endswith("/data.pkl")]
+    path.unlink()
+    outcomes = list[bool]()
+    for _ in range(400):
+        data = bytearray(files[table])
+        for place in source.sample(range(len(data)), source.randint(1, 4)):
+            data[place] = source.randrange(256)
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, whole in files.items():
+                archive.writestr(name, bytes(data) if name == table else whole)
+        try:
+            outcomes.append(bool(read_voices(copied, config, 1 << 20)))
+        except BadCheckpoint:
+            outcomes.append(False)
+    assert outcomes.count(False) > 100
 
 
 def _edited(copied: Path, edit: Callable[[dict[str, Any]], object]) -> None:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 
@@ -15,6 +16,15 @@ from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 
 FILE = "spk_dict.pt"
+
+_DAMAGE = (
+    *(OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile),
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, TypeError),
+)
+"""What `torch.load` raises for a file that is damaged: it checks few of the values that it unpickles and builds tensors of, so whatever is
+wrong with one is told by the statement that stumbles over it."""
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 USUAL = "Chelsie"
 """Speaks where no voice is named, if the checkpoint has her: so does Transformers' `generate`."""
@@ -36,7 +46,7 @@ def read_voices(directory: Path, config: TalkerConfig, tokens: int) -> dict[str,
     path = directory / FILE
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise BadCheckpoint(f"{path} cannot be read as a table of voices: {reason}") from None
     if not isinstance(found, dict) or not found:
@@ -56,7 +66,7 @@ def _voice(place: str, values: object, config: TalkerConfig, tokens: int) -> Voi
     if not isinstance(values, dict):
         raise BadCheckpoint(f"{place} is no table")
     token = values.get("bos_token")
-    if isinstance(token, torch.Tensor) and token.numel() == 1 and not token.is_floating_point():
+    if _is_plain(token) and token.numel() == 1 and not token.is_floating_point():
         token = token.item()
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < tokens:
         raise BadCheckpoint(f"{place}: 'bos_token' is {str(token)[:80]}, which is no token of the Thinker")
@@ -70,8 +80,10 @@ def _voice(place: str, values: object, config: TalkerConfig, tokens: int) -> Voi
 def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """shape: 0 stands for any number but none."""
     found = values.get(name)
-    if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+    if not _is_plain(found):
         raise BadCheckpoint(f"{place} has no tensor {name!r}")
+    if found.dtype not in _FLOATS:
+        raise BadCheckpoint(f"{place}: {name!r} is of {found.dtype}, not of one of {', '.join(map(str, _FLOATS))}")
     sizes = zip(found.shape, shape, strict=False)
     if found.ndim != len(shape) or not all(size == wanted if wanted else size > 0 for size, wanted in sizes):
         wanted = ", ".join(str(size) if size else "frames" for size in shape)
@@ -79,3 +91,8 @@ def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[in
     if not bool(found.isfinite().all()):
         raise BadCheckpoint(f"{place}: {name!r} has numbers that are not finite")
     return found.float()
+
+
+def _is_plain(found: object) -> TypeGuard[torch.Tensor]:
+    """Whether its numbers are there and can be read one by one: `torch.load` also gives tensors that are sparse or have no memory."""
+    return isinstance(found, torch.Tensor) and found.layout is torch.strided and found.device.type == "cpu"
