@@ -15,6 +15,14 @@ from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
 
+@pytest.fixture
+def copied(omni_checkpoint: Path, tmp_path: Path) -> Path:
+    """The checkpoint, to be changed: links, which whoever changes a file replaces."""
+    for path in omni_checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
 @pytest.fixture(scope="module")
 def thinker(omni_checkpoint: Path) -> Iterator[QwenThinker]:
     model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))

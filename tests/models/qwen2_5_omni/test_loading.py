@@ -43,14 +43,6 @@ ROW_BYTES = 36 << 10
 """Keys and values of one token of the 3B, in bfloat16."""
 
 
-@pytest.fixture
-def copied(omni_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint to be changed: links, which whoever changes a file replaces."""
-    for path in omni_checkpoint.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    return tmp_path
-
-
 def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
     """An object in JSON."""
     values = json.loads(path.read_text())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from safetensors.torch import load_file, save_file
 
 from helpers import lengths, media_files
 from helpers.speaking import speak
 from helpers.speech_reference import PENALTY, SpeechReference, Spoken
 from omnistage.models.interface import Media, Part, Sampling, SpeechRequest, TextRequest, Turn
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
@@ -66,6 +71,34 @@ async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
     asked = TextRequest(turns, seed=seed, verbatim=text)
     said = await speak(thinker, talker, asked, SpeechRequest(0, "Ethan", Sampling(repetition_penalty=PENALTY), max_frames=CODES))
     check_codes(said.codes, expected, text)
+
+
+async def test_what_is_no_code_is_not_said(thinker: QwenThinker, talker: QwenTalker, copied: Path, seed: int) -> None:
+    """The special ids of the codec that the conversation consists of count as seen, and the one that stands before the first code is never
+    drawn. Here all of them are likelier than the code with which speech began."""
+    text, turns = "It is far away.", (Turn("user", ("How far is it?",)),)
+    asked = TextRequest(turns, seed=seed, verbatim=text)
+    greedy = SpeechRequest(0, "Ethan", Sampling(repetition_penalty=PENALTY), max_frames=CODES)
+    (usual,) = (await speak(thinker, talker, asked, replace(greedy, max_frames=1))).codes
+    codec = talker.config.codec
+    _make_likelier(copied, usual, {codec.mask: 1.03, codec.pad: 1.02, codec.bos: 2.0})
+    reference = SpeechReference(copied)
+    expected = reference.spoken(reference.rows(turns, ([], []), thinker.tokenizer.encode(text), "Ethan"), CODES)
+    assert expected.codes[0] == usual
+    changed = load_talker(copied, LoadOptions(path=copied, dtype="float32"))
+    check_codes((await speak(thinker, changed, asked, greedy)).codes, expected, text)
+    await changed.close()
+
+
+def _make_likelier(checkpoint: Path, than: int, factors: Mapping[int, float]) -> None:
+    """Ids of the Talker, by how much than a code whose logit is positive."""
+    name = "talker.codec_head.weight"
+    shard = checkpoint / json.loads((checkpoint / "model.safetensors.index.json").read_text())["weight_map"][name]
+    weights = load_file(shard)
+    for item, factor in factors.items():
+        weights[name][item] = weights[name][than] * factor
+    shard.unlink()
+    save_file(weights, shard, {"format": "pt"})
 
 
 @lengths.rounds(5, len(CASES))

@@ -43,6 +43,7 @@ from omnistage.models.qwen2_5_omni.voices import read_voices
 
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
 FRAMES = 60
+ENDLESS = Sampling(logit_bias=dict.fromkeys((8292, 8294), -100.0))
 
 
 def asked(seed: int, tokens: int = 20, words: str = "What is it?") -> TextRequest:
@@ -310,6 +311,63 @@ async def test_a_conversation_beyond_its_context_is_refused(thinker: QwenThinker
     await small.close()
 
 
+def in_places(talker: QwenTalker, places: np.ndarray[Any, Any]) -> list[Rows]:
+    rows = np.zeros((len(places), talker.config.row_size), np.float32)
+    return [Rows("places", places.astype(np.int32), last=True), Rows("prompt", rows, last=True), Rows("hidden", rows, last=True)]
+
+
+def upto(last: int) -> np.ndarray[Any, Any]:
+    """40 places of a conversation that ends in this one, as a film has them."""
+    return np.repeat(np.linspace(0, last, 40)[:, None], 3, axis=1)
+
+
+@pytest.mark.parametrize("frames", [0, 5, 11, 50])
+async def test_speech_has_as_many_frames_as_there_are_places_for(talker: QwenTalker, frames: int, seed: int) -> None:
+    """Places outrun their rows. The voice, the first code and each further one but the last need one."""
+    context = talker.engine.spec.context
+    for left in (12, 3, 2):
+        request = replace(speech(seed, frames=frames), sampling=ENDLESS)
+        codes = await spoken(talker, in_places(talker, upto(context - 1 - left)), request)
+        assert len(codes) == min(frames or left - 1, left - 1)
+
+
+@pytest.mark.parametrize("past", [-5, 0, 1, 1000])
+@pytest.mark.parametrize("frames", [0, 20])
+async def test_places_beyond_the_context_are_refused(talker: QwenTalker, past: int, frames: int, seed: int) -> None:
+    places = upto(talker.engine.spec.context - 2 + past) if past >= 0 else upto(past)
+    for history in (None, np.array([[7]], np.uint32)):
+        with pytest.raises(BadRequest, match="places" if past >= 0 else "positions must lie between 0 and") as refused:
+            await spoken(talker, in_places(talker, places), replace(speech(seed, frames=frames), history=history))
+        assert refused.value.field == "thinker.messages"
+    assert talker.engine.stats().pages_used == 0
+
+
+# Others ---------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_with_less_gets_a_place_of_the_one_that_has_more(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", max_batch_size=2))
+    rows, ended = await rows_of(thinker, asked(seed)), list[str]()
+
+    async def say(client: str, frames: int) -> None:
+        await spoken(small, rows, replace(speech(seed, frames=frames), sampling=ENDLESS, client=client))
+        ended.append(client)
+
+    greedy = [asyncio.create_task(say("greedy", 400)) for _ in range(6)]
+    await until(lambda: small.engine.stats().waiting == 4)
+    await asyncio.gather(say("modest", 5), *greedy)
+    assert ended.index("modest") < 3, ended
+    await small.close()
+
+
+async def test_the_thread_that_reads_rows_is_watched(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+    rows = await rows_of(thinker, asked(seed))
+    before = {thread.name: thread.steps for thread in talker.threads}
+    await spoken(talker, rows, speech(seed))
+    stepped = {thread.name for thread in talker.threads if thread.steps > before[thread.name]}
+    assert stepped == {"omnistage-engine", "rows"}
+
+
 # Files ---------------------------------------------------------------------------------------------------------------------------------
 
 Voices = dict[str, Any]
@@ -338,14 +396,6 @@ BAD_VOICES: dict[str, tuple[Callable[[Voices], object], str]] = {
     "numbers that are none": (lambda voices: voices["Ethan"]["cond"].fill_(torch.nan), "'cond' has numbers that are not finite"),
     "no table": (lambda voices: voices.update({"Ethan": [7]}), "'Ethan' is no table"),
 }
-
-
-@pytest.fixture
-def copied(omni_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint of links, whose files may be replaced."""
-    for path in omni_checkpoint.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(("change", "told"), BAD_VOICES.values(), ids=BAD_VOICES)

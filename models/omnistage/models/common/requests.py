@@ -13,6 +13,7 @@ _FIELDS: Mapping[tuple[str, str], str] = {
     ("thinker", "prompt"): "thinker.messages",
     ("thinker", "max_items"): "thinker.max_tokens",
     ("thinker", "history"): "resume.history",
+    ("talker", "prompt"): "thinker.messages",
     ("talker", "max_items"): "talker.max_frames",
     ("talker", "history"): "resume.history",
 }

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.stream import SequenceStream
+from omnistage.engine.types import Unfit
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed, next_rows
@@ -136,8 +137,11 @@ class QwenTalker(EngineModel):
         return Prompt(items, (), positions, int(positions.max()) + 1 - count, scope.encode(), given_later=True)
 
     def _asked(self, request: SpeechRequest, prompt: Prompt) -> SequenceRequest:
-        """Raises Unfit."""
-        codec, room = self.config.codec, self._context - len(prompt) + 1
+        """Raises Unfit. Speech has as many frames as there are rows left, and places: those of pictures and films may outrun their rows."""
+        codec = self.config.codec
+        room = min(self._context, self.engine.spec.context - prompt.delta) - len(prompt) + 1
+        if room < 1:
+            raise Unfit("prompt", f"shorten the conversation: its places reach beyond the {self.engine.spec.context} that there are")
         return SequenceRequest(
             prompt,
             seed=request.seed,
