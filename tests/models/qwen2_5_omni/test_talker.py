@@ -198,8 +198,7 @@ async def test_however_the_rows_come_it_says_the_same(
     thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, rounds: int, seed: int
 ) -> None:
     """Many at once, in a cache that has not room for all of them, and beside one whose rows stop coming until the others have its pages."""
-    room = page_bytes(talker.engine.spec) // PAGE_ROWS * 1024
-    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", kv_cache_bytes=room))
+    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", kv_cache_bytes=1024 * row_bytes(talker)))
     source = random.Random(seed)
     answers = [await rows_of(thinker, asked(seed + n, 10, WORDS * times)) for n, times in enumerate((3, 3, 1, 2, 1, 3))]
     assert sum(len(piece.rows) for piece in answers[0] if piece.port == "prompt") > 512
@@ -340,6 +339,27 @@ async def test_places_beyond_the_context_are_refused(talker: QwenTalker, past: i
             await spoken(talker, in_places(talker, places), replace(speech(seed, frames=frames), history=history))
         assert refused.value.field == "thinker.messages"
     assert talker.engine.stats().pages_used == 0
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def row_bytes(talker: QwenTalker) -> int:
+    """Of keys and values, and of the row that was given."""
+    return page_bytes(talker.engine.spec) // PAGE_ROWS + talker.config.row_size * talker.engine.spec.dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_rows_that_were_given_are_counted_with_keys_and_values(omni_checkpoint: Path, dtype: str) -> None:
+    usual = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype=dtype))
+    told = int(usual.info.settings["kv_cache_bytes"].partition(",")[0])
+    assert usual.engine.stats().pages_total == told // row_bytes(usual) // PAGE_ROWS
+    room = 2048 * row_bytes(usual)
+    small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype=dtype, kv_cache_bytes=room))
+    assert small.engine.stats().pages_total == 2048 // PAGE_ROWS
+    assert "for 2048 tokens" in small.info.settings["kv_cache_bytes"] and "2048 of the" in small.info.settings["context"]
+    await small.close()
+    await usual.close()
 
 
 # Others ---------------------------------------------------------------------------------------------------------------------------------

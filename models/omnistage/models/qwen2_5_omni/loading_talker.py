@@ -49,9 +49,12 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         )
         decoder = _decoder(weights, config, dtype, device)
         weights.check_read(ignored=_OTHERS)
-    row_bytes = page_bytes(decoder.spec) // PAGE_ROWS
+    kv_row = page_bytes(decoder.spec) // PAGE_ROWS
+    # What was given for a row is kept as long as the row may have to be computed again: until its speech ends, and on the CPU.
+    row_bytes = kv_row + (config.row_size * dtype.itemsize if device.type == "cpu" else 0)
     cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.decoder.context, wanted=wanted)
-    started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=cache.kv_bytes)
+    kv_bytes = cache.kv_bytes // row_bytes * kv_row
+    started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=kv_bytes)
     info = ModelInfo(
         name=name_of(folder) + "-talker",
         revision=started.revision(CODE_REVISION, settings=str(cache.context)),
