@@ -88,6 +88,11 @@ async def test_a_request_that_its_client_takes_back(steady: Stack) -> None:
     assert (await read(call)).HasField("started")
     assert kept(asked), "while a request is answered, this sees it"
     call.cancel()
+    try:
+        await none_kept(asked)
+    except AssertionError:
+        # A cancel in the last steps of a session seldom leaves it in a cycle: the collector has to find it; nothing else may hold it.
+        gc.collect()
     await none_kept(asked)
 
 
