@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections.abc import Sequence
 
 import pytest
 
-from omnistage.stage.outbox import MAX_WAITING, Outbox
+from omnistage.stage.outbox import MAX_WAITING, Outbox, StreamOver
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.batches import MAX_BATCH_BYTES
 from omnistage.wire.limits import MAX_BATCH
@@ -168,10 +169,25 @@ async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes():
     await asyncio.sleep(0)
     wire.gate.set()
     for task in waiting:
-        with pytest.raises(ConnectionError):
+        with pytest.raises(StreamOver, match="ConnectionError: gone"):
             await task
-    with pytest.raises(ConnectionError):
+    with pytest.raises(StreamOver, match="ConnectionError: gone"):
         await outbox.put(KEEP)
+
+
+@pytest.mark.usefixtures("collected_by_hand")
+async def test_an_error_of_the_stream_keeps_nothing_of_those_it_reached():
+    wire = Wire(is_open=True, error=ConnectionError("gone"))
+    outbox = outbox_on(wire)
+    await begun(outbox)
+
+    async def told() -> weakref.ref[Wire]:
+        of_the_session = Wire()
+        with pytest.raises(StreamOver):
+            await outbox.flush()
+        return weakref.ref(of_the_session)
+
+    assert (await told())() is None
 
 
 async def test_after_cancel_nothing_is_written_and_nobody_waits():

@@ -132,7 +132,7 @@ def test_a_waiter_goes_on_exactly_when_its_credit_is_there(totals: list[int]):
             for _ in range(3):
                 await asyncio.sleep(0)
             assert len(sent) == min(max(totals[: n + 1]), 10)
-        allowance.close(StageError("HALF_CLOSED", "over"))
+        allowance.close("HALF_CLOSED", "over")
         if max(totals) >= 10:
             await sender
         else:
@@ -156,7 +156,7 @@ async def test_every_waiter_hears_of_every_grant():
 async def test_credit_that_is_there_survives_the_half_close():
     allowance = Allowance()
     allowance.grant("audio", 2)
-    allowance.close(StageError("HALF_CLOSED", "over"))
+    allowance.close("HALF_CLOSED", "over")
     await allowance.wait("audio", 0)
     await allowance.wait("audio", 1)
     with pytest.raises(StageError, match="HALF_CLOSED"):

@@ -134,7 +134,7 @@ class Allowance:
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}
         self._grown = asyncio.Event()
-        self._closed: StageError | None = None
+        self._closed: tuple[str, str] | None = None
 
     def grant(self, port: str, total: int) -> None:
         if total > self._totals.get(port, 0):
@@ -144,15 +144,16 @@ class Allowance:
     def total(self, port: str) -> int:
         return self._totals.get(port, 0)
 
-    def close(self, error: StageError) -> None:
-        """No more credit will come: who waits, or comes to wait, gets this error."""
-        self._closed = error
+    def close(self, reason: str, message: str) -> None:
+        """No more credit will come: who waits, or comes to wait, gets an error of this reason, of its own: one that is kept keeps the
+        frames that it was raised in."""
+        self._closed = reason, message
         self._grown.set()
 
     async def wait(self, port: str, seq: int) -> None:
         """Return when chunk `seq` of the port may be sent."""
         while seq >= self._totals.get(port, 0):
             if self._closed is not None:
-                raise self._closed
+                raise StageError(*self._closed)
             self._grown.clear()
             await self._grown.wait()

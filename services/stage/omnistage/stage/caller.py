@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
 from omnistage.stage.jobs import look_at_error
-from omnistage.stage.outbox import Outbox
+from omnistage.stage.outbox import Outbox, StreamOver
 from omnistage.v1 import stage_pb2
 from omnistage.wire.decoding import TooLarge, decoded
 from omnistage.wire.errors import StageError, bad_request, protocol_error
@@ -97,7 +97,7 @@ class Caller:
                 await self.outbox.flush()
                 await self._await_half_close()
             self._ended_well = True
-        except (TimeoutError, grpc.aio.InternalError) as error_of_stream:
+        except (TimeoutError, StreamOver, grpc.aio.InternalError) as error_of_stream:
             log.warning("session.no_handshake", why=type(error_of_stream).__name__)
         if error is not None:
             self._context.set_code(error.code)

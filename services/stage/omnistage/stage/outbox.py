@@ -15,6 +15,10 @@ MAX_WAITING = 32
 Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
 
 
+class StreamOver(Exception):
+    """A write to the caller failed; nothing more can be written."""
+
+
 class Outbox:
     """Writes messages in the order in which they were put, one at a time, from a task of its own.
 
@@ -31,12 +35,12 @@ class Outbox:
         """Messages that were put, and of those the ones that are out; the writing of one may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._error: Exception | None = None
+        self._why_over: str | None = None
         self.batches = False
         """Whether the caller takes several chunks in one message."""
 
     async def put(self, message: stage_pb2.RunResponse) -> None:
-        """Have a message written; wait while `MAX_WAITING` are. Raises what an earlier write raised: the stream is over then."""
+        """Have a message written; wait while `MAX_WAITING` are. Raises StreamOver once a write has failed."""
         if message.HasField("chunks") and not self.batches:
             for chunk in message.chunks.chunks:
                 await self._put(stage_pb2.RunResponse(chunk=chunk))
@@ -44,11 +48,12 @@ class Outbox:
             await self._put(message)
 
     async def flush(self) -> None:
-        """Return when all that was put before has been written; what others put meanwhile is not waited for. Raises what a write raised."""
+        """Return when all that was put before has been written; what others put meanwhile is not waited for. Raises
+        StreamOver."""
         last = self._accepted
         while self._written < last and self._task is not None:
             await self._move()
-        self._raise_error()
+        self._check()
 
     def cancel(self) -> None:
         """Write nothing more."""
@@ -57,9 +62,9 @@ class Outbox:
             self._task.cancel()
 
     async def _put(self, message: stage_pb2.RunResponse) -> None:
-        while len(self._waiting) >= MAX_WAITING and self._error is None:
+        while len(self._waiting) >= MAX_WAITING and self._why_over is None:
             await self._move()
-        self._raise_error()
+        self._check()
         self._waiting.append(message)
         self._accepted += 1
         if self._task is None:
@@ -69,9 +74,10 @@ class Outbox:
         self._moved.clear()
         await self._moved.wait()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _check(self) -> None:
+        """A new error for each who asks: one that is kept would keep the frames of all whom it was raised in, and those this outbox."""
+        if self._why_over is not None:
+            raise StreamOver(self._why_over)
 
     async def _run(self) -> None:
         try:
@@ -83,8 +89,8 @@ class Outbox:
                 await self._write(message)
                 self._written += taken
                 self._moved.set()
-        except Exception as error:  # Of the stream, whatever it is: it belongs to whoever puts or flushes next.
-            self._error = error
+        except Exception as error:  # Of the stream, whatever it is: whoever puts or flushes next is told.
+            self._why_over = f"{type(error).__name__}: {error}"
             self._waiting.clear()
         finally:
             self._task = None

@@ -13,7 +13,6 @@ from omnistage.stage.next_hop import NextHop
 from omnistage.stage.opening import Opening
 from omnistage.stage.outbox import Outbox
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
-from omnistage.wire.errors import StageError
 from omnistage.wire.ports import Allowance, Output
 
 
@@ -60,7 +59,7 @@ class Outputs:
 
     def half_close(self) -> None:
         """No credit and no Release can come any more: who waits for credit gets HALF_CLOSED."""
-        self._allowance.close(StageError("HALF_CLOSED", OUT_OF_CREDIT))
+        self._allowance.close("HALF_CLOSED", OUT_OF_CREDIT)
         self._half_closed = True
         self._released.set()
 
