@@ -236,15 +236,30 @@ def test_a_team_is_closed_once(seed: int) -> None:
         os.close(end)
 
 
-def test_without_descriptors_it_is_told_that_no_rank_can_be_started(seed: int) -> None:
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """So many can be opened and no more. The limit is one of their numbers, and lower ones may be free: these are taken first."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(list(Path("/proc/self/fd").iterdir()))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 3, before[1]))
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + 1 + left, before[1]))
     try:
-        with pytest.raises(LoadError, match=r"^tensor_parallel_size 4: the other ranks cannot be started: .*Too many open files"):
-            Team(READER, Path(), options(4, seed))
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for descriptor in taken[-left:]:
+            os.close(descriptor)
+        del taken[-left:]
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_without_descriptors_it_is_told_that_no_rank_can_be_started(seed: int) -> None:
+    told = r"^tensor_parallel_size 4: the other ranks cannot be started: .*Too many open files"
+    with few_descriptors(3), pytest.raises(LoadError, match=told):
+        Team(READER, Path(), options(4, seed))
 
 
 @pytest.fixture
