@@ -37,7 +37,7 @@ from omnistage.models.interface import (
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_talker_config
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import QwenTalker
+from omnistage.models.qwen2_5_omni.talker import BLOCK, QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 from omnistage.models.qwen2_5_omni.voices import read_voices
 
@@ -90,23 +90,30 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: QwenThinker
 
 
 async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
-    """Who waits has its pages and no place in a step, and is woken by the row."""
-    *conversation, hidden = joined(await rows_of(thinker, asked(seed)))
-    line, heard = RowInputs(), list[int]()
+    """Who waits has its pages and no place in a step, and is woken by the row. Behind the first block codes are put out by the block."""
+    *conversation, hidden = joined(await rows_of(thinker, asked(seed, tokens=5 * BLOCK // 2)))
+    line, heard, codec = RowInputs(), list[int](), talker.config.codec
     for piece in conversation:
         line.put(piece)
-    async with aclosing(talker.speak(await talker.prepare(speech(seed)), line.inputs(), {"codes": 0})) as frames:
-        for count in range(len(hidden.rows)):
-            waiting = asyncio.ensure_future(anext(frames))
+    endless = SpeechRequest(seed, sampling=replace(DRAWN, logit_bias={codec.eos: -100, codec.pad: -100}))
+    async with aclosing(talker.speak(await talker.prepare(endless), line.inputs(), {"codes": 0})) as frames:
+        waiting = asyncio.ensure_future(anext(frames))
+        for count in range(2 * BLOCK):
             if count % 5 == 1:
                 await until(lambda: talker.engine.stats().starved == 1)
                 stats = talker.engine.stats()
                 assert stats.running == 0 and stats.pages_used > 0
                 await spoken(talker, [*conversation, hidden], speech(seed + 1, frames=3))
                 assert not waiting.done() and talker.engine.stats().starved == 1
+            made = talker.engine.stats().items
             line.put(Rows("hidden", hidden.rows[count : count + 1]))
-            heard += (await waiting).rows[:, 0].tolist()
-            assert len(heard) == count + 1
+            await until(lambda made=made: talker.engine.stats().items == made + 1)  # type: ignore[misc]
+            if count < BLOCK or (count + 1) % BLOCK == 0:
+                heard += (await waiting).rows[:, 0].tolist()
+                assert len(heard) == count + 1
+                waiting = asyncio.ensure_future(anext(frames))
+        waiting.cancel()
+        await asyncio.wait({waiting})
     await until(lambda: talker.engine.stats().pages_used == 0)
 
 

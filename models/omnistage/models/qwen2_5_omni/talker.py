@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.stream import SequenceStream
-from omnistage.engine.types import Unfit
+from omnistage.engine.types import Item, Unfit
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed, next_rows
@@ -32,6 +32,9 @@ from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.opening import Opening
 from omnistage.models.qwen2_5_omni.ports import AXES, CODES, HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
+
+BLOCK = 12
+"""Codes: Token2Wav attends within blocks of 24 mel frames, and a code has two."""
 
 _EMPTY = np.empty((0, 1), np.uint32)
 
@@ -51,6 +54,25 @@ class Prepared:
 
     request: SpeechRequest
     voice: torch.Tensor
+
+
+class Blocks:
+    """The codes of a speech as they are put out: those of its first block one by one, then whole blocks, and at the end what there is.
+
+    Sound is made of whole blocks, so it waits for no code that is kept back here; and a message costs every process on its way more than
+    the code in it. count: codes that the speech has."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._waiting: list[Item] = []
+
+    def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
+        """What to put out now that these came."""
+        self._count += len(codes)
+        codes = [*self._waiting, *codes]
+        kept = 0 if end or self._count < BLOCK else min(self._count % BLOCK, len(codes))
+        self._waiting = codes[len(codes) - kept :]
+        return codes[: len(codes) - kept]
 
 
 class QwenTalker(EngineModel):
@@ -100,11 +122,12 @@ class QwenTalker(EngineModel):
                 return
             feed = Feed(stream, inputs, HIDDEN, self._text.behind)
             feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
+            blocks = Blocks(len(request.history_items))
             async with feed.feeding():
                 while True:
                     events = await feed.take()
-                    codes = [event.item for event in events if event.item is not None]
                     reason = events[-1].finish_reason if events else None
+                    codes = blocks.take([event.item for event in events if event.item is not None], end=reason is not None)
                     if codes or reason is not None:
                         yield Frames(np.array(codes, np.uint32).reshape(-1, 1), reason)
                     if reason is not None:
