@@ -97,12 +97,40 @@ async def test_requests_that_are_taken_back_at_any_moment(steady: Stack, seed: i
     rng = random.Random(seed)
     for number in range(60):
         asked = request(PROMPT, thinker=ENDLESS, request_id=f"{number:032x}")
-        calls = [steady.stub.Generate(asked, timeout=60) for _ in range(1 + number % 2)]
-        assert (await read(calls[-1])).HasField("started")
+        calls = []
+        for _ in range(1 + number % 2):
+            calls.append(steady.stub.Generate(asked, timeout=60))
+            assert (await read(calls[-1])).HasField("started")
         await asyncio.sleep(rng.random() * 0.02)
         for call in calls:
             call.cancel()
     del call, calls
+    await none_kept(asked)
+
+
+async def test_requests_whose_time_is_over_at_any_moment(steady: Stack, seed: int) -> None:
+    """Also while their sessions are being opened, and some of them are taken back then; three at a time."""
+    rng = random.Random(seed)
+    asked = request(PROMPT, thinker=ENDLESS)
+
+    async def hear() -> None:
+        call = steady.stub.Generate(asked, timeout=0.003 + 0.6 * rng.random() ** 4)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+    for number in range(60):
+        hearing = [asyncio.create_task(hear()) for _ in range(3)]
+        if number % 3 == 0:
+            await asyncio.sleep(rng.random() * 0.05)
+            for task in hearing:
+                task.cancel()
+        done, _ = await asyncio.wait(hearing)
+        for task in done:
+            if not task.cancelled():
+                task.result()
+    del hearing, done, task
     await none_kept(asked)
 
 

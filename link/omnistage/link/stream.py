@@ -127,20 +127,21 @@ class Stream:
                 opened = await _ask(call, stage, request, deadline)
             return cls(stage, address, call, sender, deadline, attendance, opened)
         except ConnectionError as error:
-            raise deadline.loss(stage, f"{stage} cannot be reached: {error}") from None
+            lost = f"cannot be reached: {error}"
         except TimeoutError:
             what = "the connection" if call is None else "Open"
             why = silent or (f"no answer within {open_timeout_s:g} s" if limit.expired() else f"none within {CONNECT_TIMEOUT_S:g} s")
-            raise deadline.loss(stage, f"{stage} did not answer {what}: {why}") from None
+            lost = f"did not answer {what}: {why}"
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise deadline.loss(stage, f"{stage} cannot be reached: {_details(error)}") from None
+            lost = f"cannot be reached: {_details(error)}"
         finally:
             if opened is None:
                 attendance.leave()
                 if call is not None:
                     call.cancel()
                 sender.close(clean=True)
-                del limit  # It knows the task, which may end with this error, which leads to this frame: a cycle that keeps the request.
+                del limit  # It knows the task, which may end with an error of this frame: a cycle that keeps the request.
+        raise deadline.loss(stage, f"{stage} {lost}")
 
     async def read(self) -> stage_pb2.RunResponse:
         """The next message. Raises StreamLost, DEADLINE, or PROTOCOL for bytes that are no message."""
@@ -216,7 +217,7 @@ async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attend
     """Half-close and the status. A peer that falls silent now is not waited for: it has said all."""
     limit = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
     if attendance is not None:
-        attendance.now_tells(lambda why: _expire(limit))
+        attendance.now_tells(lambda why: _expire(limit))  # noqa: F821  # It tells nothing after `leave`.
     try:
         async with limit:
             await writer.then(call.done_writing)
@@ -228,6 +229,7 @@ async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attend
     finally:
         if attendance is not None:
             attendance.leave()
+        del limit  # As in Stream.open.
 
 
 def _expire(limit: asyncio.Timeout) -> None:

@@ -173,3 +173,4 @@ class Conversation:
         if self._reading is not None:
             self._reading.cancel()
             self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+            self._reading = None  # It leads to its frame, and that to this.

@@ -222,8 +222,10 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 del self._by_request[request]
             asked_again.cancel()
             let_go(run, listening)
-            await asyncio.wait({run})
-            del run, listening, waiting  # Their errors lead to this frame, and would keep it with the request.
+            try:
+                await asyncio.wait({run})
+            finally:
+                del run, listening, waiting  # Their errors lead to this frame, and would keep it with the request.
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
         """A future that is done when the same request is asked again; the one before it is done now."""

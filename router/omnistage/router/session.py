@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import structlog
@@ -196,13 +196,13 @@ class Generation:
         """A write returns when the client's buffers have room; one that does not is a client that does not read."""
         self._writing_since = time.monotonic()
         self._tell_place()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.stall_s):
                 await self._write_event(event)
-        except TimeoutError:
-            raise StageError("CLIENT_STALLED", f"the client read nothing for {self._limits.stall_s:g} s") from None
-        self._writing_since = None
-        self._tell_place()
+                self._writing_since = None
+                self._tell_place()
+                return
+        raise StageError("CLIENT_STALLED", f"the client read nothing for {self._limits.stall_s:g} s")
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from weakref import WeakValueDictionary
 
 from omnistage.router.admission import overloaded
@@ -38,12 +38,17 @@ class Turns:
             raise overloaded("too many large requests wait to be read") from None
         try:
             async with AsyncExitStack() as held:
-                try:
-                    async with asyncio.timeout(self._limit_s):
-                        await held.enter_async_context(self._of_client.setdefault(client, asyncio.Lock()))
-                        await held.enter_async_context(self._turn)
-                except TimeoutError:
-                    raise overloaded(f"this large request could not be read within {self._limit_s:g} s") from None
+                if not await self._entered(held, client):
+                    raise overloaded(f"this large request could not be read within {self._limit_s:g} s")
                 yield
         finally:
             self._places.leave(ticket)
+
+    async def _entered(self, held: AsyncExitStack, client: Hashable) -> bool:
+        """Whether it was this client's turn in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limit_s):
+                await held.enter_async_context(self._of_client.setdefault(client, asyncio.Lock()))
+                await held.enter_async_context(self._turn)
+                return True
+        return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from inspect import isasyncgenfunction
 from typing import TYPE_CHECKING, Any
 
@@ -44,16 +44,16 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
 
 async def _request(context: Context, limit_s: float) -> Any:
     """The one request of a call. Raises BAD_REQUEST where none comes in time."""
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
-            request = await context.read()
-    except DecodeError:
-        raise bad_request("request", "these bytes are no such message") from None
-    except TimeoutError:
-        raise bad_request("request", f"it did not come within {limit_s:g} s") from None
-    if request is grpc.aio.EOF:
-        raise bad_request("request", "the call has none")
-    return request
+            try:
+                request = await context.read()
+            except DecodeError:
+                raise bad_request("request", "these bytes are no such message") from None
+            if request is grpc.aio.EOF:
+                raise bad_request("request", "the call has none")
+            return request
+    raise bad_request("request", f"it did not come within {limit_s:g} s")
 
 
 async def _answer(handler: Handler, asked: Any, context: Context) -> None:

@@ -78,6 +78,9 @@ assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2
 class StageError(Exception):
     """An error with a reason from the table.
 
+    Where a time limit is over, raise it behind the `except TimeoutError` or `suppress`, not in it: the TimeoutError would go with it, leads
+    to the task that was limited, and that may end with this error. Such a cycle keeps a request until the collector comes by.
+
     reason: a key of REASONS, or "" for a bug of ours (INTERNAL). metadata: as ErrorInfo.metadata (stage, session_id, field ...).
     retry_delay_s: seconds after which asking again makes sense, where it is not the table that says; None where it does not make sense.
     """

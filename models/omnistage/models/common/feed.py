@@ -50,8 +50,9 @@ class Feed:
         try:
             yield
         finally:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            task, self._task = self._task, None  # It leads to its frame, and that to this.
+            task.cancel()
+            await asyncio.wait([task])
 
     async def take(self) -> list[SequenceEvent]:
         """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
@@ -65,6 +66,7 @@ class Feed:
             return taking.result() if taking.done() else []
         finally:
             taking.cancel()
+            del taking  # Its error leads to this frame.
 
     async def _feed(self) -> None:
         while not self.ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import grpc.aio
 import structlog
@@ -61,11 +62,14 @@ class Caller:
 
     async def receive_open(self) -> stage_pb2.Open:
         """The first message. Raises PROTOCOL where it is another one or does not come, BAD_REQUEST for one that holds too much."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
-                message = await self._receive()
-        except TimeoutError:
-            raise protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s") from None
+                return await self._receive_first()
+        raise protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s")
+
+    async def _receive_first(self) -> stage_pb2.Open:
+        try:
+            message = await self._receive()
         except TooLarge as error:
             raise bad_request(error.field, error.description) from None
         if message is None or message.WhichOneof("event") != "open":
@@ -112,6 +116,7 @@ class Caller:
         if self._reader is not None:
             self._reader.cancel()
             self._reader.add_done_callback(look_at_error)
+            self._reader = None  # A task that was cancelled leads to its frames, these to the session and this: a cycle.
         self.outbox.cancel()
 
     async def _receive(self) -> stage_pb2.RunRequest | None:

@@ -139,6 +139,9 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             if self._broken:
                 await caller.break_off("this replica is broken")
             await caller.end(error)
+        except asyncio.CancelledError as cancelled:
+            forget_traceback(cancelled)
+            raise
         finally:
             caller.close()
             self._stream(-1)
@@ -169,6 +172,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             raise
         except Exception as error:
             if caller.is_gone:
+                forget_traceback(error)
                 raise asyncio.CancelledError from error
             log.exception("session.bug")
             raise StageError("", f"internal error of the {self._environment.kind}: {type(error).__name__}") from None

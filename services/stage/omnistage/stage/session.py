@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -81,12 +81,11 @@ class Session:
 
     async def prepare(self) -> Work:
         """Check the params of the kind, which may cost some time: only for a session that has a place."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._caller.deadline - time.monotonic()):
                 start = self.opening.start({})
                 return await self._unless_superseded(self._environment.logic.prepare(self.opening.request, start))
-        except TimeoutError:
-            raise StageError("DEADLINE", PASSED) from None
+        raise StageError("DEADLINE", PASSED)  # Not beside the TimeoutError: see wire/errors.py.
 
     async def run(self, work: Work) -> None:
         """Open the rest of the route, answer Opened, and work. When it returns or raises, no work is left and no view is held."""
@@ -102,6 +101,7 @@ class Session:
         """Free what the session holds of the caller's memory, and the caller of its own. Always called, also for a session that was
         cancelled; awaits nothing, because a second cancellation would cut it short there."""
         self._superseded.cancel()
+        self._rest = None  # It leads to its frames, and these to this.
         self._receiver.close()
         self._outputs.close(clean=self._caller.ended_well)
 
@@ -121,6 +121,7 @@ class Session:
             return working.result()
         finally:
             await cancel(working)
+            del working, either  # Its error leads to this frame.
 
     async def _open(self, work: Work) -> None:
         opened = stage_pb2.Opened(
