@@ -154,9 +154,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             reason = error.reason or "INTERNAL"
             log.info("request.failed", reason=reason, message=error.message)
             raise
+        except grpc.aio.InternalError:
+            raise  # A write found no client.
         except Exception as error:
-            if context.done():  # The client is gone: whatever failed then is no bug.
-                raise
             reason = "INTERNAL"
             log.exception("request.bug")
             raise StageError("", f"internal error of the router: {type(error).__name__}") from None

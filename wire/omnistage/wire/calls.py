@@ -38,6 +38,11 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
             # gRPC keeps it with the call, in a cycle of references. The frames that it leads to know the request, which may be large.
             aborted.__context__ = None
             raise aborted.with_traceback(None) from None
+        except grpc.aio.InternalError:
+            pass  # What was written found no client: it took its call back, or its time was over. gRPC may learn of it a moment later only.
+        else:
+            return
+        raise asyncio.CancelledError  # As gRPC itself ends such a call. Its own error it logs as a bug, with all that led there.
 
     return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
 
