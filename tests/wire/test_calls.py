@@ -44,12 +44,12 @@ async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, se
             await asyncio.sleep(0)
 
     server = grpc.aio.server()
-    handler = grpc.unary_stream_rpc_method_handler(generate if way == "generate" else serve)
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(generate if way == "generate" else serve)
     server.add_registered_method_handlers("a.Service", {"Call": as_stream(handler, lambda _: nullcontext(), 5.0)})
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        method = channel.unary_stream("/a.Service/Call")
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/a.Service/Call")
 
         async def hear() -> None:
             call = method(b"", timeout=rng.uniform(0.005, 0.03))
