@@ -264,16 +264,17 @@ async def local_router(
     stages: Mapping[str, str] | Sequence[tuple[str, str]],
     pipeline: Pipeline | None = None,
     *others: Pipeline,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     token: Token | None = None,
     **settings: Any,
 ) -> AsyncIterator[Local]:
-    """A router in this event loop. stages: kind, or PIPELINE/KIND, to address; pairs where a kind has more replicas. settings: fields of
-    RouterSettings."""
+    """A router in this event loop. interceptors: as of `local_stage`. stages: kind, or PIPELINE/KIND, to address; pairs where a
+    kind has more replicas. settings: fields of RouterSettings."""
     chosen = RouterSettings(stages=tuple(stages.items() if isinstance(stages, Mapping) else stages), **settings)
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
     service = RouterServer(chosen, {one.name: one for one in (answering, *others)}, metrics, token)
-    async with _serving(service, metrics.registry, chosen, service.interceptors) as local:
+    async with _serving(service, metrics.registry, chosen, (*interceptors, *service.interceptors)) as local:
         yield local
 
 

@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
+import structlog.testing
 
 from omnistage.stage.outbox import MAX_WAITING, Outbox, StreamOver
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.batches import MAX_BATCH_BYTES
+from omnistage.wire.calls import ClientGone
 from omnistage.wire.limits import MAX_BATCH
 
 KEEP = stage_pb2.RunResponse(keep=stage_pb2.Keep(port="hidden", first=3))
@@ -159,31 +161,35 @@ async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_
     relaying.cancel()
 
 
-async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes():
-    wire = Wire(error=ConnectionError("gone"))
+@pytest.mark.parametrize(("error", "told"), [(ClientGone("gone"), ClientGone), (ValueError("a bug"), StreamOver)])
+async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(error: Exception, told: type[Exception]):
+    """Who has left is no bug; whatever else fails is one, and said in the log."""
+    wire = Wire(error=error)
     outbox = outbox_on(wire)
     await begun(outbox)
     for seq in range(1, MAX_WAITING + 1):
         await outbox.put(chunk(seq))
     waiting = [asyncio.create_task(outbox.put(KEEP)), asyncio.create_task(outbox.flush())]
     await asyncio.sleep(0)
-    wire.gate.set()
-    for task in waiting:
-        with pytest.raises(StreamOver, match="ConnectionError: gone"):
-            await task
-    with pytest.raises(StreamOver, match="ConnectionError: gone"):
+    with structlog.testing.capture_logs() as logs:
+        wire.gate.set()
+        for task in waiting:
+            with pytest.raises(told):
+                await task
+    with pytest.raises(told):
         await outbox.put(KEEP)
+    assert [entry["event"] for entry in logs] == ["outbox.bug"] * (told is StreamOver)
 
 
 @pytest.mark.usefixtures("collected_by_hand")
 async def test_an_error_of_the_stream_keeps_nothing_of_those_it_reached():
-    wire = Wire(is_open=True, error=ConnectionError("gone"))
+    wire = Wire(is_open=True, error=ClientGone("gone"))
     outbox = outbox_on(wire)
     await begun(outbox)
 
     async def told() -> weakref.ref[Wire]:
         of_the_session = Wire()
-        with pytest.raises(StreamOver):
+        with pytest.raises(ClientGone):
             await outbox.flush()
         return weakref.ref(of_the_session)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -13,6 +14,7 @@ from google.protobuf.message import DecodeError
 from omnistage.router.intake import Intake
 from omnistage.router.room import OutputRoom
 from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.calls import write
 from omnistage.wire.decoding import TooLarge, decoded
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError, bad_request, protocol_error
@@ -39,7 +41,7 @@ class Conversation:
         """turn: held while a large message is decoded."""
         self._context = context
         self._turn = turn
-        self._writer = StreamWriter(context.write)
+        self._writer = StreamWriter(partial(write, context))
         self._reading: asyncio.Task[omni_pb2.ConverseRequest | None] | None = None
         self._intake: Intake | None = None
         self._is_answered = False

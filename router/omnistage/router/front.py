@@ -25,6 +25,7 @@ from omnistage.router.request import ValidRequest, parse, validate
 from omnistage.router.session import AnswerLimits, Generation, Write, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.wire.calls import ClientGone, write
 from omnistage.wire.errors import StageError, abort, bad_request
 from omnistage.wire.kinds import KINDS
 
@@ -84,7 +85,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         """data: a GenerateRequest as it came; see `register`."""
         structlog.contextvars.clear_contextvars()
         try:
-            await self._turn(partial(parse, data, partial(self._turns.turn, client_of(context))), context, context.write)
+            await self._turn(partial(parse, data, partial(self._turns.turn, client_of(context))), context, partial(write, context))
         except StageError as error:
             await abort(context, error)
 
@@ -154,8 +155,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             reason = error.reason or "INTERNAL"
             log.info("request.failed", reason=reason, message=error.message)
             raise
-        except grpc.aio.InternalError:
-            raise  # A write found no client.
+        except ClientGone:
+            raise
         except Exception as error:
             reason = "INTERNAL"
             log.exception("request.bug")

@@ -7,7 +7,7 @@ that the server can count the call, and put an end to the wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from inspect import isasyncgenfunction
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,21 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
 
+Serve = Callable[[AsyncIterator[Any], "Context"], Awaitable[None]]
+"""What serves a call as a stream."""
+
+
+class ClientGone(Exception):
+    """A write found no client: it took its call back, or its time was over. gRPC may tell of it a moment later only."""
+
+
+async def write(context: Context, message: Any) -> None:
+    """Write to the client of a call. Raises ClientGone."""
+    with suppress(grpc.aio.InternalError):
+        await context.write(message)
+        return
+    raise ClientGone("there is no client any more")
+
 
 def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager[None]], request_limit_s: float) -> Handler:
     """The same call as a stream. hold: what is held while the call is open; a StageError of it refuses the call. request_limit_s: time for
@@ -29,22 +44,31 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
 
     async def serve(requests: AsyncIterator[Any], context: Context) -> None:
         try:
-            try:
-                with hold(context):
-                    await _answer(handler, requests if handler.request_streaming else await _request(context, request_limit_s), context)
-            except StageError as error:
-                await abort(context, error)
+            with hold(context):
+                await _answer(handler, requests if handler.request_streaming else await _request(context, request_limit_s), context)
+        except StageError as error:
+            await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(ended(serve), handler.request_deserializer, handler.response_serializer)
+
+
+def ended(serve: Serve) -> Serve:
+    """The same, with nothing left of it when it ends by an error of gRPC."""
+
+    async def serve_to_the_end(requests: AsyncIterator[Any], context: Context) -> None:
+        try:
+            await serve(requests, context)
         except grpc.aio.AbortError as aborted:
             # gRPC keeps it with the call, in a cycle of references. The frames that it leads to know the request, which may be large.
             aborted.__context__ = None
             raise aborted.with_traceback(None) from None
-        except grpc.aio.InternalError:
-            pass  # What was written found no client: it took its call back, or its time was over. gRPC may learn of it a moment later only.
+        except (ClientGone, grpc.aio.InternalError):
+            pass  # An InternalError: of a write, or of the status.
         else:
             return
         raise asyncio.CancelledError  # As gRPC itself ends such a call. Its own error it logs as a bug, with all that led there.
 
-    return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
+    return serve_to_the_end
 
 
 async def _request(context: Context, limit_s: float) -> Any:
@@ -66,8 +90,8 @@ async def _answer(handler: Handler, asked: Any, context: Context) -> None:
     behavior: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     if isasyncgenfunction(behavior):
         async for response in behavior(asked, context):
-            await context.write(response)
+            await write(context, response)
     elif handler.response_streaming:
         await behavior(asked, context)
     else:
-        await context.write(await behavior(asked, context))
+        await write(context, await behavior(asked, context))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import grpc.aio
 import structlog
@@ -15,6 +16,7 @@ from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
 from omnistage.stage.jobs import look_at_error
 from omnistage.stage.outbox import Outbox, StreamOver
 from omnistage.v1 import stage_pb2
+from omnistage.wire.calls import ClientGone, write
 from omnistage.wire.decoding import TooLarge, decoded
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 
@@ -43,12 +45,7 @@ class Caller:
         self._ended_well = False
         remaining = context.time_remaining()
         self.deadline = time.monotonic() + (limit_s if remaining is None else min(remaining, limit_s))
-        self.outbox = Outbox(context.write)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whatever fails now is no bug."""
-        return bool(self._context.done())
+        self.outbox = Outbox(partial(write, context))
 
     @property
     def ended_well(self) -> bool:
@@ -101,7 +98,7 @@ class Caller:
                 await self.outbox.flush()
                 await self._await_half_close()
             self._ended_well = True
-        except (TimeoutError, StreamOver, grpc.aio.InternalError) as error_of_stream:
+        except (TimeoutError, ClientGone, StreamOver) as error_of_stream:
             log.warning("session.no_handshake", why=type(error_of_stream).__name__)
         if error is not None:
             self._context.set_code(error.code)

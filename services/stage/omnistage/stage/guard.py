@@ -19,7 +19,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.errors import StartError
 from omnistage.v1 import stage_pb2
-from omnistage.wire.calls import as_stream
+from omnistage.wire.calls import as_stream, ended, write
 from omnistage.wire.errors import StageError, abort
 from omnistage.wire.token import KEY, VARIABLE, Token
 
@@ -88,13 +88,13 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def refuse(requests: object, context: Context) -> None:
             if method == RUN:
-                await context.write(stage_pb2.RunResponse(ended=error.ended()).SerializeToString())
+                await write(context, stage_pb2.RunResponse(ended=error.ended()).SerializeToString())
                 if self._tokenless[RUN] < MAX_TOKENLESS:
                     with self._one_more(RUN):
                         await _half_close(context)
             await abort(context, error)
 
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(ended(refuse))
 
     @contextmanager
     def _one_more(self, method: str) -> Iterator[None]:

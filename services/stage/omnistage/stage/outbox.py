@@ -6,8 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from omnistage.v1 import stage_pb2
 from omnistage.wire.batches import Batch, chunks_of
+from omnistage.wire.calls import ClientGone
+
+log = structlog.get_logger(__name__)
 
 MAX_WAITING = 32
 """Messages that wait for the writer; then `put` waits too."""
@@ -16,7 +21,7 @@ Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
 
 
 class StreamOver(Exception):
-    """A write to the caller failed; nothing more can be written."""
+    """A write to the caller failed by a mistake of ours; nothing more can be written."""
 
 
 class Outbox:
@@ -35,12 +40,13 @@ class Outbox:
         """Messages that were put, and of those the ones that are out; the writing of one may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._why_over: str | None = None
+        self._over: type[ClientGone | StreamOver] | None = None
         self.batches = False
         """Whether the caller takes several chunks in one message."""
 
     async def put(self, message: stage_pb2.RunResponse) -> None:
-        """Have a message written; wait while `MAX_WAITING` are. Raises StreamOver once a write has failed."""
+        """Have a message written; wait while `MAX_WAITING` are. Raises ClientGone or StreamOver once a write has
+        failed."""
         if message.HasField("chunks") and not self.batches:
             for chunk in message.chunks.chunks:
                 await self._put(stage_pb2.RunResponse(chunk=chunk))
@@ -48,8 +54,8 @@ class Outbox:
             await self._put(message)
 
     async def flush(self) -> None:
-        """Return when all that was put before has been written; what others put meanwhile is not waited for. Raises
-        StreamOver."""
+        """Return when all that was put before has been written; what others put meanwhile is not waited for. Raises as
+        `put`."""
         last = self._accepted
         while self._written < last and self._task is not None:
             await self._move()
@@ -62,7 +68,7 @@ class Outbox:
             self._task.cancel()
 
     async def _put(self, message: stage_pb2.RunResponse) -> None:
-        while len(self._waiting) >= MAX_WAITING and self._why_over is None:
+        while len(self._waiting) >= MAX_WAITING and self._over is None:
             await self._move()
         self._check()
         self._waiting.append(message)
@@ -76,8 +82,8 @@ class Outbox:
 
     def _check(self) -> None:
         """A new error for each who asks: one that is kept would keep the frames of all whom it was raised in, and those this outbox."""
-        if self._why_over is not None:
-            raise StreamOver(self._why_over)
+        if self._over is not None:
+            raise self._over("a write has failed")
 
     async def _run(self) -> None:
         try:
@@ -89,12 +95,18 @@ class Outbox:
                 await self._write(message)
                 self._written += taken
                 self._moved.set()
-        except Exception as error:  # Of the stream, whatever it is: whoever puts or flushes next is told.
-            self._why_over = f"{type(error).__name__}: {error}"
-            self._waiting.clear()
+        except ClientGone:
+            self._end(ClientGone)
+        except Exception:  # Whatever it is, it is told here: who puts or flushes next is told of the end alone.
+            log.exception("outbox.bug")
+            self._end(StreamOver)
         finally:
             self._task = None
             self._moved.set()
+
+    def _end(self, over: type[ClientGone | StreamOver]) -> None:
+        self._over = over
+        self._waiting.clear()
 
     def _next(self) -> stage_pb2.RunResponse:
         """The next message to write: the oldest that waits, with the chunks right behind it."""

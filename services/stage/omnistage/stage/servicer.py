@@ -21,6 +21,7 @@ from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.opening import checked
 from omnistage.stage.session import Session
 from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
+from omnistage.wire.calls import ClientGone
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError
 
@@ -139,8 +140,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             if self._broken:
                 await caller.break_off("this replica is broken")
             await caller.end(error)
-        except asyncio.CancelledError as cancelled:
-            forget_traceback(cancelled)
+        except (asyncio.CancelledError, ClientGone) as over:
+            forget_traceback(over)
             raise
         finally:
             caller.close()
@@ -168,12 +169,9 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._transports[session.transport] += 1
         try:
             await session.run(await session.prepare())
-        except StageError:
+        except (StageError, ClientGone):
             raise
         except Exception as error:
-            if caller.is_gone:
-                forget_traceback(error)
-                raise asyncio.CancelledError from error
             log.exception("session.bug")
             raise StageError("", f"internal error of the {self._environment.kind}: {type(error).__name__}") from None
         finally:
