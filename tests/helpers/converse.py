@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from helpers.ask import TIMEOUT_S, Answer
 from helpers.disturbed import Step, Steps
 from omnistage.models.toy import formulas
-from omnistage.router.intake import look_at_error
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.wire.tasks import look_at_error
 
 PIECE = 256 << 10
 HOP = 960

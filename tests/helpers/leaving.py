@@ -1,4 +1,4 @@
-"""Calls whose client has left, as gRPC tells it to a server that writes before it knows."""
+"""Calls whose client has left, as gRPC tells it to a server that writes before it knows; or whose writes fail in another way."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import grpc.aio
 
 
 class Leaving(grpc.aio.ServerInterceptor):
-    """From their write number `last` on, calls of a method find no client; other calls are as they are. left: so many did."""
+    """From their write number `last` on, writes of calls of a method raise `error`; other calls are as they are. left: so many did."""
 
-    def __init__(self, method: str, last: int) -> None:
-        self._method, self._last = method, last
+    def __init__(self, method: str, last: int, error: type[Exception] = grpc.aio.InternalError) -> None:
+        self._method, self._last, self.error = method, last, error
         self.left = 0
 
     async def intercept_service(
@@ -42,5 +42,5 @@ class _Left:
         self._writes -= 1
         if self._writes < 0:
             self._leaving.left += 1
-            raise grpc.aio.InternalError("Failed a batch of operations")
+            raise self._leaving.error("a write failed, says a test")
         await self._context.write(message)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 import structlog.testing
 
-from omnistage.stage.outbox import MAX_WAITING, Outbox, StreamOver
+from omnistage.stage.outbox import MAX_WAITING, Outbox
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.batches import MAX_BATCH_BYTES
-from omnistage.wire.calls import ClientGone
+from omnistage.wire.errors import CallerGone, StageError
 from omnistage.wire.limits import MAX_BATCH
 
 KEEP = stage_pb2.RunResponse(keep=stage_pb2.Keep(port="hidden", first=3))
@@ -161,7 +161,7 @@ async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_
     relaying.cancel()
 
 
-@pytest.mark.parametrize(("error", "told"), [(ClientGone("gone"), ClientGone), (ValueError("a bug"), StreamOver)])
+@pytest.mark.parametrize(("error", "told"), [(CallerGone(), CallerGone), (ValueError("a bug"), StageError)])
 async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(error: Exception, told: type[Exception]):
     """Who has left is no bug; whatever else fails is one, and said in the log."""
     wire = Wire(error=error)
@@ -178,18 +178,18 @@ async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(erro
                 await task
     with pytest.raises(told):
         await outbox.put(KEEP)
-    assert [entry["event"] for entry in logs] == ["outbox.bug"] * (told is StreamOver)
+    assert [entry["event"] for entry in logs] == ["outbox.bug"] * (told is StageError)
 
 
 @pytest.mark.usefixtures("collected_by_hand")
 async def test_an_error_of_the_stream_keeps_nothing_of_those_it_reached():
-    wire = Wire(is_open=True, error=ClientGone("gone"))
+    wire = Wire(is_open=True, error=CallerGone())
     outbox = outbox_on(wire)
     await begun(outbox)
 
     async def told() -> weakref.ref[Wire]:
         of_the_session = Wire()
-        with pytest.raises(ClientGone):
+        with pytest.raises(CallerGone):
             await outbox.flush()
         return weakref.ref(of_the_session)
 

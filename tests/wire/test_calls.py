@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, MutableMapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -19,11 +19,12 @@ from helpers.chain import addresses_of
 from helpers.converse import Conversation
 from helpers.leaving import Leaving
 from helpers.run import Caller, open_of, params
-from helpers.servers import Local, all_free, is_free, local_chain, local_router, local_stage, omni_stub, stage_stub, toy_logic, watch_until
+from helpers.servers import Local, all_free, local_chain, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.calls import as_stream
 from omnistage.wire.errors import StageError
+from omnistage.wire.token import Token
 
 
 async def _write(context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -70,34 +71,63 @@ async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, se
         for _ in range(100):
             await asyncio.gather(*(hear() for _ in range(10)))
     await server.stop(1)
-    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    check_no_bug([], caplog)
 
 
-async def of_run(stage: Local, last: int) -> None:
+@asynccontextmanager
+async def running(stage: Local, tokens: int) -> AsyncIterator[Caller]:
+    """A session of so many tokens."""
     async with stage_stub(stage.address) as stub:
         description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
         caller = Caller(stub)
-        await caller.send(open=open_of(description, params=params("thinker", max_tokens=20_000, ignore_eos=True)))
-        for _ in range(last):
-            await caller.read()
-        await watch_until(stage.address, is_free)
+        await caller.send(open=open_of(description, params=params("thinker", max_tokens=tokens, ignore_eos=True)))
+        yield caller
         caller.call.cancel()
 
 
-@pytest.mark.parametrize("last", range(6))
-async def test_a_write_that_finds_no_caller_ends_a_session_and_is_no_bug(last: int) -> None:
+@pytest.mark.parametrize("tokens", [3, 20_000])
+@pytest.mark.parametrize("last", range(4))
+async def test_a_write_that_finds_no_caller_ends_a_session_and_is_no_bug(tokens: int, last: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one of the last writes of a session."""
     leaving = Leaving("Run", last)
     with structlog.testing.capture_logs() as logs:
-        async with local_stage(toy_logic("thinker"), interceptors=[leaving]) as stage:
-            await of_run(stage, last)
-            assert leaving.left == 1
+        async with local_stage(toy_logic("thinker"), interceptors=[leaving]) as stage, running(stage, tokens):
+            await until(lambda: ended(stage, "omnistage_stage_sessions_total"))
             assert ended(stage, "omnistage_stage_sessions_total") == {"CANCELLED": 1}
-    assert [entry for entry in logs if entry["log_level"] != "info"] == []
+            assert leaving.left == 1
+    check_no_bug(logs, caplog)
+
+
+@pytest.mark.parametrize("tokens", [3, 20_000])
+@pytest.mark.parametrize("last", range(4))
+async def test_a_write_that_fails_otherwise_is_a_bug_and_told_as_one(tokens: int, last: int, caplog: pytest.LogCaptureFixture) -> None:
+    leaving = Leaving("Run", last, ValueError)
+    with structlog.testing.capture_logs() as logs:
+        async with local_stage(toy_logic("thinker"), interceptors=[leaving]) as stage, running(stage, tokens) as caller:
+            await caller.call.done_writing()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                while await caller.call.read() is not grpc.aio.EOF:
+                    pass
+            assert raised.value.code() == grpc.StatusCode.INTERNAL
+            assert ended(stage, "omnistage_stage_sessions_total") == {"INTERNAL": 1}
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["outbox.bug"]
+    check_no_bug([], caplog)
+
+
+async def test_a_caller_that_is_refused_and_gone_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor one that asks what a stage is."""
+    with structlog.testing.capture_logs() as logs:
+        for method, token in (("Run", Token("a" * 32)), ("Describe", Token("a" * 32)), ("Describe", None)):
+            leaving = Leaving(method, 0)
+            async with local_stage(toy_logic("thinker"), interceptors=[leaving], token=token) as stage, stage_stub(stage.address) as stub:
+                call = stub.Run(timeout=1) if method == "Run" else stub.Describe(stage_pb2.DescribeRequest(), timeout=1)
+                assert await call.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAUTHENTICATED)
+    check_no_bug(logs, caplog)
 
 
 @pytest.mark.parametrize("last", range(6))
 @pytest.mark.parametrize("method", ["Generate", "Converse"])
-async def test_a_write_that_finds_no_client_ends_an_answer_and_is_no_bug(method: str, last: int) -> None:
+async def test_a_write_that_finds_no_client_ends_an_answer_and_is_no_bug(method: str, last: int, caplog: pytest.LogCaptureFixture) -> None:
     leaving = Leaving(method, last)
     endless = request(thinker={"max_tokens": 20_000, "ignore_eos": True})
     with structlog.testing.capture_logs() as logs:
@@ -115,7 +145,13 @@ async def test_a_write_that_finds_no_client_ends_an_answer_and_is_no_bug(method:
             await all_free([stage.address for stage in stages.values()])
             assert leaving.left == 1
             call.cancel()
+    check_no_bug(logs, caplog)
+
+
+def check_no_bug(logs: Sequence[MutableMapping[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
+    """Neither by us nor by gRPC."""
     assert [entry for entry in logs if entry["log_level"] != "info"] == []
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 def ended(server: Local, metric: str) -> dict[str, float]:

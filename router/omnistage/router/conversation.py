@@ -19,6 +19,7 @@ from omnistage.wire.decoding import TooLarge, decoded
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 from omnistage.wire.limits import BYTES
+from omnistage.wire.tasks import let_go
 from omnistage.wire.writer import StreamWriter
 
 MAX_CHUNK_BYTES = max(BYTES["MediaChunk.data"] or 0, BYTES["AudioChunk.data"] or 0) + 1024
@@ -172,7 +173,5 @@ class Conversation:
 
     def close(self) -> None:
         """Read nothing more."""
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
-            self._reading = None  # It leads to its frame, and that to this.
+        let_go(self._reading)
+        self._reading = None  # A cancelled task leads to its frames, and those to this object: a cycle.

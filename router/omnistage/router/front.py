@@ -17,17 +17,18 @@ from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.clients import client_of, request_of
 from omnistage.router.conversation import OF_THE_CALL, Conversation
 from omnistage.router.gate import REQUEST_LIMIT_S
-from omnistage.router.intake import Intake, ReplayRoom, let_go
+from omnistage.router.intake import Intake, ReplayRoom
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, parse, validate
-from omnistage.router.session import AnswerLimits, Generation, Write, trace_metadata
+from omnistage.router.session import AnswerLimits, Generation, Write, stalled, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
-from omnistage.wire.calls import ClientGone, write
-from omnistage.wire.errors import StageError, abort, bad_request
+from omnistage.wire.calls import write
+from omnistage.wire.errors import CallerGone, StageError, abort, bad_request
 from omnistage.wire.kinds import KINDS
+from omnistage.wire.tasks import let_go, within
 
 log = structlog.get_logger(__name__)
 
@@ -103,12 +104,10 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 except StageError as failure:
                     if failure.reason in OF_THE_CALL or conversation.is_cut:
                         raise
-                    async with asyncio.timeout(self._stall_limit_s):
+                    async with within(self._stall_limit_s, partial(stalled, self._stall_limit_s)):
                         await conversation.fail(failure)
                 del request  # The next one may come much later.
                 limit_s = self._session_limit_s
-        except TimeoutError:
-            await abort(context, StageError("CLIENT_STALLED", f"the client read nothing for {self._stall_limit_s:g} s"))
         except StageError as error:
             log.info("conversation.failed", reason=error.reason, message=error.message)
             await conversation.discard()
@@ -155,7 +154,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             reason = error.reason or "INTERNAL"
             log.info("request.failed", reason=reason, message=error.message)
             raise
-        except ClientGone:
+        except CallerGone:
             raise
         except Exception as error:
             reason = "INTERNAL"

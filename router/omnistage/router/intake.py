@@ -13,13 +13,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from omnistage.link.link import Link
 from omnistage.router.pipeline import STREAMED
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError, protocol_error
 from omnistage.wire.ports import Output, PortReader
+from omnistage.wire.tasks import look_at_error
 
 WINDOW = 16
 """Chunks of all ports of a turn together; a port has 2 at least."""
@@ -140,20 +140,6 @@ class Intake:
                     del telling  # Its error leads to this frame, and would keep it.
             if not due:
                 await link.sends()
-
-
-def look_at_error(task: asyncio.Task[Any]) -> None:
-    """An error that does not matter any more; asyncio complains of one that nobody looked at."""
-    if not task.cancelled():
-        task.exception()
-
-
-def let_go(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel what nobody waits for any more, and want no error of it."""
-    for task in tasks:
-        if task is not None:
-            task.cancel()
-            task.add_done_callback(look_at_error)
 
 
 def _said_to_clients(error: StageError, stage: str) -> StageError:

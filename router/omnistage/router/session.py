@@ -7,8 +7,9 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -18,7 +19,7 @@ from omnistage.link.link import Link
 from omnistage.link.stream import Metadata
 from omnistage.router.admission import Place
 from omnistage.router.clients import name_of, scope_of
-from omnistage.router.intake import Intake, look_at_error
+from omnistage.router.intake import Intake
 from omnistage.router.pipeline import StageSpec
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
@@ -28,6 +29,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.batches import batched, chunks_of
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError
+from omnistage.wire.tasks import look_at_error, within
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +50,11 @@ class AnswerLimits:
 
     deadline: float
     stall_s: float
+
+
+def stalled(limit_s: float) -> StageError:
+    """Of a client that does not read."""
+    return StageError("CLIENT_STALLED", f"the client read nothing for {limit_s:g} s")
 
 
 class Generation:
@@ -196,13 +203,10 @@ class Generation:
         """A write returns when the client's buffers have room; one that does not is a client that does not read."""
         self._writing_since = time.monotonic()
         self._tell_place()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.stall_s):
-                await self._write_event(event)
-                self._writing_since = None
-                self._tell_place()
-                return
-        raise StageError("CLIENT_STALLED", f"the client read nothing for {self._limits.stall_s:g} s")
+        async with within(self._limits.stall_s, partial(stalled, self._limits.stall_s)):
+            await self._write_event(event)
+        self._writing_since = None
+        self._tell_place()
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
 

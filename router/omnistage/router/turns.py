@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from weakref import WeakValueDictionary
 
 from omnistage.router.admission import overloaded
 from omnistage.router.places import Places, Refused
+from omnistage.wire.tasks import within
 
 MAX_LARGE = 64
 """Large requests that are held until they are read, of all clients together."""
@@ -38,17 +39,9 @@ class Turns:
             raise overloaded("too many large requests wait to be read") from None
         try:
             async with AsyncExitStack() as held:
-                if not await self._entered(held, client):
-                    raise overloaded(f"this large request could not be read within {self._limit_s:g} s")
+                async with within(self._limit_s, lambda: overloaded(f"this large request could not be read within {self._limit_s:g} s")):
+                    await held.enter_async_context(self._of_client.setdefault(client, asyncio.Lock()))
+                    await held.enter_async_context(self._turn)
                 yield
         finally:
             self._places.leave(ticket)
-
-    async def _entered(self, held: AsyncExitStack, client: Hashable) -> bool:
-        """Whether it was this client's turn in time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._limit_s):
-                await held.enter_async_context(self._of_client.setdefault(client, asyncio.Lock()))
-                await held.enter_async_context(self._turn)
-                return True
-        return False

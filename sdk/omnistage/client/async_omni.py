@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from os import PathLike
 from types import TracebackType
 from typing import Self, Unpack
@@ -234,8 +234,8 @@ async def _read(asked: requests.Request, limit: Limit) -> omni_pb2.GenerateReque
     """The whole request, its media read beside the event loop."""
     if not asked.has_unread:
         return asked.complete()
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(limit.left_s):
             return await asyncio.to_thread(asked.complete)
-    except TimeoutError:
-        raise limit.passed("its media were not read by then") from None
+    # Behind the TimeoutError, not beside it: that leads to the task, and would keep the media with it.
+    raise limit.passed("its media were not read by then")

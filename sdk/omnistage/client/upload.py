@@ -93,7 +93,7 @@ class Conversing:
         """End the call and close the files. A cancelled write of gRPC is the end of its call, so nothing else cancels one."""
         if self._sending is not None:
             self._sending.cancel()
-            self._sending = None  # It leads to its frame, and that to this and to the files.
+            self._sending = None  # A cancelled task leads to its frames, and those to this object and the files: a cycle.
         self.call.cancel()
 
     def _grant(self, credit: stage_pb2.Credit) -> None:

@@ -1,4 +1,4 @@
-"""A call as a stream of requests, whatever it is.
+"""Calls as this project serves them: as streams, with writes that tell when the caller is gone, and an end that keeps nothing.
 
 gRPC waits for the one request of a call for as long as the caller likes before its server hears of the call. A stream it begins at once, so
 that the server can count the call, and put an end to the wait.
@@ -16,26 +16,23 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from omnistage.wire.errors import StageError, abort, bad_request
+from omnistage.wire.errors import CallerGone, StageError, abort, bad_request
+from omnistage.wire.tasks import forget_traceback, within
 
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
 
-Serve = Callable[[AsyncIterator[Any], "Context"], Awaitable[None]]
+Serve = Callable[[Any, "Context"], Awaitable[None]]
 """What serves a call as a stream."""
 
 
-class ClientGone(Exception):
-    """A write found no client: it took its call back, or its time was over. gRPC may tell of it a moment later only."""
-
-
 async def write(context: Context, message: Any) -> None:
-    """Write to the client of a call. Raises ClientGone."""
+    """Write to the caller. Raises CallerGone."""
     with suppress(grpc.aio.InternalError):
         await context.write(message)
         return
-    raise ClientGone("there is no client any more")
+    raise CallerGone
 
 
 def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager[None]], request_limit_s: float) -> Handler:
@@ -49,40 +46,39 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
         except StageError as error:
             await abort(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(ended(serve), handler.request_deserializer, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(leaving_nothing(serve), handler.request_deserializer, handler.response_serializer)
 
 
-def ended(serve: Serve) -> Serve:
-    """The same, with nothing left of it when it ends by an error of gRPC."""
+def leaving_nothing(serve: Serve) -> Serve:
+    """The same, where nothing leads from the error that ends a call to what served it: gRPC keeps some with the call, and logs some."""
 
-    async def serve_to_the_end(requests: AsyncIterator[Any], context: Context) -> None:
+    async def serve_and_forget(requests: Any, context: Context) -> None:
         try:
             await serve(requests, context)
+            return
+        except (CallerGone, grpc.aio.InternalError) as gone:  # An InternalError: of a handler of a library, which writes by itself.
+            forget_traceback(gone)
         except grpc.aio.AbortError as aborted:
-            # gRPC keeps it with the call, in a cycle of references. The frames that it leads to know the request, which may be large.
             aborted.__context__ = None
             raise aborted.with_traceback(None) from None
-        except (ClientGone, grpc.aio.InternalError):
-            pass  # An InternalError: of a write, or of the status.
-        else:
-            return
-        raise asyncio.CancelledError  # As gRPC itself ends such a call. Its own error it logs as a bug, with all that led there.
+        except asyncio.CancelledError as cancelled:
+            forget_traceback(cancelled)
+            raise
+        raise asyncio.CancelledError  # As gRPC itself ends such a call.
 
-    return serve_to_the_end
+    return serve_and_forget
 
 
 async def _request(context: Context, limit_s: float) -> Any:
     """The one request of a call. Raises BAD_REQUEST where none comes in time."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            try:
-                request = await context.read()
-            except DecodeError:
-                raise bad_request("request", "these bytes are no such message") from None
-            if request is grpc.aio.EOF:
-                raise bad_request("request", "the call has none")
-            return request
-    raise bad_request("request", f"it did not come within {limit_s:g} s")
+    try:
+        async with within(limit_s, lambda: bad_request("request", f"it did not come within {limit_s:g} s")):
+            request = await context.read()
+    except DecodeError:
+        raise bad_request("request", "these bytes are no such message") from None
+    if request is grpc.aio.EOF:
+        raise bad_request("request", "the call has none")
+    return request
 
 
 async def _answer(handler: Handler, asked: Any, context: Context) -> None:

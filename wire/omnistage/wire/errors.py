@@ -7,6 +7,7 @@ Whoever finds an error raises `StageError`; the edge of the process turns it int
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -78,8 +79,7 @@ assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2
 class StageError(Exception):
     """An error with a reason from the table.
 
-    Where a time limit is over, raise it behind the `except TimeoutError` or `suppress`, not in it: the TimeoutError would go with it, leads
-    to the task that was limited, and that may end with this error. Such a cycle keeps a request until the collector comes by.
+    For a limit of time use `tasks.within`: a TimeoutError goes with what is raised in its `except`, and leads to the task.
 
     reason: a key of REASONS, or "" for a bug of ours (INTERNAL). metadata: as ErrorInfo.metadata (stage, session_id, field ...).
     retry_delay_s: seconds after which asking again makes sense, where it is not the table that says; None where it does not make sense.
@@ -151,11 +151,17 @@ def status_code(number: int) -> grpc.StatusCode:
     return _STATUS_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
 
 
+class CallerGone(Exception):
+    """Nobody is at the other end of a call: it was taken back, or its time was over. gRPC may say so a moment later only."""
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) -> NoReturn:
-    """End a call with an error and its google.rpc.Status."""
+    """End a call with an error and its google.rpc.Status. Raises AbortError, or CallerGone."""
     details = error.status().SerializeToString()
-    await context.abort(error.code, error.message, trailing_metadata=((STATUS_DETAILS, details),))
-    raise AssertionError("abort returns never")
+    with suppress(grpc.aio.InternalError):
+        await context.abort(error.code, error.message, trailing_metadata=((STATUS_DETAILS, details),))
+        raise AssertionError("abort returns never")
+    raise CallerGone
 
 
 def is_ok(ended: stage_pb2.Ended) -> bool:

@@ -145,8 +145,8 @@ class Allowance:
         return self._totals.get(port, 0)
 
     def close(self, reason: str, message: str) -> None:
-        """No more credit will come: who waits, or comes to wait, gets an error of this reason, of its own: one that is kept keeps the
-        frames that it was raised in."""
+        """No more credit will come: who waits, or comes to wait, gets a new error of this reason each time: a kept one would keep the
+        frames that it passed through."""
         self._closed = reason, message
         self._grown.set()
 

@@ -50,7 +50,7 @@ class Feed:
         try:
             yield
         finally:
-            task, self._task = self._task, None  # It leads to its frame, and that to this.
+            task, self._task = self._task, None  # A cancelled task leads to its frames, and those to this object: a cycle.
             task.cancel()
             await asyncio.wait([task])
 

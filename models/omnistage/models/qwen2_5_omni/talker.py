@@ -60,7 +60,7 @@ class Blocks:
     """The codes of a speech as they are put out: those of its first block one by one, then whole blocks, and at the end what there is.
 
     Sound is made of whole blocks, so it waits for no code that is kept back here; and a message costs every process on its way more than
-    the code in it. count: codes that the speech has."""
+    the code in it. count: codes that were put out before, as in a resume."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 import grpc.aio
@@ -13,12 +12,12 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
-from omnistage.stage.jobs import look_at_error
-from omnistage.stage.outbox import Outbox, StreamOver
+from omnistage.stage.outbox import Outbox
 from omnistage.v1 import stage_pb2
-from omnistage.wire.calls import ClientGone, write
+from omnistage.wire.calls import write
 from omnistage.wire.decoding import TooLarge, decoded
 from omnistage.wire.errors import StageError, bad_request, protocol_error
+from omnistage.wire.tasks import look_at_error, within
 
 log = structlog.get_logger(__name__)
 
@@ -59,14 +58,9 @@ class Caller:
 
     async def receive_open(self) -> stage_pb2.Open:
         """The first message. Raises PROTOCOL where it is another one or does not come, BAD_REQUEST for one that holds too much."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
-                return await self._receive_first()
-        raise protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s")
-
-    async def _receive_first(self) -> stage_pb2.Open:
         try:
-            message = await self._receive()
+            async with within(FIRST_MESSAGE_TIMEOUT_S, lambda: protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s")):
+                message = await self._receive()
         except TooLarge as error:
             raise bad_request(error.field, error.description) from None
         if message is None or message.WhichOneof("event") != "open":
@@ -90,7 +84,7 @@ class Caller:
                 return
 
     async def end(self, error: StageError | None) -> None:
-        """Ended, the caller's half-close, then the same status."""
+        """Ended, the caller's half-close, then the same status. Raises CallerGone; without an error of its own, also that of the outbox."""
         ended = stage_pb2.Ended() if error is None else error.ended()
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -98,14 +92,18 @@ class Caller:
                 await self.outbox.flush()
                 await self._await_half_close()
             self._ended_well = True
-        except (TimeoutError, ClientGone, StreamOver) as error_of_stream:
-            log.warning("session.no_handshake", why=type(error_of_stream).__name__)
+        except TimeoutError:
+            log.warning("session.no_handshake", why=f"nothing within {HANDSHAKE_TIMEOUT_S:g} s")
+        except StageError:  # Of the outbox, which has said why.
+            if error is None:
+                raise
         if error is not None:
             self._context.set_code(error.code)
             self._context.set_details(error.message)
 
     async def break_off(self, why: str) -> None:
         """End the call without Ended, which its caller takes for the loss of this replica."""
+        self.outbox.cancel()
         await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Who may call a stage: those who show the token of the stack. Health and reflection are for all who reach the port, up to a number.
 
-A stage without a token is open, and then it listens on loopback addresses only.
+A stage without a token is open, and then it listens on loopback addresses only. Whoever calls, the call is served as wire/calls.py does.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,7 +19,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.errors import StartError
 from omnistage.v1 import stage_pb2
-from omnistage.wire.calls import as_stream, ended, write
+from omnistage.wire.calls import as_stream, leaving_nothing, write
 from omnistage.wire.errors import StageError, abort
 from omnistage.wire.token import KEY, VARIABLE, Token
 
@@ -40,6 +40,9 @@ whoever shows the token are not counted."""
 REQUEST_LIMIT_S = 2.0
 """Time for the request of such a call, where it has only one."""
 
+TRUSTED_REQUEST_LIMIT_S = 30.0
+"""The same of a call with the token."""
+
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[bytes, bytes]
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -52,9 +55,9 @@ def refusal(shown: bool) -> StageError:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Sees every call before its service does."""
+    """Sees every call before its service does. token: None: every caller is taken."""
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: Token | None) -> None:
         self._token = token
         self._tokenless: Counter[str] = Counter()
         """Calls without the token that are open, by method."""
@@ -63,8 +66,9 @@ class Guard(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
     ) -> Handler | None:
         shown = [value for key, value in details.invocation_metadata or () if key == KEY]
-        if len(shown) == 1 and self._token.matches(shown[0]):
-            return await continuation(details)
+        if self._token is None or (len(shown) == 1 and self._token.matches(shown[0])):
+            handler = await continuation(details)
+            return None if handler is None else as_stream(handler, lambda _: nullcontext(), TRUSTED_REQUEST_LIMIT_S)
         if details.method.removeprefix("/").partition("/")[0] in OPEN_TO_ALL:
             handler = await continuation(details)
             return None if handler is None else self._counted(details.method, handler)
@@ -94,7 +98,7 @@ class Guard(grpc.aio.ServerInterceptor):
                         await _half_close(context)
             await abort(context, error)
 
-        return grpc.stream_stream_rpc_method_handler(ended(refuse))
+        return grpc.stream_stream_rpc_method_handler(leaving_nothing(refuse))
 
     @contextmanager
     def _one_more(self, method: str) -> Iterator[None]:

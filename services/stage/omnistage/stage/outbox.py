@@ -10,7 +10,7 @@ import structlog
 
 from omnistage.v1 import stage_pb2
 from omnistage.wire.batches import Batch, chunks_of
-from omnistage.wire.calls import ClientGone
+from omnistage.wire.errors import CallerGone, StageError
 
 log = structlog.get_logger(__name__)
 
@@ -18,10 +18,6 @@ MAX_WAITING = 32
 """Messages that wait for the writer; then `put` waits too."""
 
 Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
-
-
-class StreamOver(Exception):
-    """A write to the caller failed by a mistake of ours; nothing more can be written."""
 
 
 class Outbox:
@@ -40,13 +36,14 @@ class Outbox:
         """Messages that were put, and of those the ones that are out; the writing of one may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._over: type[ClientGone | StreamOver] | None = None
+        self._over: Callable[[], Exception] | None = None
+        """What is raised once a write has failed."""
         self.batches = False
         """Whether the caller takes several chunks in one message."""
 
     async def put(self, message: stage_pb2.RunResponse) -> None:
-        """Have a message written; wait while `MAX_WAITING` are. Raises ClientGone or StreamOver once a write has
-        failed."""
+        """Have a message written; wait while `MAX_WAITING` are. Raises once a write has failed: CallerGone, or a
+        StageError for a bug of ours."""
         if message.HasField("chunks") and not self.batches:
             for chunk in message.chunks.chunks:
                 await self._put(stage_pb2.RunResponse(chunk=chunk))
@@ -81,9 +78,9 @@ class Outbox:
         await self._moved.wait()
 
     def _check(self) -> None:
-        """A new error for each who asks: one that is kept would keep the frames of all whom it was raised in, and those this outbox."""
+        """A new error each time: a kept one would keep the frames it passed through, and those lead to this outbox."""
         if self._over is not None:
-            raise self._over("a write has failed")
+            raise self._over()
 
     async def _run(self) -> None:
         try:
@@ -95,16 +92,16 @@ class Outbox:
                 await self._write(message)
                 self._written += taken
                 self._moved.set()
-        except ClientGone:
-            self._end(ClientGone)
-        except Exception:  # Whatever it is, it is told here: who puts or flushes next is told of the end alone.
+        except CallerGone:
+            self._end(CallerGone)
+        except Exception:  # Whatever it is, it is told here: who puts or flushes next is told that there is a log.
             log.exception("outbox.bug")
-            self._end(StreamOver)
+            self._end(lambda: StageError("", "a message could not be written; the log of this stage says why"))
         finally:
             self._task = None
             self._moved.set()
 
-    def _end(self, over: type[ClientGone | StreamOver]) -> None:
+    def _end(self, over: Callable[[], Exception]) -> None:
         self._over = over
         self._waiting.clear()
 

@@ -50,7 +50,8 @@ class StageServer:
 
     def __init__(self, settings: StageSettings, logic: StageLogic, metrics: StageMetrics, token: Token | None = None) -> None:
         """token: what callers must show, and what next hops are shown; None: every caller is taken."""
-        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = () if token is None else (Guard(token),)
+        self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Guard(token),)
+        self._is_open = token is None
         self._settings = settings
         self._logic = logic
         self.max_request_bytes = settings.max_message_bytes + HOP_ROOM_BYTES
@@ -84,7 +85,7 @@ class StageServer:
         """In reports a replica that listens everywhere goes by the name of its host, which in a container tells it from the others."""
         host, _, port = address.rpartition(":")
         self._environment.address = f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
-        if not self.interceptors:
+        if self._is_open:
             say_open(address)
 
     async def start(self) -> None:

@@ -14,16 +14,15 @@ import grpc.aio
 import structlog
 
 from omnistage.connector.locality import boot_id
-from omnistage.stage.caller import Caller
+from omnistage.stage.caller import Caller, Context
 from omnistage.stage.environment import SessionEnvironment
-from omnistage.stage.jobs import forget_traceback
 from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.opening import checked
 from omnistage.stage.session import Session
 from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
-from omnistage.wire.calls import ClientGone
 from omnistage.wire.durations import duration
-from omnistage.wire.errors import StageError
+from omnistage.wire.errors import CallerGone, StageError
+from omnistage.wire.tasks import forget_traceback
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +119,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
     # Running -----------------------------------------------------------------------------------------------------------------------
 
     async def Run(  # type: ignore[override]  # A coroutine that writes, which grpc.aio takes as well as a generator.
-        self, request_iterator: object, context: grpc.aio.ServicerContext[bytes, stage_pb2.RunResponse]
+        self, request_iterator: object, context: Context
     ) -> None:
         structlog.contextvars.clear_contextvars()
         begun = time.monotonic()
@@ -131,8 +130,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         try:
             session = await self._opened(caller)
             await self._run(session, caller)
-            reason = "OK"
             await caller.end(None)
+            reason = "OK"
         except StageError as error:
             reason = error.reason or "INTERNAL"
             log.info("session.ended", reason=reason, message=error.message)
@@ -140,9 +139,6 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             if self._broken:
                 await caller.break_off("this replica is broken")
             await caller.end(error)
-        except (asyncio.CancelledError, ClientGone) as over:
-            forget_traceback(over)
-            raise
         finally:
             caller.close()
             self._stream(-1)
@@ -169,7 +165,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._transports[session.transport] += 1
         try:
             await session.run(await session.prepare())
-        except (StageError, ClientGone):
+        except (StageError, CallerGone):
             raise
         except Exception as error:
             log.exception("session.bug")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import structlog
@@ -23,7 +23,6 @@ from omnistage.connector.transport import Receiver, transport_name
 from omnistage.stage.caller import Caller
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.inputs import Inputs
-from omnistage.stage.jobs import cancel, look_at_error
 from omnistage.stage.logic import Kept, Start, Work
 from omnistage.stage.meter import Meter
 from omnistage.stage.next_hop import NextHop
@@ -32,6 +31,7 @@ from omnistage.stage.outputs import Outputs
 from omnistage.v1 import stage_pb2
 from omnistage.wire.batches import chunks_of
 from omnistage.wire.errors import StageError, protocol_error
+from omnistage.wire.tasks import cancel, look_at_error, within
 
 log = structlog.get_logger(__name__)
 
@@ -81,11 +81,9 @@ class Session:
 
     async def prepare(self) -> Work:
         """Check the params of the kind, which may cost some time: only for a session that has a place."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._caller.deadline - time.monotonic()):
-                start = self.opening.start({})
-                return await self._unless_superseded(self._environment.logic.prepare(self.opening.request, start))
-        raise StageError("DEADLINE", PASSED)  # Not beside the TimeoutError: see wire/errors.py.
+        async with within(self._caller.deadline - time.monotonic(), lambda: StageError("DEADLINE", PASSED)):
+            start = self.opening.start({})
+            return await self._unless_superseded(self._environment.logic.prepare(self.opening.request, start))
 
     async def run(self, work: Work) -> None:
         """Open the rest of the route, answer Opened, and work. When it returns or raises, no work is left and no view is held."""
@@ -101,7 +99,7 @@ class Session:
         """Free what the session holds of the caller's memory, and the caller of its own. Always called, also for a session that was
         cancelled; awaits nothing, because a second cancellation would cut it short there."""
         self._superseded.cancel()
-        self._rest = None  # It leads to its frames, and these to this.
+        self._rest = None  # A cancelled task leads to its frames, and those to this object: a cycle.
         self._receiver.close()
         self._outputs.close(clean=self._caller.ended_well)
 

@@ -1,0 +1,61 @@
+"""Limits of time whose error keeps nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+import pytest
+
+from omnistage.wire.errors import StageError
+from omnistage.wire.tasks import within
+
+
+class Request:
+    """What may be large."""
+
+
+def late() -> StageError:
+    return StageError("DEADLINE", "too late")
+
+
+async def test_what_takes_longer_ends_with_the_error_that_it_was_given() -> None:
+    with pytest.raises(StageError, match="too late"):
+        async with within(0.01, late):
+            await asyncio.Event().wait()
+    async with within(60, late):
+        await asyncio.sleep(0)
+
+
+async def test_a_timeout_of_something_within_is_not_taken_for_its_own() -> None:
+    with pytest.raises(TimeoutError, match="another"):
+        async with within(60, late):
+            raise TimeoutError("another")
+
+
+async def test_a_cancelled_task_stays_cancelled() -> None:
+    async def wait() -> None:
+        async with within(60, late):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.usefixtures("collected_by_hand")
+async def test_a_task_that_ends_with_its_error_keeps_no_request() -> None:
+    async def serve(request: Request) -> None:
+        async with within(0.01, late):
+            await asyncio.Event().wait()
+
+    kept = weakref.ref(request := Request())
+    task = asyncio.create_task(serve(request))
+    del request
+    await asyncio.wait({task})
+    assert kept() is not None, "the error leads to it"
+    assert isinstance(task.exception(), StageError)
+    del task
+    assert kept() is None

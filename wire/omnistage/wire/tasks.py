@@ -1,0 +1,70 @@
+"""Tasks that are given up, limits of time, and what is left of an error: nothing that leads to a request.
+
+An error leads to the frames that it was raised in, a task to its error, and a frame to its tasks: such a cycle would keep the media of a
+request until the collector comes by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from omnistage.wire.errors import StageError
+
+
+class within:
+    """`async with within(seconds, late)`: raises what `late` returns when the block takes longer. The error leads to no task, as that of
+    `asyncio.timeout` does: the task may end with it."""
+
+    def __init__(self, seconds: float, late: Callable[[], StageError]) -> None:
+        self._limit: asyncio.Timeout | None = asyncio.timeout(seconds)
+        self._late = late
+
+    async def __aenter__(self) -> None:
+        assert self._limit is not None
+        await self._limit.__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        limit, self._limit = self._limit, None
+        assert limit is not None
+        try:
+            await limit.__aexit__(kind, error, trace)
+            return
+        except TimeoutError:
+            pass
+        finally:
+            del limit, error, trace
+        raise self._late() from None
+
+
+def look_at_error(task: asyncio.Task[Any]) -> None:
+    """An error that does not matter any more; asyncio complains of one that nobody looked at."""
+    if not task.cancelled():
+        task.exception()
+
+
+def let_go(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel what nobody waits for any more, and want no error of it."""
+    for task in tasks:
+        if task is not None:
+            task.cancel()
+            task.add_done_callback(look_at_error)
+
+
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait for their end; their errors were looked at already or do not matter any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        look_at_error(task)
+
+
+def forget_traceback(error: BaseException) -> None:
+    """Take the frames from an error that ends a call, and from those before it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__context__
