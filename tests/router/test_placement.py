@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,8 +25,6 @@ from omnistage.router.placement import DRAINING, LOST, SERVING, Placement
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[stage_pb2.DescribeRequest, stage_pb2.DescribeResponse]"
-
 
 class OtherHost(grpc.aio.ServerInterceptor):
     """A stage that runs on another host, as far as its description goes."""
@@ -34,21 +32,33 @@ class OtherHost(grpc.aio.ServerInterceptor):
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
 
-    async def intercept_service(  # type: ignore[override]
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
-    ) -> Handler:
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
         handler = await continuation(details)
         if not details.method.endswith("/Describe"):
             return handler
-        describe = handler.unary_unary
 
-        async def moved(request: stage_pb2.DescribeRequest, context: object) -> stage_pb2.DescribeResponse:
-            description = stage_pb2.DescribeResponse()
-            description.CopyFrom(await describe(request, context))  # type: ignore[misc, arg-type]
-            description.boot_id = self._boot_id
-            return description
+        async def moved(requests: object, context: object) -> None:
+            await handler.stream_stream(requests, _Moved(context, self._boot_id))
 
-        return grpc.unary_unary_rpc_method_handler(moved, handler.request_deserializer, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(moved, handler.request_deserializer, handler.response_serializer)
+
+
+class _Moved:
+    """What a server has of the call; all but `write` is gRPC's own."""
+
+    def __init__(self, context: Any, boot_id: str) -> None:
+        self._context, self._boot_id = context, boot_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, told: stage_pb2.DescribeResponse) -> None:
+        description = stage_pb2.DescribeResponse()
+        description.CopyFrom(told)
+        description.boot_id = self._boot_id
+        await self._context.write(description)
 
 
 @asynccontextmanager
