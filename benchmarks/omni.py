@@ -18,8 +18,9 @@ from benchmarks.figures import Figure, Report, median
 from helpers import media_files
 from helpers.sequences import read
 from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.devices import dtype_of
-from omnistage.models.interface import Media, Part, TextPiece, TextRequest, Turn, no_inputs
+from omnistage.models.interface import TextPiece, TextRequest, no_inputs
 from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker

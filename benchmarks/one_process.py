@@ -16,6 +16,7 @@ from typing import cast
 from benchmarks.prompts import QUESTION
 from omnistage.client.playback import is_audible
 from omnistage.engine.types import Sampling
+from omnistage.models.conversation import Turn
 from omnistage.models.interface import (
     Code2WavModel,
     Frames,
@@ -26,7 +27,6 @@ from omnistage.models.interface import (
     TextPiece,
     TextRequest,
     ThinkerModel,
-    Turn,
     WaveRequest,
     no_inputs,
 )

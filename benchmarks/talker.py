@@ -27,7 +27,8 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Run
 from omnistage.models.common.arrays import array_of
-from omnistage.models.interface import Rows, Sampling, SpeechRequest, TextRequest, Turn
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import Rows, Sampling, SpeechRequest, TextRequest
 from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig

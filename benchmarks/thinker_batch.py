@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from benchmarks.figures import Figure, Report, arguments, median
 from omnistage.engine.types import Sampling
-from omnistage.models.interface import TextPiece, TextRequest, Turn, no_inputs
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import TextPiece, TextRequest, no_inputs
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.thinker import SmolThinker
 

@@ -21,12 +21,12 @@ from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed
 from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
+from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     BadRequest,
     Content,
     FinishReason,
     Frames,
-    Media,
     ModelInfo,
     Piece,
     PortSpec,

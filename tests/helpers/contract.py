@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from helpers.constraints import BAD_CONSTRAINTS, CONSTRAINTS, LISTED
 from helpers.servers import family_logic
 from omnistage.diffusion.stage import MAX_PART_BYTES
-from omnistage.models.interface import MAX_CLIP_BYTES, Medium
+from omnistage.models.conversation import Medium
+from omnistage.models.interface import MAX_CLIP_BYTES
 from omnistage.stage.logic import Input, InputPayload, Kept, Output, StageLogic, Start, Timing
 from omnistage.stage.pieces import MAX_ROW_BYTES
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2

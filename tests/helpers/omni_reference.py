@@ -25,7 +25,7 @@ from transformers import (
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from omnistage.models.interface import Media, Part, Turn
+from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.decoded import Film, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing

@@ -11,7 +11,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from helpers.omni_reference import OmniReference, Seen
-from omnistage.models.interface import Turn
+from omnistage.models.conversation import Turn
 
 PENALTY = 1.05
 

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 CONNECTOR_LIBRARIES = {"numpy", "posix_ipc", "google"}
 WITHOUT_TORCH = (
     *("v1", "client", "router", "host", "wire", "link", "connector", "stage"),
-    *("models.interface", "models.toy", "models.media", "engine.types"),
+    *("models.interface", "models.conversation", "models.toy", "models.media", "engine.types"),
     *("models.common.answer", "models.common.requests", "models.common.steps", "models.common.stepper"),
 )
 

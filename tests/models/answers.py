@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from helpers.models import text_pieces
-from omnistage.models.interface import Piece, SpeechRequest, TextPiece, TextRequest, Turn, WaveRequest
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import Piece, SpeechRequest, TextPiece, TextRequest, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, INDEX

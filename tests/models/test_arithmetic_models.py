@@ -21,7 +21,8 @@ from helpers.models import said
 from helpers.run import params
 from helpers.waiting import until
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.models.interface import BadRequest, FinishReason, Media, Piece, Rows, Sampling, SpeechRequest, TextPiece, TextRequest, Turn
+from omnistage.models.conversation import Media, Turn
+from omnistage.models.interface import BadRequest, FinishReason, Piece, Rows, Sampling, SpeechRequest, TextPiece, TextRequest
 from omnistage.models.toy.files import png
 from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import parse

@@ -14,7 +14,8 @@ import pytest
 
 from helpers import lengths
 from omnistage.models.common.constraint import FORMS, Constraints, Grammar
-from omnistage.models.interface import BadRequest, Constraint, TextRequest, Turn
+from omnistage.models.conversation import Constraint, Turn
+from omnistage.models.interface import BadRequest, TextRequest
 
 END, OTHER_END, TURN = 600, 601, 602
 PIECES = [bytes([byte]) for byte in range(256)]

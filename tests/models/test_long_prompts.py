@@ -11,7 +11,8 @@ from helpers.link import opening
 from helpers.run import Caller, params
 from helpers.servers import all_free, local_stage, stage_stub
 from helpers.waiting import turning
-from omnistage.models.interface import BadRequest, TextRequest, Turn
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import BadRequest, TextRequest
 from omnistage.models.smol.thinker import SmolThinker
 from omnistage.thinker.stage import ThinkerStage
 

@@ -12,7 +12,8 @@ import pytest
 from helpers.models import text_pieces
 from helpers.waiting import until
 from omnistage.models.common.constraint import Grammar
-from omnistage.models.interface import TextRequest, Turn
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import Prepared, SmolThinker
 

@@ -16,7 +16,8 @@ from helpers import lengths
 from helpers.models import text_pieces
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason, Sampling
-from omnistage.models.interface import BadRequest, TextRequest, Turn
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import BadRequest, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import SmolThinker
 

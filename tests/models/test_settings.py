@@ -14,8 +14,9 @@ import torch
 from helpers.models import text_pieces
 from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
+from omnistage.models.conversation import Turn
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import TextRequest, ThinkerModel, Turn
+from omnistage.models.interface import TextRequest, ThinkerModel
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 from omnistage.models.smol import thinker as smol

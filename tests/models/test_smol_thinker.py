@@ -21,7 +21,8 @@ from helpers.models import said, text_pieces
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.types import FinishReason, Sampling
-from omnistage.models.interface import BadRequest, Constraint, Media, Streamed, TextPiece, TextRequest, Turn
+from omnistage.models.conversation import Constraint, Media, Streamed, Turn
+from omnistage.models.interface import BadRequest, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker
 

@@ -15,7 +15,8 @@ import pytest
 from helpers.lengths import rounds
 from helpers.waiting import until
 from omnistage.models.common.spool import MEDIA_PORTS, Spool
-from omnistage.models.interface import BadRequest, Full, Piece, Streamed
+from omnistage.models.conversation import Streamed
+from omnistage.models.interface import BadRequest, Full, Piece
 
 MOST = 1 << 20
 FILMS = [Streamed(port.name, "video/mp4") for port in MEDIA_PORTS[:3]]

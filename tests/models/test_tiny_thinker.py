@@ -8,7 +8,8 @@ import torch
 from helpers.models import said
 from helpers.sequences import items, read
 from helpers.tiny_thinker import TinyThinker
-from omnistage.models.interface import Rows, TextPiece, TextRequest, Turn
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import Rows, TextPiece, TextRequest
 
 ASKED = TextRequest((Turn("user", ("What is a bfloat16, and why are its rows half as long?",)),), seed=3, max_tokens=12)
 

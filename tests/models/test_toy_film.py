@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from helpers.families import PICTURE
 from omnistage.models.common.stepper import MAX_UNREAD
-from omnistage.models.interface import Clip, Drawn, DrawRequest, Media, Picture, Preview, Progress, Sound, Wanted, no_inputs
+from omnistage.models.conversation import Media
+from omnistage.models.interface import Clip, Drawn, DrawRequest, Picture, Preview, Progress, Sound, Wanted, no_inputs
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of, png
 from omnistage.models.toy.film import FILM, FilmMaker, FilmOptions, Job

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from helpers.families import ITEMS, PICTURE, SEEN, SOUND, TOKENS
 from helpers.models import said
 from helpers.waiting import turning
-from omnistage.models.interface import FinishReason, Media, Piece, Rows, SpeechRequest, TextPiece, TextRequest, Turn, no_inputs
+from omnistage.models.conversation import Media, Turn
+from omnistage.models.interface import FinishReason, Piece, Rows, SpeechRequest, TextPiece, TextRequest, no_inputs
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.models.toy.omni import OmniOptions, OmniTalker, OmniThinker, OmniThinkerOptions

@@ -10,7 +10,8 @@ import pytest
 from helpers.run import params
 from helpers.servers import family_logic
 from omnistage.diffusion.stage import DiffusionStage
-from omnistage.models.interface import Constraint, DrawRequest, Media, Streamed, TextRequest, Turn
+from omnistage.models.conversation import Constraint, Media, Streamed, Turn
+from omnistage.models.interface import DrawRequest, TextRequest
 from omnistage.models.toy.film import FilmMaker, FilmOptions, Scene
 from omnistage.models.toy.omni import OmniThinker, OmniThinkerOptions, Prepared
 from omnistage.stage.logic import Start

@@ -15,10 +15,9 @@ checked by both.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from omnistage.engine.activity import Activity as Activity
 from omnistage.engine.types import FinishReason as FinishReason
 from omnistage.engine.types import Sampling as Sampling
+from omnistage.models.conversation import Constraint, Media, Medium, Turn
 
 Array = NDArray[np.generic]
 
@@ -99,9 +99,6 @@ class PortSpec:
     element_type: ElementType = ElementType.FLOAT32
     compact: bool = False
     window: bool = False
-
-
-Medium = Literal["text", "image", "audio", "video"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,77 +223,6 @@ class Sound:
 
 
 # Thinker ---------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Media:
-    """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not checked against the bytes.
-    use_audio: of a film, its sound too."""
-
-    media_type: str
-    data: bytes = field(repr=False)
-    use_audio: bool = False
-
-    @property
-    def kind(self) -> str:
-        """Such as image; which format it is the content says."""
-        return kind_of(self.media_type)
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of the bytes: equal media need to be computed once. It takes 1 ms for each 0.5 to 2 MB: ask once, on a thread, for what
-        is not refused."""
-        return hashlib.sha256(self.data).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """Media that come piece by piece on an input port of the model, which no other part names.
-
-    Of a port of content media: media_type, use_audio: as in Media; an empty type where none was said. total_bytes: of the whole file; 0:
-    not known yet.
-    """
-
-    port: str
-    media_type: str = ""
-    use_audio: bool = False
-    total_bytes: int = 0
-
-    @property
-    def kind(self) -> str:
-        """As of Media; empty for live sound."""
-        return kind_of(self.media_type)
-
-
-def kind_of(media_type: str) -> str:
-    """What a type says that media are: image, audio or video, of those that are taken."""
-    return media_type.partition("/")[0]
-
-
-Part = str | Media | Streamed
-"""A piece of a turn, where it stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One turn of a conversation. role: system, user or assistant."""
-
-    role: str
-    parts: tuple[Part, ...]
-
-    @property
-    def text(self) -> str:
-        """Its text alone, for a model that takes nothing else."""
-        return "".join(part for part in self.parts if isinstance(part, str))
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What the text must keep to. form: json_schema, regex or choice. text: the schema or expression; choices: the text is one of these."""
-
-    form: str
-    text: str = ""
-    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

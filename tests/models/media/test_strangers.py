@@ -18,7 +18,8 @@ from helpers.stranger import NOBODY
 from helpers.waiting import until
 from omnistage.connector.arena import Arena
 from omnistage.models.common.spool import Spool
-from omnistage.models.interface import Piece, Streamed
+from omnistage.models.conversation import Streamed
+from omnistage.models.interface import Piece
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing
 

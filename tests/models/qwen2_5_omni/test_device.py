@@ -18,7 +18,8 @@ from helpers.elsewhere import GPU, Device
 from helpers.models import text_pieces
 from omnistage.engine.attention import chosen
 from omnistage.engine.results import fixed_results
-from omnistage.models.interface import Media, Part, TextRequest, TokenLogprob, Turn
+from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.interface import TextRequest, TokenLogprob
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import Parts, _encode, load_thinker, read_parts

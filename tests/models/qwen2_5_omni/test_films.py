@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers import media_files
-from omnistage.models.interface import Media
+from omnistage.models.conversation import Media
 from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.process import DecodingProcess
 from omnistage.models.options import LoadOptions

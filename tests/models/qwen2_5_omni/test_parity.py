@@ -18,7 +18,8 @@ from helpers.models import text_pieces
 from helpers.omni_reference import Expected, OmniReference
 from omnistage.engine import attention, sampler
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.models.interface import Media, Part, Sampling, TextRequest, Turn
+from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.interface import Sampling, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import loading
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from helpers.omni_reference import OmniReference
-from omnistage.models.interface import BadRequest, Media, Part, Turn
+from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, Extent, laid_out
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer

@@ -14,8 +14,9 @@ import torch
 
 from helpers import media_files
 from helpers.models import said
+from omnistage.models.conversation import Constraint, Media, Part, Turn
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Constraint, Media, Part, Sampling, TextPiece, TextRequest, Turn
+from omnistage.models.interface import Sampling, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker

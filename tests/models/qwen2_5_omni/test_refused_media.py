@@ -12,7 +12,8 @@ from helpers import media_files
 from helpers.models import text_pieces
 from helpers.run import Caller, open_of
 from helpers.servers import all_free, family_logic, local_stage, stage_stub
-from omnistage.models.interface import BadRequest, Media, TextRequest, Turn
+from omnistage.models.conversation import Media, Turn
+from omnistage.models.interface import BadRequest, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.v1 import stage_pb2

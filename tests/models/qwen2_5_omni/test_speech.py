@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from helpers import lengths, media_files
 from helpers.speaking import speak
 from helpers.speech_reference import PENALTY, SpeechReference, Spoken
-from omnistage.models.interface import Media, Part, Sampling, SpeechRequest, TextRequest, Turn
+from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.interface import Sampling, SpeechRequest, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker

@@ -23,17 +23,8 @@ from helpers.waiting import until
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.interface import (
-    BadRequest,
-    Frames,
-    Rows,
-    Sampling,
-    SpeechRequest,
-    TextPiece,
-    TextRequest,
-    Turn,
-    no_inputs,
-)
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import BadRequest, Frames, Rows, Sampling, SpeechRequest, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_talker_config
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker

@@ -19,20 +19,8 @@ import pytest
 from helpers import lengths, media_files
 from helpers.models import said, text_pieces
 from helpers.waiting import until
-from omnistage.models.interface import (
-    BadRequest,
-    FinishReason,
-    Media,
-    Part,
-    Piece,
-    Rows,
-    Sampling,
-    Streamed,
-    TextPiece,
-    TextRequest,
-    Turn,
-    no_inputs,
-)
+from omnistage.models.conversation import Media, Part, Streamed, Turn
+from omnistage.models.interface import BadRequest, FinishReason, Piece, Rows, Sampling, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.media import OTHERS

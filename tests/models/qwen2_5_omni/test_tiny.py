@@ -29,7 +29,8 @@ from omnistage.cli.make import make
 from omnistage.client.errors import StackError
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.models.common.fetch import FetchError
-from omnistage.models.interface import Media, Part, TextRequest, Turn
+from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.interface import TextRequest
 from omnistage.models.makers import MakeError, Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import tiny_sizes, tiny_tokenizer, tiny_weights

@@ -18,7 +18,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from omnistage.engine.request import DeadEnd
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import BadRequest, Constraint, TextRequest
+from omnistage.models.conversation import Constraint
+from omnistage.models.interface import BadRequest, TextRequest
 
 FORMS = ("json_schema", "regex", "choice")
 """All that `Constraints` can keep a text to."""

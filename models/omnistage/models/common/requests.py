@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 from omnistage.engine.types import Unfit
-from omnistage.models.interface import BadRequest, Content, Media, ModelInfo, Streamed, TextRequest, Wanted
+from omnistage.models.conversation import Media, Streamed
+from omnistage.models.interface import BadRequest, Content, ModelInfo, TextRequest, Wanted
 
 _FIELDS: Mapping[tuple[str, str], str] = {
     ("thinker", "prompt"): "thinker.messages",

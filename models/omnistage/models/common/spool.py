@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from omnistage.models.interface import BadRequest, Content, Full, Piece, PortSpec, Streamed
+from omnistage.models.conversation import Streamed
+from omnistage.models.interface import BadRequest, Content, Full, Piece, PortSpec
 
 MEDIA_PORTS = tuple(PortSpec(f"media{number}", Content.MEDIA) for number in range(8))
 """Of every model that takes encoded media on ports: a client knows them by name."""

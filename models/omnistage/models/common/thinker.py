@@ -20,6 +20,7 @@ from omnistage.models.common.requests import check_constraint, check_parts, unfi
 from omnistage.models.common.team import Team
 from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
+from omnistage.models.conversation import Part, Turn
 from omnistage.models.interface import (
     Activity,
     BadRequest,
@@ -27,12 +28,10 @@ from omnistage.models.interface import (
     FinishReason,
     Load,
     ModelInfo,
-    Part,
     Piece,
     Rows,
     TextPiece,
     TextRequest,
-    Turn,
     Wanted,
     no_inputs,
 )

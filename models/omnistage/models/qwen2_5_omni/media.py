@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import Media, Streamed
+from omnistage.models.conversation import Media, Streamed
 from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder, Source
 from omnistage.models.media.errors import BadMedia, NoRoom

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from omnistage.models.interface import BadRequest, Turn
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import MediaIds, ThinkerConfig
 from omnistage.models.qwen2_5_omni.vision import Grid
 

@@ -22,7 +22,8 @@ from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.team import Team
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import BadRequest, Full, Load, Media, ModelInfo, Piece, Rows, Streamed, TextRequest, Turn, Wanted
+from omnistage.models.conversation import Media, Streamed, Turn
+from omnistage.models.interface import BadRequest, Full, Load, ModelInfo, Piece, Rows, TextRequest, Wanted
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.options import LoadOptions

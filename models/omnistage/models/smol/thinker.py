@@ -25,8 +25,9 @@ from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.common.weights import Weights
+from omnistage.models.conversation import Turn
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import BadRequest, Content, ModelInfo, Piece, PortSpec, TextRequest, Turn, Wanted
+from omnistage.models.interface import BadRequest, Content, ModelInfo, Piece, PortSpec, TextRequest, Wanted
 from omnistage.models.options import LoadOptions
 
 DEFAULT_SYSTEM = (

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.common.requests import check_medium, check_place
 from omnistage.models.common.stepper import Stepper
+from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     MAX_CLIP_BYTES,
     BadRequest,
@@ -22,7 +23,6 @@ from omnistage.models.interface import (
     Drawn,
     DrawRequest,
     Load,
-    Media,
     ModelInfo,
     Picture,
     Piece,

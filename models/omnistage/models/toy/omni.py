@@ -22,6 +22,7 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.requests import check_bias, check_constraint, check_parts, check_place
 from omnistage.models.common.spool import MEDIA_PORTS, Files, Spool, Spooled, next_piece
+from omnistage.models.conversation import Media, Medium, Part, Streamed
 from omnistage.models.interface import (
     Array,
     BadRequest,
@@ -29,15 +30,11 @@ from omnistage.models.interface import (
     ElementType,
     FinishReason,
     Frames,
-    Media,
-    Medium,
     ModelInfo,
-    Part,
     Piece,
     PortSpec,
     Rows,
     SpeechRequest,
-    Streamed,
     TextPiece,
     TextRequest,
     Wanted,

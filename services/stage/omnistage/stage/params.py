@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from omnistage.models.interface import BadRequest, Full, Media, Sampling, Streamed
+from omnistage.models.conversation import Media, Streamed
+from omnistage.models.interface import BadRequest, Full, Sampling
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 from omnistage.wire.limits import MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS

@@ -7,19 +7,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from omnistage.models.interface import (
-    Constraint,
-    Content,
-    FinishReason,
-    P,
-    Part,
-    Rows,
-    Streamed,
-    TextPiece,
-    TextRequest,
-    ThinkerModel,
-    Turn,
-)
+from omnistage.models.conversation import Constraint, Part, Streamed, Turn
+from omnistage.models.interface import Content, FinishReason, P, Rows, TextPiece, TextRequest, ThinkerModel
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import HISTORY, MAX_TOP_LOGPROBS, bad_request, check_kind, media_of, refusals, sampling_of, streamed_of
