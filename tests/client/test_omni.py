@@ -56,6 +56,27 @@ def test_generate_is_text_and_sound(omni: Omni) -> None:
     assert 0 < answer.timing.ttfa_s <= answer.timing.e2e_s
 
 
+@pytest.mark.parametrize("rate_hz", [8000, 44100])
+def test_sound_at_another_rate(omni: Omni, rate_hz: int) -> None:
+    """All that is said of it is at that rate: samples, places, lengths."""
+    soxr = pytest.importorskip("soxr", reason="the models extra is not installed")
+    own = formulas.audio(5, "Hello there", formulas.NATURAL_LENGTH)[:, 0]
+    answer = omni.generate("Hello there", seed=5, sample_rate_hz=rate_hz)
+    assert answer.audio is not None and answer.audio.sample_rate == rate_hz
+    assert np.abs(answer.audio.samples - soxr.resample(own, formulas.SAMPLE_RATE_HZ, rate_hz, "VHQ")).max() < 1.01 / 65536
+    assert answer.audio.duration_s == pytest.approx(len(own) / formulas.SAMPLE_RATE_HZ, abs=1 / rate_hz)
+    assert answer.timing.audio_s == pytest.approx(answer.audio.duration_s)
+    sounds = [event for event in omni.stream("Hello there", seed=5, sample_rate_hz=rate_hz) if isinstance(event, AudioChunk)]
+    assert sum(sound.duration_s for sound in sounds) == pytest.approx(answer.audio.duration_s)
+    assert sounds[-1].first_sample + len(sounds[-1].samples) == len(answer.audio.samples)
+
+
+def test_a_rate_that_is_not_possible_is_refused(omni: Omni) -> None:
+    with pytest.raises(BadRequestError, match="12345 is not possible; ask for one of 8000, 11025, ") as refused:
+        omni.generate("Hi", sample_rate_hz=12345)
+    assert [violation.field for violation in refused.value.fields] == ["code2wav.sample_rate_hz"]
+
+
 def test_a_seed_that_was_not_given_is_told_and_repeats_the_answer(omni: Omni) -> None:
     first, other = omni.generate("Hi"), omni.generate("Hi")
     assert first.seed != other.seed

@@ -196,6 +196,12 @@ CASES = (
     Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS})),
     Case("toy", "talker", lambda: Sample(params("talker", max_frames=17), {"hidden": ROWS}), name="toy-talker-limited"),
     Case("toy", "code2wav", lambda: Sample(params("code2wav"), {"codes": formulas.frames(ROWS)})),
+    Case(
+        "toy",
+        "code2wav",
+        lambda: Sample(params("code2wav", sample_rate_hz=16000), {"codes": formulas.frames(ROWS)}),
+        name="toy-code2wav-16000",
+    ),
     Case("toy", "diffusion", lambda: Sample(params("diffusion", "a hill", results=3, steps=4, previews=2))),
     Case("toy-omni", "thinker", lambda: Sample(params("thinker", messages=looked_at())), refused=BAD_MEDIA),
     Case("toy-omni", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w"])), name="toy-omni-thinker-stop"),
@@ -247,4 +253,11 @@ CASES = (
     Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
     Case("smol", "talker", lambda: Sample(params("talker"), {"text": SPOKEN}), slow=True),
     Case("smol", "code2wav", lambda: Sample(params("code2wav"), {"features": smol_features()}), slow=True),
+    Case(
+        "smol",
+        "code2wav",
+        lambda: Sample(params("code2wav", sample_rate_hz=16000), {"features": smol_features()}),
+        slow=True,
+        name="smol-code2wav-16000",
+    ),
 )

@@ -181,12 +181,6 @@ async def test_wild_but_finite_values_stay_in_range(code2wav: SmolCode2Wav, rows
     assert np.abs(samples).max() <= 1
 
 
-async def test_a_rate_that_it_does_not_have_is_refused(code2wav: SmolCode2Wav) -> None:
-    with pytest.raises(BadRequest) as refused:
-        await code2wav.prepare(WaveRequest(seed=0, sample_rate_hz=16000))
-    assert refused.value.field == "code2wav.sample_rate_hz"
-
-
 async def test_cancel_at_any_moment_leaves_nothing_queued(code2wav: SmolCode2Wav, rows: Array, seed: int) -> None:
     draw = random.Random(seed)
     expected = await samples_of(code2wav, rows[:120])

@@ -30,8 +30,9 @@ from helpers.disturbed import (
 )
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
+from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
-from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
@@ -64,6 +65,27 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
         answer.check_toy(seed, "hello", TOKENS)
         assert [failover.lost for failover in answer.failovers] == lost
         print(f"{kind}, {moment}: replaced in {answer.failovers[0].pause.ToMilliseconds()} ms")
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 16000, 44100])
+async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate_hz: int, seed: int) -> None:
+    """What it was converted from has to be there again, with what lies around it: the same samples as undisturbed, which soxr has too."""
+    soxr = pytest.importorskip("soxr", reason="the models extra is not installed")
+    code2wav = stage_pb2.Code2WavParams(sample_rate_hz=rate_hz, encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32)
+    asked = request("hello", seed, thinker=LONG, code2wav=code2wav)
+
+    async def kill() -> None:
+        await killed_holder(toys, "code2wav")
+
+    async with disturbed(toys) as stub:
+        answers = [await ask_through(stub, asked), await ask_through(stub, asked, Step(MOMENTS["in mid speech"], kill))]
+        for answer in answers:
+            answer.check_whole()
+            assert {chunk.audio.sample_rate_hz for chunk in answer.of("audio") if chunk.count} == {rate_hz}
+        quiet, killed = (np.frombuffer(b"".join(chunk.audio.data for chunk in answer.of("audio")), "<f4") for answer in answers)
+        assert np.array_equal(quiet, killed)
+        assert np.abs(killed - soxr.resample(formulas.audio(seed, "hello", TOKENS)[:, 0], 24000, rate_hz, "VHQ")).max() < 1e-5
+        assert [failover.kind for failover in answers[1].failovers] == [stage_pb2.STAGE_KIND_CODE2WAV]
 
 
 @pytest.mark.parametrize("kind", CHAIN)

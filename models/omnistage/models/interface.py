@@ -323,12 +323,11 @@ class TalkerModel(Model, Protocol[P]):
 
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
-    """What a Code2Wav is asked. profile: latency, balanced, quality, offline. sample_rate_hz: 0 is the model's own. client: as in
-    TextRequest."""
+    """What a Code2Wav is asked. profile: latency, balanced, quality, offline. client: as in TextRequest. A model makes sound at its own
+    rate; other rates are the stage's business."""
 
     seed: int
     profile: str = "balanced"
-    sample_rate_hz: int = 0
     voice: str = ""
     client: str = ""
 

@@ -317,9 +317,7 @@ class SmolCode2Wav:
         return Load(queued=self._worker.queued)
 
     async def prepare(self, request: WaveRequest) -> WaveRequest:
-        """Raises BadRequest for a sample rate this model does not have. There is a schedule for every profile of the contract."""
-        if request.sample_rate_hz not in (0, SAMPLE_RATE_HZ):
-            raise BadRequest("code2wav.sample_rate_hz", f"{request.sample_rate_hz} is not possible: ask for {SAMPLE_RATE_HZ} or 0")
+        """There is a schedule for every profile of the contract."""
         return request
 
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:

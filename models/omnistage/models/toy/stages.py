@@ -244,8 +244,6 @@ class ToyCode2Wav(Toy):
         self.info = ModelInfo("toy-code2wav", REVISION, (codes,), (audio,), options.max_sessions)
 
     async def prepare(self, request: WaveRequest) -> WaveRequest:
-        if request.sample_rate_hz not in (0, formulas.SAMPLE_RATE_HZ):
-            raise BadRequest("code2wav.sample_rate_hz", f"only {formulas.SAMPLE_RATE_HZ} is possible")
         return request
 
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:

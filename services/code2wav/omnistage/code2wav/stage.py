@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
-from omnistage.models.interface import Code2WavModel, P, WaveRequest
+from omnistage.code2wav.resampling import Conversion, converted, warm_up
+from omnistage.models.interface import Code2WavModel, P, Piece, Sound, WaveRequest
 from omnistage.stage.logic import Input, Kept, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import bad_request, check_kind, refusals
@@ -27,6 +28,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         super().__init__(model)
         (self._input,) = model.info.accepts
         (self._output,) = model.info.produces
+        self._rate_hz = round(self._output.rate_hz)
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "code2wav")
@@ -36,22 +38,34 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         encoding = params.encoding or chunk_pb2.AUDIO_ENCODING_PCM16
         if encoding not in chunk_pb2.AudioEncoding.values():
             raise bad_request("code2wav.encoding", f"must be one of {chunk_pb2.AudioEncoding.keys()[1:]}")
-        wave = WaveRequest(request.seed, params.profile or "balanced", params.sample_rate_hz, params.voice, request.client)
+        wave = WaveRequest(request.seed, params.profile or "balanced", params.voice, request.client)
         with refusals():
+            conversion = Conversion.asked(self._rate_hz, params.sample_rate_hz)
             prepared = await self._model.prepare(wave)
-        needed = self._model.first_frame(prepared, start.first.get(self._output.name, 0))
-        rate_hz = params.sample_rate_hz or round(self._output.rate_hz)
-        return Work(partial(self._run, prepared, encoding, rate_hz), {self._input.name: needed})
+        needed = self._first_frame(prepared, conversion, start.first.get(self._output.name, 0))
+        return Work(partial(self._run, prepared, encoding, conversion), {self._input.name: needed})
+
+    def _first_frame(self, prepared: P, conversion: Conversion | None, sample: int) -> int:
+        """Of those that sound from that sample on is made from."""
+        return self._model.first_frame(prepared, sample if conversion is None else conversion.first_needed(sample))
 
     async def _run(
-        self, prepared: P, encoding: chunk_pb2.AudioEncoding, rate_hz: int, inputs: AsyncIterator[Input], timing: Timing, start: Start
+        self,
+        prepared: P,
+        encoding: chunk_pb2.AudioEncoding,
+        conversion: Conversion | None,
+        inputs: AsyncIterator[Input],
+        timing: Timing,
+        start: Start,
     ) -> AsyncGenerator[Output | Kept, None]:
         wanted = start.wanted([self._output])
         if not wanted:
             return
-        kept = self._model.first_frame(prepared, wanted[self._output.name])
+        first = wanted[self._output.name]
+        kept = self._first_frame(prepared, conversion, first)
+        rate_hz = self._rate_hz if conversion is None else conversion.rate_hz
         with refusals():
-            async with aclosing(self._model.decode(prepared, pieces(inputs, [self._input]), wanted)) as made:
+            async with self._sounds(prepared, conversion, pieces(inputs, [self._input]), first) as made:
                 async for sound in made:
                     for output in sound_outputs(self._output, sound.samples, rate_hz, encoding):
                         yield output
@@ -59,3 +73,24 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
                         kept = sound.needs
                         yield Kept(self._input.name, kept)
         yield Output(self._output.name, 0, None, last=True)
+
+    @asynccontextmanager
+    async def _sounds(
+        self, prepared: P, conversion: Conversion | None, frames: AsyncIterator[Piece], first: int
+    ) -> AsyncIterator[AsyncGenerator[Sound, None]]:
+        """The sound from sample `first` on, at the rate that was asked for."""
+        name = self._output.name
+        if conversion is None:
+            async with aclosing(self._model.decode(prepared, frames, {name: first})) as made:
+                yield made
+            return
+        needed = self._first_frame(prepared, conversion, first)
+        async with (
+            aclosing(self._model.decode(prepared, frames, {name: conversion.first_needed(first)})) as made,
+            aclosing(converted(made, conversion, self._output.width, first, needed)) as resampled,
+        ):
+            yield resampled
+
+    async def warm_up(self) -> None:
+        await super().warm_up()
+        await warm_up(self._rate_hz)

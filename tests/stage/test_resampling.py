@@ -1,0 +1,267 @@
+"""Sound at another rate: soxr of the whole, however the model's sound came and wherever a session goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from helpers.bare import bare_environment, bare_python
+from helpers.contract import Case, Loaded, Sample, Whole, arriving, cut, run
+from helpers.families import CASES
+from helpers.run import params
+from omnistage.code2wav.resampling import RATES_HZ, Conversion, Resampler, converted, possible_rates_hz
+from omnistage.models.interface import BadRequest, Sound
+from omnistage.models.toy import formulas
+from omnistage.stage.logic import Kept, Output, StageLogic, Start, Timing
+from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError
+
+soxr = pytest.importorskip("soxr", reason="the models extra is not installed")
+
+Samples = NDArray[np.float32]
+
+FLOAT32 = chunk_pb2.AUDIO_ENCODING_FLOAT32
+SOURCES_HZ = (16000, 22050, 24000, 44100, 48000)
+PAIRS = [(source, rate) for source, rate in itertools.product(SOURCES_HZ, RATES_HZ) if source != rate]
+BOUND = 10 ** (-110 / 20)
+"""Of full scale."""
+
+
+def noise(rng: random.Random, samples: int, channels: int = 1) -> Samples:
+    """What lies between two of these samples may be twice as loud, and is not clipped even then."""
+    return np.random.default_rng(rng.getrandbits(64)).uniform(-0.25, 0.25, (samples, channels)).astype(np.float32)
+
+
+def resampled(conversion: Conversion, sound: Samples, rng: random.Random, first: int = 0) -> Samples:
+    """From output sample `first` on, the model's sound cut at random."""
+    resampler = Resampler(conversion, sound.shape[1], first)
+    at, parts = resampler.first_needed, []
+    while at < len(sound):
+        count = rng.choice([1, rng.randint(1, 50), rng.randint(1, 5000)])
+        parts.append(resampler.push(sound[at : at + count]))
+        at += count
+    return np.concatenate([*parts, resampler.end()])
+
+
+@pytest.mark.parametrize(("source", "rate"), PAIRS, ids=str)
+def test_it_is_soxr_of_the_whole(source: int, rate: int, seed: int) -> None:
+    """In single and in double precision, from the first sample to the last; the sound cut at random, of one channel and of three."""
+    rng = random.Random(seed)
+    conversion = Conversion(source, rate)
+    for channels in (1, 3):
+        count = rng.randint(source // 5, source)
+        sound = noise(rng, count + (count * rate / source % 1 == 0.5), channels)  # Where soxr rounds by chance.
+        made = resampled(conversion, sound, rng)
+        whole = np.asarray(soxr.resample(sound, source, rate, "VHQ"))
+        exact = np.asarray(soxr.resample(sound.astype(np.float64), source, rate, "VHQ"))
+        assert made.shape == whole.shape == (conversion.count(len(sound)), channels)
+        assert np.abs(made - whole).max() < BOUND
+        assert np.abs(made - exact).max() < BOUND
+        assert 10 * np.log10(np.mean(exact**2) / np.mean((made - exact) ** 2)) > 120
+
+
+@pytest.mark.parametrize(("source", "rate"), PAIRS, ids=str)
+def test_cuts_and_places_to_go_on_change_no_bit(source: int, rate: int, seed: int) -> None:
+    rng = random.Random(seed)
+    conversion = Conversion(source, rate)
+    sound = noise(rng, rng.randint(source // 5, source // 2), rng.choice([1, 2, 5]))
+    whole = resampled(conversion, sound, rng)
+    at_once = Resampler(conversion, sound.shape[1], 0)
+    assert np.array_equal(np.concatenate([at_once.push(sound), at_once.end()]), whole)
+    places = [0, 1, conversion.output_block - 1, conversion.output_block, len(whole) - 1, len(whole), *rng.choices(range(len(whole)), k=8)]
+    for first in places:
+        assert np.array_equal(resampled(conversion, sound, rng, first), whole[first:]), first
+
+
+def test_channels_do_not_touch_each_other(seed: int) -> None:
+    rng = random.Random(seed)
+    conversion = Conversion(24000, 44100)
+    sound = noise(rng, 9000, 8)
+    together = resampled(conversion, sound, rng)
+    for channel in range(8):
+        assert np.array_equal(resampled(conversion, sound[:, channel : channel + 1], rng)[:, 0], together[:, channel])
+
+
+@pytest.mark.parametrize(("source", "rate"), PAIRS, ids=str)
+def test_short_sounds_have_the_stated_length(source: int, rate: int, seed: int) -> None:
+    rng = random.Random(seed)
+    conversion = Conversion(source, rate)
+    for samples in (0, 1, 2, 3, 7, conversion.block - 1, conversion.block, conversion.block + 1, rng.randint(1, 3 * conversion.block)):
+        made = resampled(conversion, noise(rng, samples), rng)
+        assert len(made) == conversion.count(samples) == math.floor(samples * rate / source + 0.5)
+        with pytest.raises(BadRequest) as refused:
+            resampled(conversion, noise(rng, samples), rng, len(made) + 1)
+        assert refused.value.field == "resume.positions"
+
+
+@pytest.mark.parametrize(("rate", "held_back_ms"), [(8000, 20), (11025, 27), (16000, 10), (22050, 14), (44100, 10), (48000, 10)])
+def test_little_is_held_back(rate: int, held_back_ms: int) -> None:
+    """Of a chunk of 200 ms, the first of the default voice."""
+    conversion = Conversion(24000, rate)
+    given = Resampler(conversion, 1, 0).push(np.zeros((4800, 1), np.float32))
+    assert 200 - len(given) / rate * 1000 <= held_back_ms
+
+
+def test_full_scale_is_kept() -> None:
+    """A square is as loud as samples can be, and its overtones belong to its shape."""
+    square = np.where(np.arange(4800) // 50 % 2, 1, -1).astype(np.float32)[:, None]
+    assert np.abs(soxr.resample(square, 24000, 16000, "VHQ")).max() > 1.1
+    assert np.abs(resampled(Conversion(24000, 16000), square, random.Random(0))).max() == 1
+
+
+async def test_what_is_needed_goes_with_the_context(seed: int) -> None:
+    """A sound's `needs` may be told only when nothing is needed any more of what was before it: whoever goes on has to have the context."""
+    rng = random.Random(seed)
+    conversion = Conversion(24000, 16000)
+    sound = noise(rng, 24000)
+    ends = [*sorted(rng.sample(range(1, 24000), 40)), 24000]
+
+    async def made() -> AsyncIterator[Sound]:
+        for begin, end in itertools.pairwise([0, *ends]):
+            yield Sound(sound[begin:end], needs=end)
+
+    given, told = 0, []
+    async for one in converted(made(), conversion, 1, 0, 0):
+        given += len(one.samples)
+        told.append((one.needs, conversion.first_needed(given)))
+    assert given == 16000
+    for needs, first_needed in told[:-1]:
+        assert needs == max([end for end in ends if end <= first_needed], default=0)
+    assert told[-1][0] == told[-2][0] > 20000  # After the last sample nobody needs to be told.
+
+
+# In the stage ------------------------------------------------------------------------------------------------------------------------
+
+
+VOICES = [case for case in CASES if str(case) in ("toy-code2wav", "smol-code2wav")]
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A loaded Code2Wav and what it speaks."""
+
+    case: Case
+    logic: StageLogic
+    inputs: Mapping[str, Whole]
+
+    def at(self, rate_hz: int) -> Loaded:
+        """0: at the model's own rate."""
+        return Loaded(self.case, self.logic, Sample(params("code2wav", sample_rate_hz=rate_hz, encoding=FLOAT32), self.inputs))
+
+
+@pytest.fixture(scope="module", params=[pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.slow else []) for case in VOICES])
+def voice(request: pytest.FixtureRequest) -> Iterator[Voice]:
+    case: Case = request.param
+    logic = case.load()
+    yield Voice(case, logic, case.sample().inputs)
+    asyncio.run(logic.close())
+
+
+def heard(outputs: Sequence[Output | Kept], rate_hz: int) -> Samples:
+    sounds = [np.empty(0, np.float32)]
+    for output in outputs:
+        if isinstance(output, Output) and output.payload is not None:
+            assert isinstance(output.payload, chunk_pb2.AudioChunk)
+            sounds.append(np.frombuffer(output.payload.data, np.float32))
+            assert (output.payload.sample_rate_hz, len(sounds[-1])) == (rate_hz, output.count)
+    return np.concatenate(sounds)
+
+
+async def test_a_stage_goes_on_at_any_sample(voice: Voice, seed: int) -> None:
+    """Bit for bit, with no more of its input than `Work.needs` says."""
+    rng = random.Random(seed)
+    rate_hz = rng.choice([rate for rate in RATES_HZ if rate != 24000])
+    own = heard((await run(voice.at(0), rng)).outputs, 24000)
+    whole = heard((await run(voice.at(rate_hz), rng)).outputs, rate_hz)
+    assert len(whole) == Conversion(24000, rate_hz).count(len(own))
+    expected = np.clip(soxr.resample(own, 24000, rate_hz, "VHQ"), -1, 1)
+    assert np.abs(whole[: len(expected)] - expected).max() < BOUND
+    for first in (1, len(whole), *rng.choices(range(len(whole)), k=4 if voice.case.slow else 25)):
+        rest = await run(voice.at(rate_hz), rng, Start({"audio": first}))
+        assert np.array_equal(heard(rest.outputs, rate_hz), whole[first:]), (rate_hz, first)
+
+
+async def test_what_it_says_is_needless_is(voice: Voice, seed: int) -> None:
+    """Wherever a stage says that nobody needs some of its input any more, another one goes on from the rest of it."""
+    rng = random.Random(seed)
+    loaded = voice.at(rate_hz := rng.choice([8000, 11025, 44100]))
+    made = (await run(loaded, rng)).outputs
+    whole, given, kept = heard(made, rate_hz), 0, []
+    for output in made:
+        if isinstance(output, Output):
+            given += output.count
+            continue
+        kept.append(output.first)
+        work = await loaded.logic.prepare(stage_pb2.Open(params=loaded.sample.params, seed=5), Start({"audio": given}))
+        async with aclosing(
+            work.run(arriving(cut(loaded, rng, {output.port: output.first})), Timing(), Start({"audio": given}))
+        ) as outputs:
+            rest = [output async for output in outputs]
+        assert np.array_equal(heard(rest, rate_hz), whole[given:]), (output, given)
+    assert kept == sorted(set(kept)) and kept
+
+
+async def test_no_frames_give_no_samples() -> None:
+    voice = Voice(VOICES[0], VOICES[0].load(), {"codes": np.empty((0, formulas.CODEBOOKS), np.uint32)})
+    for rate_hz in (8000, 24000, 44100):
+        assert (await run(voice.at(rate_hz), random.Random(0))).outputs == [Output("audio", 0, None, last=True)]
+
+
+@pytest.mark.parametrize("rate_hz", [1, 7999, 12345, 24001, 96000, (1 << 32) - 1])
+async def test_other_rates_are_refused_with_those_that_are_possible(rate_hz: int) -> None:
+    with pytest.raises(StageError) as refused:
+        await VOICES[0].load().prepare(stage_pb2.Open(params=params("code2wav", sample_rate_hz=rate_hz)), Start())
+    assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "code2wav.sample_rate_hz")
+    for words in (str(rate_hz), "8000, 11025", "44100, 48000", "leave it out"):
+        assert words in refused.value.message
+
+
+def test_a_model_with_an_odd_rate_has_those_that_fit() -> None:
+    """Blocks of more than 40 ms would hold a first packet back."""
+    assert possible_rates_hz(24000) == possible_rates_hz(48000) == RATES_HZ
+    assert possible_rates_hz(24001) == (24001,)
+    assert possible_rates_hz(19200) == (8000, 11025, 12000, 16000, 19200, 22050, 24000, 32000, 44100, 48000)
+    for source, rate in PAIRS:
+        assert Conversion(source, rate).block <= source // 25
+
+
+WITHOUT_SOXR = """
+import asyncio
+from omnistage.code2wav.stage import Code2WavStage
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
+from omnistage.stage.logic import Start
+from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
+
+async def main():
+    stage = Code2WavStage(load("toy", "code2wav", LoadOptions()))
+    await stage.warm_up()
+    await stage.prepare(stage_pb2.Open(), Start())
+    params = stage_pb2.StageParams(code2wav=stage_pb2.Code2WavParams(sample_rate_hz=16000))
+    try:
+        await stage.prepare(stage_pb2.Open(params=params), Start())
+    except StageError as error:
+        print(error.reason, error.metadata["field"], error.message)
+
+asyncio.run(main())
+"""
+
+
+def test_without_soxr_the_models_own_rate_remains(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [*bare_python(), "-c", WITHOUT_SOXR], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert said.startswith("BAD_REQUEST code2wav.sample_rate_hz ")
+    assert "16000 is not possible" in said and "soxr" in said and "24000" in said and "omnistage[models]" in said
