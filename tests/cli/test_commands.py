@@ -118,6 +118,32 @@ def test_files(toy_address: str, tmp_path: Path) -> None:
     assert 600 <= height <= 1000
 
 
+def test_sound_at_another_rate(toy_address: str, tmp_path: Path) -> None:
+    """A file at that rate, and figures of the same sound."""
+    soxr = pytest.importorskip("soxr", reason="the models extra is not installed")
+    for words in (["ask", "Hi"], ["say", "one two three four five six seven"]):
+        own, told = (
+            last_object(omnistage(*words, "--seed", "7", "--out", tmp_path / "x.wav", "--json", "--address", toy_address, *more))
+            for more in ([], ["--sample-rate", "16000"])
+        )
+        assert told["audio_s"] == pytest.approx(own["audio_s"], abs=1 / 16000)
+        assert 0 < told["rtf"] <= told["e2e_s"] / told["audio_s"] + 1e-3
+        with wave.open(str(tmp_path / "x.wav")) as file:
+            assert file.getframerate() == 16000
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / np.float32(32768)
+        assert len(samples) == round(told["audio_s"] * 16000)
+        if words[0] == "ask":
+            expected = soxr.resample(formulas.audio(7, "Hi", formulas.NATURAL_LENGTH)[:, 0], 24000, 16000, "VHQ")
+            assert np.abs(samples - expected).max() < 1.01 / 65536
+
+
+def test_a_rate_that_is_not_possible_is_refused_in_the_words_of_the_command(toy_address: str, tmp_path: Path) -> None:
+    done = omnistage("say", "Hi", "--sample-rate", "12345", "--out", tmp_path / "x.wav", "--address", toy_address)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --sample-rate: 12345 is not possible; ask for one of 8000, 11025, ")
+    assert not (tmp_path / "x.wav").exists()
+
+
 def test_max_tokens(toy_address: str) -> None:
     result = last_object(omnistage("ask", "Hi", "--max-tokens", "3", "--json", "--address", toy_address))
     assert (len(result["text"].split()), result["finish_reason"]) == (3, "length")
@@ -196,6 +222,8 @@ def test_nobody_at_the_address(free_port: int) -> None:
         ["ask", "Hi", "--seed", "-1"],
         ["ask", "Hi", "--seed", "many"],
         ["ask", "Hi", "--out", "x.wav", "--text-only"],
+        ["ask", "Hi", "--sample-rate", "16000", "--text-only"],
+        ["say", "Hi", "--sample-rate", "0"],
         ["say", "Hi", "--text-only"],
         ["serve", "toy", "--replicas", "talker=0"],
         ["serve", "toy", "--replicas", "talker"],

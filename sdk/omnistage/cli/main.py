@@ -32,6 +32,9 @@ Running = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help=f"A running router, or several with commas between; default: {DEFAULT_ADDRESS}.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.wav", help="Write the sound to this file.")]
+SampleRate = Annotated[
+    int | None, typer.Option("--sample-rate", min=1, max=2**32 - 1, metavar="HZ", help="Samples a second; default: the model's own.")
+]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
@@ -69,6 +72,7 @@ def ask(
     system: System = None,
     address: Address = None,
     out: Out = None,
+    sample_rate: SampleRate = None,
     text_only: TextOnly = False,
     timeline: Timeline = None,
     json: Json = False,
@@ -88,6 +92,8 @@ def ask(
     """
     if text_only and out is not None:
         raise typer.BadParameter("--out needs sound; leave --text-only out")
+    if text_only and sample_rate is not None:
+        raise typer.BadParameter("--sample-rate is that of the sound; leave --text-only out")
     if video_sound and not videos:
         raise typer.BadParameter("--video-sound is for films; give one with --video")
     attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
@@ -97,7 +103,7 @@ def ask(
         raise typer.BadParameter("a text keeps to one of --json-schema, --regex and --choice only")
     from omnistage.cli.speak import Question
 
-    options = _options(address, pipeline, seed, timeout)
+    options = _options(address, pipeline, seed, timeout, sample_rate)
     if text_only:
         options["outputs"] = ["text"]
     elif out is not None:
@@ -118,6 +124,7 @@ def say(
     text: TextArgument,
     address: Address = None,
     out: Out = None,
+    sample_rate: SampleRate = None,
     timeline: Timeline = None,
     json: Json = False,
     seed: Seed = None,
@@ -128,10 +135,11 @@ def say(
     """Speak exactly this text."""
     from omnistage.cli.speak import Question
 
-    _speak(Question(text, True, out, timeline, json, _options(address, pipeline, seed, timeout)), address, pipeline, verbose)
+    options = _options(address, pipeline, seed, timeout, sample_rate)
+    _speak(Question(text, True, out, timeline, json, options), address, pipeline, verbose)
 
 
-def _options(address: str | None, pipeline: str, seed: int | None, timeout: float) -> Options:
+def _options(address: str | None, pipeline: str, seed: int | None, timeout: float, sample_rate: int | None) -> Options:
     """What both commands ask of a router. pipeline: the router that is started for a call has no other."""
     from omnistage.client.request import Options
 
@@ -140,6 +148,8 @@ def _options(address: str | None, pipeline: str, seed: int | None, timeout: floa
         options["seed"] = seed
     if address is not None and pipeline:
         options["pipeline"] = pipeline
+    if sample_rate is not None:
+        options["sample_rate_hz"] = sample_rate
     return options
 
 

@@ -30,6 +30,12 @@ from omnistage.client.media import Medium
 from omnistage.client.request import Options, for_conversation
 from omnistage.client.wav import write_wav
 
+REFUSED = (
+    ("outputs", "--out", "Leave --out out for the text alone."),
+    ("code2wav.sample_rate_hz", "--sample-rate", "Give another one, or none for the model's own."),
+)
+"""Field of a request, the option that set it, and what to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -138,13 +144,14 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """--out asks for sound by name, and a router says in words of the protos that there is none."""
+    """What was typed is refused by a router, or a stage, in words of the protos; --out asks for sound by name."""
     try:
         yield
     except BadRequestError as error:
-        if [violation.field for violation in error.fields] != ["outputs"]:
-            raise
-        raise RequestError(f"--out: {error.message.removeprefix('outputs: ')}", hint="Leave --out out for the text alone.") from error
+        for field, option, hint in REFUSED:
+            if [violation.field for violation in error.fields] == [field]:
+                raise RequestError(f"{option}: {error.message.removeprefix(f'{field}: ')}", hint=hint) from error
+        raise
 
 
 def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tuple[OutputFile | None, OutputFile | None]:
