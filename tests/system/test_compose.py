@@ -1,5 +1,8 @@
 """The stack of docker-compose.yml in real containers: two Talkers, the default model, a daemon of the test's own, no network.
 
+All that the images need is installed from wheels by the build. In the short form that is so for the router alone: images with torch begin
+with the packages of this environment, which the set-up in the build finds installed and checks.
+
 The tests go on from one another on one stack, as someone who runs it would: up, ask, lose a container, stop, down.
 """
 
@@ -11,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,16 @@ from helpers.machine import Machine, processes_in
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BASE = "omnistage-test-base"
+READY = "omnistage-test-ready"
+"""Base images: nothing is installed, everything is."""
+ROUTER_FROM_BASE = f"services: {{router: {{build: {{args: {{BASE_IMAGE: {BASE}}}}}}}}}\n"
+"""Goes behind docker-compose.yml where BASE_IMAGE names the other one."""
 ROUTER = "127.0.0.1:50050"
 CONTAINER_USER = 10001
 SERVERS = ("router", "thinker", "talker", "code2wav")
 TALKERS = {"talker": 2}
 BUILD_TIMEOUT_S = 900.0
+IMPORT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0
 
 QUESTION: dict[str, Any] = {"prompt": "What is a river?", "seed": 1, "max_tokens": 40}
@@ -42,17 +51,18 @@ no stage: all of an answer finds room ahead of it."""
 
 @dataclass
 class Containers:
-    """The stack, up since the first test. before: the machine without it."""
+    """The stack, up since the first test. before: the machine without it. base: of its images, unless they say otherwise."""
 
     daemon: Daemon
     before: Machine
+    base: str
 
     def compose(self, *arguments: str) -> str:
         return self.daemon.run(compose_program(), *arguments)
 
     def make(self, target: str, arguments: str, timeout_s: float) -> str:
         asked = (f"COMPOSE={compose_program()}", f"ARGS={arguments}")
-        return self.daemon.run("make", target, *asked, timeout_s=timeout_s, environment={"BASE_IMAGE": BASE})
+        return self.daemon.run("make", target, *asked, timeout_s=timeout_s, environment={"BASE_IMAGE": self.base})
 
     def of(self, service: str) -> list[str]:
         """The containers of a service, running or not."""
@@ -124,18 +134,27 @@ class Asker:
         self.process.stdin.flush()
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+@pytest.fixture(scope="module", params=[pytest.param(READY, id="short"), pytest.param(BASE, id="long", marks=pytest.mark.long)])
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     if reason := daemons.obstacle() or images.obstacle():
         pytest.skip(reason)
     before = Machine.now(CONTAINER_USER)
+    base = request.param
+    if base == READY and (reason := images.missing_environment()):
+        print(f"all is installed from wheels: {reason}")
+        base = BASE
     daemon = Daemon()
     try:
         daemon.start()
-        context = tmp_path_factory.mktemp("base")
-        images.write_context(context)
-        daemon.docker("build", "--tag", BASE, str(context), timeout_s=120)
-        running = Containers(daemon, before)
+        wheels = tmp_path_factory.mktemp("base") / "wheels"
+        images.download(wheels, extras=() if base == READY else images.EXTRAS)
+        daemon.import_image(BASE, partial(images.write_image, wheels=wheels), IMPORT_TIMEOUT_S)
+        if base == READY:
+            daemon.import_image(READY, partial(images.write_image, wheels=wheels, environment=True), IMPORT_TIMEOUT_S)
+            override = tmp_path_factory.mktemp("compose") / "override.yml"
+            override.write_text(ROUTER_FROM_BASE)
+            daemon.environment["COMPOSE_FILE"] = f"{daemons.ROOT / 'docker-compose.yml'}:{override}"
+        running = Containers(daemon, before, base)
         try:
             printed = running.make("up", "--scale talker=2", BUILD_TIMEOUT_S)
             assert ROUTER in printed, "make up does not say where to ask"
