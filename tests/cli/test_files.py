@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.mounts import need_namespace
 from helpers.peer import STARTED, TEXT, USAGE, Peer, event, listening
 from omnistage.cli.output import OutputFile
@@ -118,11 +119,13 @@ def whole(path: Path, text: str) -> bool:
 
 
 WORDS = "one two three four five six"
+REDIRECTS = ("2>/dev/full", "2> >(exec true)", "2>&-")
 ASKED = ("say", WORDS, "--seed", "1")
 
 
-@pytest.mark.parametrize("redirect", ["2>/dev/full", "2> >(exec true)", "2>&-"])
-def test_an_answer_stays_though_nobody_reads_what_is_told_of_it(toy_address: str, tmp_path: Path, redirect: str) -> None:
+@lengths.one_or_all("redirect", REDIRECTS)
+def test_an_answer_stays_though_nobody_reads_what_is_told_of_it(toy_address: str, tmp_path: Path, redirect: str, seed: int) -> None:
+    redirect = lengths.draw(redirect, REDIRECTS, seed)
     out, picture = tmp_path / "x.wav", tmp_path / "x.png"
     words = (*COMMAND, *ASKED, "--address", toy_address, "--out", str(out), "--timeline", str(picture))
     done = subprocess.run(["bash", "-c", f'"$@" {redirect}', "bash", *words], stdout=subprocess.PIPE, text=True, timeout=60)

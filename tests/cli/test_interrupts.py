@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -43,13 +44,15 @@ def imports(command: list[str], stop_after: int) -> tuple[int, list[bytes], int]
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_while_the_command_is_being_imported(free_port: int) -> None:
+@lengths.rounds(8, MOMENTS)
+def test_while_the_command_is_being_imported(free_port: int, seed: int, rounds: int) -> None:
     """From the import after that of `interrupt` itself to the moment when it waits for a router that is not there."""
     command = [sys.executable, "-X", "importtime", *COMMAND[1:], "ask", "Hi", "--address", f"127.0.0.1:{free_port}"]
     code, said, count = imports([*command, "--timeout", "0.1"], 0)
     assert (code, said[0][:6]) == (1, b"error:")
     assert count > 10 * MOMENTS
-    for moment in range(2, count, count // MOMENTS):
+    first = 2 + random.Random(seed).randrange(count // rounds)
+    for moment in (2, *range(first, count, count // rounds)):
         assert imports(command, moment)[:2] == (130, []), f"after import {moment} of {count}"
 
 
@@ -98,7 +101,7 @@ def wait_for_first_line(pid: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@lengths.rounds(6, MOMENTS)
+@lengths.rounds(4, MOMENTS)
 def test_moments_in_the_life_of_a_call(family: Family, tmp_path: Path, rounds: int) -> None:
     """Shares of the time that a whole call took just before: the start of the stack, the answer, the files, the end of the stack."""
     outcomes = []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.processes import Family, Started, wait_end
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
@@ -65,8 +66,9 @@ def take_over(replica: Replica, taken: ExitStack) -> None:
     taken.enter_context(socket.create_server((host, int(port)), reuse_port=True))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_it_serves_until_it_is_told_to_end(family: Family, number: signal.Signals) -> None:
+@lengths.one_or_all("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_it_serves_until_it_is_told_to_end(family: Family, name: str, seed: int) -> None:
+    number = signal.Signals[lengths.draw(name, ["SIGTERM", "SIGINT", "SIGHUP"], seed)]
     with serve("toy", "--address", "127.0.0.1:0") as server:
         address = read_address(server)
         with Omni(address=address) as omni:
@@ -77,9 +79,10 @@ def test_it_serves_until_it_is_told_to_end(family: Family, number: signal.Signal
     assert family.pids() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, number: signal.Signals) -> None:
+@lengths.one_or_all("name", ["SIGHUP", "SIGINT"])
+def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, name: str, seed: int) -> None:
     """So nohup says that a job outlives its terminal, and a shell that a job in the background outlives Ctrl-C."""
+    number = signal.Signals[lengths.draw(name, ["SIGHUP", "SIGINT"], seed)]
     ignoring = ["sh", "-c", f'trap "" {number.name.removeprefix("SIG")}; exec "$@"', "sh"]
     with serve("toy", "--address", "127.0.0.1:0", through=ignoring) as server:
         address = read_address(server)
@@ -190,9 +193,10 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: Family) -> None
     assert family.pids() == []
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.15, 0.4])
-def test_the_end_wins_over_a_start(family: Family, delay_s: float) -> None:
+@lengths.one_or_all("delay", ["0", "0.05", "0.15", "0.4"])
+def test_the_end_wins_over_a_start(family: Family, delay: str, seed: int) -> None:
     """Whatever is being started again when the stack is told to end: nothing is left."""
+    delay_s = float(lengths.draw(delay, ["0", "0.05", "0.15", "0.4"], seed))
     with serve("toy", "--address", "127.0.0.1:0") as server:
         read_address(server)
         for pid in [pid for pid in family.pids() if pid != server.pid]:

@@ -9,11 +9,16 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
+from helpers import lengths
 from helpers.processes import Family, wait_end
 
 PATIENCE_S = 60.0
+ENDS = {
+    "at once": "os._exit(0)",
+    "exit": "sys.exit(0)",
+    "collected": "gc.collect(); sys.exit(0)",
+    "exec": "os.execv(sys.executable, [sys.executable, '-c', ''])",
+}
 
 TELL = """
     import asyncio, faulthandler, gc, multiprocessing, os, sys, threading
@@ -82,10 +87,9 @@ def test_a_child_is_told_at_once_and_disturbs_nothing(toy_address: str) -> None:
     assert run(program(TELL, USE_IN_CHILD, code), toy_address) == "True\n0\n"
 
 
-@pytest.mark.parametrize(
-    "end", ["os._exit(0)", "sys.exit(0)", "gc.collect(); sys.exit(0)", "os.execv(sys.executable, [sys.executable, '-c', ''])"]
-)
-def test_answers_of_the_parent_go_on_while_children_come_and_go(toy_address: str, end: str) -> None:
+@lengths.one_or_all("name", ENDS)
+def test_answers_of_the_parent_go_on_while_children_come_and_go(toy_address: str, name: str, seed: int) -> None:
+    end = ENDS[lengths.draw(name, ENDS, seed)]
     code = f"""
         omni = Omni(address=sys.argv[1], resume_timeout_s=0)
         begun, over = threading.Barrier(4), []
@@ -208,8 +212,9 @@ LIVES_ON = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: Family, number: signal.Signals) -> None:
+@lengths.one_or_all("name", ["SIGKILL", "SIGTERM"])
+def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: Family, name: str, seed: int) -> None:
+    number = signal.Signals[lengths.draw(name, ["SIGKILL", "SIGTERM"], seed)]
     with subprocess.Popen(
         [sys.executable, "-c", program(TELL, LIVES_ON, "sys.stdin.read()")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.processes import Family, wait_end
 from omnistage.client import AsyncOmni, Omni, OverloadedError, Picture, StackError, StageLostError, UnavailableError
 from omnistage.models.toy import formulas
@@ -63,8 +64,9 @@ def test_an_owner_that_never_closes_leaves_no_process(family: Family) -> None:
     assert family.pids() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_an_owner_that_is_killed_leaves_no_process(family: Family, number: signal.Signals) -> None:
+@lengths.one_or_all("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_an_owner_that_is_killed_leaves_no_process(family: Family, name: str, seed: int) -> None:
+    number = signal.Signals[lengths.draw(name, ["SIGKILL", "SIGTERM", "SIGINT"], seed)]
     code = """
         import sys
         from omnistage.client import Omni

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.hanging import ENDING, HANG
 from helpers.processes import Family, wait_end
 from helpers.servers import ServerProcess, Stack, all_free, stack
@@ -24,6 +25,13 @@ LENGTH = 150
 INTERVAL_S = 0.02
 """Between pieces of text, and of sound: an answer goes on for two seconds after every kill here, so that it comes in the middle."""
 PATIENCE_S = 60.0
+MOMENTS: dict[str, tuple[type[Event], int]] = {
+    "first text": (TextDelta, 1),
+    "mid text": (TextDelta, 20),
+    "first sound": (AudioChunk, 1),
+    "mid sound": (AudioChunk, 20),
+}
+ENDS = {"killed": signal.SIGKILL, "drained": signal.SIGTERM, "stopped": signal.SIGSTOP, "hung": HANG}
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +89,9 @@ def assert_whole(events: list[Event], seed: int, length: int = LENGTH) -> Done:
     return events[-1]
 
 
-@pytest.mark.parametrize(("what", "count"), [(TextDelta, 1), (TextDelta, 20), (AudioChunk, 1), (AudioChunk, 20)])
-async def test_a_router_that_is_killed_and_started_again(stages: Stack, routers: Routers, what: type[Event], count: int) -> None:
+@lengths.one_or_all("moment", MOMENTS)
+async def test_a_router_that_is_killed_and_started_again(stages: Stack, routers: Routers, moment: str, seed: int) -> None:
+    what, count = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
     router = routers.start()
 
     def restart() -> None:
@@ -138,9 +147,10 @@ async def test_sound_alone(routers: Routers) -> None:
     assert np.array_equal(samples, formulas.audio(5, "Hi", LENGTH)[:, 0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, HANG])
-async def test_the_other_router_goes_on(routers: Routers, number: signal.Signals) -> None:
-    """SIGTERM: the grace is over before the answer is. HANG: gRPC's threads answer the client's pings, until the process ends itself."""
+@lengths.one_or_all("end", ENDS)
+async def test_the_other_router_goes_on(routers: Routers, end: str, seed: int) -> None:
+    """Drained: the grace is over before the answer is. Hung: gRPC's threads answer the client's pings, until the process ends itself."""
+    number = ENDS[lengths.draw(end, ENDS, seed)]
     one, two = routers.start(grace_s=0.05), routers.start()
     async with AsyncOmni(address=f"{one.address},{two.address}", resume_timeout_s=PATIENCE_S) as omni:
         done = assert_whole(await hear(omni.stream("Hi", seed=5), AudioChunk, 5, lambda: kill(one, number)), 5)

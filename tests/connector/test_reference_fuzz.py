@@ -58,7 +58,7 @@ def filled(make_pair):
     return pair
 
 
-@lengths.rounds(1000, 10_000)
+@lengths.rounds(400, 10_000)
 def test_every_field_of_a_shared_memory_reference(filled, rounds: int) -> None:
     @fuzz(rounds)
     @given(number=st.integers(0, 2), changes=shared_changes)
@@ -108,7 +108,7 @@ inline_changes = st.lists(
 INLINE_PARTS = Sender(None).pack(np.zeros((5, 1 << 18), np.int16))
 
 
-@lengths.rounds(1000, 10_000)
+@lengths.rounds(400, 10_000)
 def test_every_field_of_inline_parts(rounds: int) -> None:
     @fuzz(rounds)
     @given(steps=inline_changes)

@@ -27,6 +27,8 @@ from omnistage.engine.scheduler import Limits
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
+BUDGETS = ("1", "41", "512")
+
 
 def on(decoder: PackedDecoder, pages: int = 200, **limits: int) -> Engine:
     return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=Limits(**limits), poison=True)
@@ -74,12 +76,13 @@ async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.floa
     return answers
 
 
-async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dtype, seed: int) -> None:
+@lengths.rounds(12, 24)
+async def test_answers_do_not_depend_on_company_order_or_a_break(dtype: torch.dtype, seed: int, rounds: int) -> None:
     rng = random.Random(seed)
-    requests = random_requests(rng, 24)
+    requests = random_requests(rng, rounds)
     expected = await alone(requests, dtype)
     together = engine(dtype=dtype, max_sequences=8)
-    streams = {index: together.submit(requests[index]) for index in rng.sample(range(24), 24)}
+    streams = {index: together.submit(requests[index]) for index in rng.sample(range(rounds), rounds)}
     for index, events in zip(streams, await asyncio.gather(*map(read, streams.values())), strict=True):
         assert drawn(events) == drawn(expected[index])
     for request, events in zip(requests, expected, strict=True):
@@ -105,8 +108,9 @@ async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_emp
     await small.close()
 
 
-@pytest.mark.parametrize("max_rows", [1, 41, 512])
-async def test_the_budget_of_a_step_changes_no_bit(max_rows: int, dtype: torch.dtype, seed: int) -> None:
+@lengths.one_or_all("budget", BUDGETS)
+async def test_the_budget_of_a_step_changes_no_bit(budget: str, dtype: torch.dtype, seed: int) -> None:
+    max_rows = int(lengths.draw(budget, BUDGETS, seed))
     requests = random_requests(random.Random(seed), 12, prompt=300, answer=20)
     expected = await alone(requests, dtype)
     decoder = tiny_decoder(dtype)
@@ -337,7 +341,8 @@ async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
     await running.close()
 
 
-def test_the_interpreter_may_end_while_answers_are_computed() -> None:
+@lengths.rounds(1, 3)
+def test_the_interpreter_may_end_while_answers_are_computed(rounds: int) -> None:
     """In the middle of a step, with all engines, streams and loops as they are."""
     script = """
 import asyncio, os, sys
@@ -366,7 +371,7 @@ for end in sys.argv[1:]:  # What takes long is to import torch: all interpreters
         break
 """
     codes = {"return": 0, "raise": 1, "exit": 3}
-    ends = [end for end in codes for _ in range(3)]
+    ends = [end for end in codes for _ in range(rounds)]
     ended = subprocess.run(
         [sys.executable, "-c", script, *ends],
         capture_output=True,

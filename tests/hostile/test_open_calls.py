@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from helpers import lengths
 from helpers.ask import ask, refusal, refused, request
 from helpers.servers import CLIENT_OPTIONS, Stack, omni_stub, stack
 from helpers.waiting import until
@@ -23,6 +24,7 @@ WATCH = "/grpc.health.v1.Health/Watch"
 GENERATE = "/omnistage.v1.OmniService/Generate"
 LIST_MODELS = "/omnistage.v1.OmniService/ListModels"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+METHODS = {path.rpartition("/")[2]: path for path in (GENERATE, LIST_MODELS, REFLECTION, WATCH)}
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -33,9 +35,10 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.mark.parametrize("method", [GENERATE, LIST_MODELS, REFLECTION, WATCH], ids=lambda path: path.rpartition("/")[2])
-async def test_idle_calls_of_one_client_are_not_all_calls_of_a_router(standing: Stack, method: str):
+@lengths.one_or_all("name", METHODS)
+async def test_idle_calls_of_one_client_are_not_all_calls_of_a_router(standing: Stack, name: str, seed: int):
     """The first message never comes, but that of a watch."""
+    method = METHODS[lengths.draw(name, METHODS, seed)]
     async with (
         grpc.aio.insecure_channel(standing.address, options=CLIENT_OPTIONS) as channel,
         omni_stub(standing.address) as other,

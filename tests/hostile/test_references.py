@@ -26,7 +26,7 @@ from omnistage.connector.transport import Receiver, Sender
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
-CASES = 1500
+CASES = 750
 CODES = formulas.frames(ROWS).ravel().tolist()
 
 

@@ -78,7 +78,7 @@ async def end_of(stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.Gener
     return "OK"
 
 
-@lengths.rounds(500, 2000)
+@lengths.rounds(200, 2000)
 def test_any_field_of_a_request(house: Mistreated, rounds: int) -> None:
     reasons: Counter[str] = Counter()
 

@@ -74,13 +74,13 @@ async def test_transformers_loads_the_folder_and_greedy_tokens_are_equal(directo
     assert not any(found[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     model = SmolThinker.from_directory(directory, LoadOptions(dtype="float32", kv_cache_bytes=SMALL_CACHE))
     for text in ("What is the capital of France?", "Tell me about the sea. " * 12):
-        request = ask(text, ignore_eos=True)
+        request = ask(text, max_tokens=16, ignore_eos=True)
         prompt = model.prompt(request.turns)
         ids = torch.tensor([prompt])
         expected = oracle.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=32,
+            max_new_tokens=16,
             do_sample=False,
             suppress_tokens=[2],
             eos_token_id=None,

@@ -39,6 +39,8 @@ from omnistage.models.options import LoadOptions
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
 END_S = 20.0
 DTYPES = ("float32", "bfloat16")
+TEAMS = {"two": (2, False), "four": (4, False), "two, tied": (2, True), "four, tied": (4, True)}
+LOSSES = {f"{which} {state}": (which, state == "at work") for which in (0, 2) for state in ("at rest", "at work")}
 
 
 @pytest.fixture(autouse=True)
@@ -111,9 +113,9 @@ def tokens(answers: list[list[SequenceEvent]]) -> list[list[Item]]:
     return [items(events) for events in answers]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
-async def test_several_ranks_say_what_one_says(size: int, tied: bool, seed: int) -> None:
+@lengths.one_or_all("case", TEAMS)
+async def test_several_ranks_say_what_one_says(case: str, seed: int) -> None:
+    size, tied = TEAMS[lengths.draw(case, TEAMS, seed)]
     asked = requests(seed)
     with engine_of(options(1, seed, tied=tied)) as (engine, _):
         expected = await answered(engine, asked)
@@ -270,9 +272,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("at_work", [False, True], ids=["at rest", "at work"])
-@pytest.mark.parametrize("which", [0, 2])
-async def test_where_one_is_killed_a_thread_of_the_first_one_ends(at_work: bool, which: int, ended: list[str], seed: int) -> None:
+@lengths.one_or_all("case", LOSSES)
+async def test_where_one_is_killed_a_thread_of_the_first_one_ends(case: str, ended: list[str], seed: int) -> None:
+    which, at_work = LOSSES[lengths.draw(case, LOSSES, seed)]
     with engine_of(options(4, seed)) as (engine, team):
         assert team is not None
         stream = engine.submit(requests(seed, 1, tokens=400)[0])

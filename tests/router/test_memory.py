@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
+from helpers import lengths
 from helpers.ask import ask, read, refused, request
 from helpers.chain import Stack, addresses_of
 from helpers.converse import Conversation, TurnFailed
@@ -108,7 +109,8 @@ async def test_requests_that_are_taken_back_at_any_moment(steady: Stack, seed: i
     await none_kept(asked)
 
 
-async def test_requests_whose_time_is_over_at_any_moment(steady: Stack, seed: int) -> None:
+@lengths.rounds(25, 60)
+async def test_requests_whose_time_is_over_at_any_moment(steady: Stack, seed: int, rounds: int) -> None:
     """Also while their sessions are being opened, and some of them are taken back then; three at a time."""
     rng = random.Random(seed)
     asked = request(PROMPT, thinker=ENDLESS)
@@ -120,7 +122,7 @@ async def test_requests_whose_time_is_over_at_any_moment(steady: Stack, seed: in
                 pass
         assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
-    for number in range(60):
+    for number in range(rounds):
         hearing = [asyncio.create_task(hear()) for _ in range(3)]
         if number % 3 == 0:
             await asyncio.sleep(rng.random() * 0.05)

@@ -35,6 +35,8 @@ def asked() -> omni_pb2.GenerateRequest:
 
 TURNS = ["-".join(CHAIN[turn:] + CHAIN[:turn]) for turn in range(3)]
 
+OTHERS = ("the next one", "another stage")
+
 DTYPES = ("float32", "bfloat16") if multiplies_bfloat16() else ("float32",)
 """That the Thinker of the short form may have: where a processor computes bfloat16 slowly, in float32, that is for the long form."""
 
@@ -105,13 +107,13 @@ async def test_one_stage_is_killed_before_the_first_output_one_in_mid_text_and_o
     await replicas.kill_in_turn(lengths.draw(kinds, TURNS, seed).split("-"))
 
 
-async def test_a_thinker_is_killed_and_then_the_one_that_replaced_it(replicas: Replicas) -> None:
-    kill = replicas.kill("thinker")
-    await replicas.ask_through_all(Step(text_chunks(10), kill), Step(text_chunks(40), kill))
-
-
-async def test_a_second_kill_hits_the_resume(replicas: Replicas, seed: int) -> None:
-    """Another stage of the answer, a few milliseconds after the first."""
+@lengths.one_or_all("other", OTHERS)
+async def test_another_one_is_killed(replicas: Replicas, other: str, seed: int) -> None:
+    """The Thinker that replaced the first one, or another stage of the answer a few milliseconds after the first."""
+    if lengths.draw(other, OTHERS, seed) == "the next one":
+        kill = replicas.kill("thinker")
+        await replicas.ask_through_all(Step(text_chunks(10), kill), Step(text_chunks(40), kill))
+        return
     chance = random.Random(seed)
     first, second = chance.choice(list(permutations(CHAIN, 2)))
 

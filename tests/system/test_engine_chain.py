@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.ask import Answer, ask, read
 from helpers.disturbed import Step, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
 from helpers.engine_family import Reply, speech
@@ -23,6 +24,7 @@ TOKENS = 150
 Moment = Callable[[Answer], bool]
 
 MOMENTS: dict[str, Moment] = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(60)}
+LEAVES: dict[str, Moment] = {"text": text_chunks(1), "sound": audio_chunks(1), "later": text_chunks(70)}
 
 SEEN = ("What is ", PICTURE, " and ")
 
@@ -79,14 +81,14 @@ def check(answer: Answer, seed: int, tokens: int = TOKENS) -> Reply:
 
 async def test_it_speaks_the_formula_and_a_prompt_that_is_known_is_not_read_again(house: Fleet, seed: int) -> None:
     async with omni_stub(house.address("router")) as stub:
-        answers = [await ask(stub, question(seed + n)) for n in range(4)]
+        answers = [await ask(stub, question(seed + n)) for n in range(3)]
         for n, answer in enumerate(answers):
             reply = check(answer, seed + n)
             assert answer.usage is not None
             assert dict(answer.usage.stages[1].input_items) == {"prompt": len(reply.prompt), "hidden": TOKENS}
         known = [answer.usage.stages[0].cached_tokens for answer in answers if answer.usage is not None]
         assert known[0] == 0
-        assert max(known) == len(reply.prompt) // 32 * 32, "of four equal questions, two go to the same of two replicas"
+        assert max(known) == len(reply.prompt) // 32 * 32, "of three equal questions, two go to the same of two replicas"
     await all_free([house.address(name) for name in house.stages])
 
 
@@ -99,13 +101,15 @@ async def test_eight_at_once_each_hear_their_own_answer(house: Fleet, seed: int)
 
 
 @pytest.mark.parametrize("kind", ["thinker", "talker"])
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
-async def test_one_on_the_engine_is_killed(house: Fleet, kind: str, moment: Moment, seed: int) -> None:
+@lengths.one_or_all("moment", MOMENTS)
+async def test_one_on_the_engine_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
+    strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
+
     async def kill() -> None:
         await killed_holder(house, kind)
 
     async with disturbed(house, alike=False) as stub:
-        answer = await ask_through(stub, question(seed), Step(moment, kill))
+        answer = await ask_through(stub, question(seed), Step(strikes, kill))
         check(answer, seed)
         assert len(answer.failovers) == 1
 
@@ -123,11 +127,12 @@ async def test_both_are_killed_one_after_the_other(house: Fleet, seed: int) -> N
         assert len(answer.failovers) == 2
 
 
-@pytest.mark.parametrize("moment", [text_chunks(1), audio_chunks(1), text_chunks(70)], ids=["text", "sound", "later"])
-async def test_a_client_that_comes_back_hears_the_rest(house: Fleet, moment: Moment, seed: int) -> None:
+@lengths.one_or_all("moment", LEAVES)
+async def test_a_client_that_comes_back_hears_the_rest(house: Fleet, moment: str, seed: int) -> None:
+    leaves = LEAVES[lengths.draw(moment, LEAVES, seed)]
     async with omni_stub(house.address("router")) as stub:
         call, begin = stub.Generate(question(seed), timeout=60), Answer()
-        while not moment(begin):
+        while not leaves(begin):
             begin.take(await read(call))
         call.cancel()
         rest = await ask(stub, continued(question(seed), begin))

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from helpers import lengths
 from helpers.ask import Answer, ask, request
 from helpers.disturbed import LOOK_S, MOMENTS, Step, ask_through, disturbed, found, holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
@@ -25,6 +26,7 @@ TOKENS = 200
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 WAYS = {"stopped": (signal.SIGSTOP, signal.SIGCONT), "hung": (HANG, WAKE)}
 """To freeze a process, and to wake it: all of it, or only the thread of its event loop."""
+HOW = {f"{moment}-{way}": (moment, way) for moment in ("in mid text", "in mid speech") for way in WAYS}
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +91,11 @@ def left(answer: Answer) -> bool:
     return bool(answer.failovers)
 
 
-@pytest.mark.parametrize(
-    ("moment", "way"),
-    [
-        ("in mid text", "stopped"),
-        ("in mid speech", "hung"),
-        pytest.param("in mid text", "hung", marks=pytest.mark.long),
-        pytest.param("in mid speech", "stopped", marks=pytest.mark.long),
-    ],
-)
+@lengths.one_or_all("how", HOW)
 @pytest.mark.parametrize("kind", CHAIN)
-async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind: str, way: str, moment: str, seed: int) -> None:
+async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind: str, how: str, seed: int) -> None:
     """Once, and nobody else is blamed. A Thinker that froze after the text was whole has its history, and may be asked for nothing more."""
+    moment, way = HOW[lengths.draw(how, HOW, seed)]
     moments = []
 
     async def note() -> None:
@@ -114,10 +109,11 @@ async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind
         print(f"{kind}, {way}, {moment}: left after {moments[0] - freeze.at:.3f} s")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@lengths.one_or_all("way", WAYS)
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_an_idle_frozen_replica_fails_no_request_and_is_not_chosen_twice(toys: Fleet, kind: str, way: str, seed: int) -> None:
     """The router finds it only when it is asked, or after some silence."""
+    way = lengths.draw(way, WAYS, seed)
     async with frozen(toys, kind, way) as (stub, freeze):
         begin = max(len(toys.server(name).log()) for name in toys.names)
         freeze.freeze(toys.of(kind)[0])
@@ -157,10 +153,10 @@ async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Flee
         assert "session.bug" not in toys.logs()
 
 
-@pytest.mark.parametrize("number", range(3))
-async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, number: int, seed: int) -> None:
+@lengths.one_or_all("third", ["0", "1", "2"])
+async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, third: str, seed: int) -> None:
     """Before anybody misses it, while it is being replaced, or after that."""
-    asleep_s = random.Random(seed + number).uniform(0.3, 1.8)
+    asleep_s = 0.3 + 0.5 * int(lengths.draw(third, ["0", "1", "2"], seed)) + random.Random(seed).uniform(0, 0.5)
     waking: list[asyncio.Task[None]] = []
 
     async with frozen(toys, "thinker") as (stub, freeze):

@@ -99,8 +99,9 @@ async def test_one_of_them_is_killed(house: Fleet, kind: str, moment: str, seed:
         assert (whole.text(), whole.codes()) == (answer.text(), answer.codes())
 
 
-@pytest.mark.parametrize("kind", ["thinker", "talker"])
+@lengths.one_or_all("kind", ["thinker", "talker"])
 async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, kind: str, seed: int) -> None:
+    kind = lengths.draw(kind, ["thinker", "talker"], seed)
     hung = list[str]()
 
     async def hang() -> None:

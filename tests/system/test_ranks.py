@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.ask import ask
 from helpers.disturbed import Step, ask_through, disturbed, holder, text_chunks
 from helpers.fleet import Fleet, fleet
@@ -20,6 +21,7 @@ from omnistage.v1 import omni_pb2, stage_pb2
 pytestmark = pytest.mark.slow
 
 END_S = 20.0
+BLOWS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 DRAWN = stage_pb2.Sampling(temperature=1, top_p=0.9)
 
 
@@ -48,8 +50,9 @@ def other_rank(pid: int) -> int:
     return rank
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-async def test_a_rank_is_lost(house: Fleet, blow: signal.Signals, seed: int) -> None:
+@lengths.one_or_all("how", BLOWS)
+async def test_a_rank_is_lost(house: Fleet, how: str, seed: int) -> None:
+    blow = BLOWS[lengths.draw(how, BLOWS, seed)]
     lost = dict[str, tuple[int, int]]()
 
     async def strike() -> None:

@@ -37,10 +37,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 
-SOME = {("thinker", "talker"), ("talker", "talker"), ("code2wav", "thinker"), ("thinker", "code2wav")}
-"""Every kind first and every kind second, neighbours and not, and one kind twice; the other pairs run in the long form."""
-
-PAIRS = [pytest.param(*pair, marks=() if pair in SOME else pytest.mark.long) for pair in itertools.product(CHAIN, CHAIN)]
+PAIRS = {f"{first}-{second}": (first, second) for first, second in itertools.product(CHAIN, CHAIN)}
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +49,10 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield running
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@lengths.one_or_all("moment", MOMENTS)
 @pytest.mark.parametrize("kind", CHAIN)
 async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int) -> None:
-    lost = []
+    moment, lost = lengths.draw(moment, MOMENTS, seed), []
 
     async def kill() -> None:
         lost.append(toys.address(await killed_holder(toys, kind)))
@@ -67,9 +64,10 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
         print(f"{kind}, {moment}: replaced in {answer.failovers[0].pause.ToMilliseconds()} ms")
 
 
-@pytest.mark.parametrize("rate_hz", [8000, 16000, 44100])
-async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate_hz: int, seed: int) -> None:
+@lengths.one_or_all("rate", ["8000", "16000", "44100"])
+async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str, seed: int) -> None:
     """What it was converted from has to be there again, with what lies around it: the same samples as undisturbed, which soxr has too."""
+    rate_hz = int(lengths.draw(rate, ["8000", "16000", "44100"], seed))
     soxr = pytest.importorskip("soxr", reason="the models extra is not installed")
     code2wav = stage_pb2.Code2WavParams(sample_rate_hz=rate_hz, encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32)
     asked = request("hello", seed, thinker=LONG, code2wav=code2wav)
@@ -88,8 +86,10 @@ async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate_hz: 
         assert [failover.kind for failover in answers[1].failovers] == [stage_pb2.STAGE_KIND_CODE2WAV]
 
 
-@pytest.mark.parametrize("kind", CHAIN)
+@lengths.one_or_all("kind", CHAIN)
 async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, kind: str, seed: int) -> None:
+    kind = lengths.draw(kind, CHAIN, seed)
+
     async def kill() -> None:
         await killed_holder(toys, kind)
 
@@ -99,10 +99,11 @@ async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, 
         assert len(answer.failovers) == 2
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-async def test_a_second_kill_hits_the_resume(toys: Fleet, first: str, second: str, seed: int) -> None:
+@lengths.one_or_all("pair", PAIRS)
+async def test_a_second_kill_hits_the_resume(toys: Fleet, pair: str, seed: int) -> None:
     """Another stage that has the session, or another replica of the same kind, which may just be taking it over."""
     chance = random.Random(seed)
+    first, second = PAIRS[lengths.draw(pair, PAIRS, seed)]
     moment = chance.choice(list(MOMENTS))
 
     async def kill_both() -> None:
@@ -153,9 +154,10 @@ async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int, rou
                 await nothing_left(toys)
 
 
-@pytest.mark.parametrize("steps_done", [0, 2])
-async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: int, seed: int) -> None:
+@lengths.one_or_all("steps_done", ["0", "2"])
+async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: str, seed: int) -> None:
     """The next one draws the pictures that are missing from their first step on; progress begins anew."""
+    done = int(lengths.draw(steps_done, ["0", "2"], seed))
     with fleet(tmp_path, kinds=("diffusion",), pipeline="toy-picture", options={"interval_s": 0.5}) as running:
 
         async def kill() -> None:
@@ -164,7 +166,7 @@ async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: int, seed: int)
         params = stage_pb2.DiffusionParams(prompt="grey", width=8, height=8, steps=6, results=2)
         asked = omni_pb2.GenerateRequest(seed=seed, diffusion=params)
         async with omni_stub(running.address("router")) as stub:
-            moment = Step(lambda answer: begun(answer) and len(answer.of("progress")) >= steps_done, kill)
+            moment = Step(lambda answer: begun(answer) and len(answer.of("progress")) >= done, kill)
             answer = await ask_through(stub, asked, moment)
             assert len(answer.failovers) == 1
             pictures = [chunk.image.data.data for chunk in answer.of("image") if chunk.count]
