@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from helpers.peer import TEXT, Peer, answer, listening
 from omnistage.models.toy import formulas
@@ -137,6 +138,28 @@ def test_sound_at_another_rate(toy_address: str, tmp_path: Path) -> None:
             assert np.abs(samples - expected).max() < 1.01 / 65536
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "subtype"),
+    [
+        ("x.wav", ["--encoding", "float32"], "FLOAT"),
+        ("x.wav", ["--encoding", "pcm16"], "PCM_16"),
+        ("x.flac", [], "PCM_16"),
+        ("x.opus", [], "OPUS"),
+        ("x.MP3", [], "MPEG_LAYER_III"),
+    ],
+)
+def test_files_of_every_kind(toy_address: str, tmp_path: Path, name: str, words: list[str], subtype: str) -> None:
+    done = omnistage("ask", "Hi", "--seed", "7", "--out", tmp_path / name, *words, "--address", toy_address)
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {tmp_path / name}" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert soundfile.info(tmp_path / name).subtype == subtype
+    samples, rate_hz = soundfile.read(tmp_path / name, dtype="float32")
+    expected = formulas.audio(7, "Hi", formulas.NATURAL_LENGTH)[:, 0]
+    assert (rate_hz, len(samples)) == (formulas.SAMPLE_RATE_HZ, len(expected))
+    assert name in ("x.opus", "x.MP3") or np.array_equal(samples, expected)
+
+
 def test_a_rate_that_is_not_possible_is_refused_in_the_words_of_the_command(toy_address: str, tmp_path: Path) -> None:
     done = omnistage("say", "Hi", "--sample-rate", "12345", "--out", tmp_path / "x.wav", "--address", toy_address)
     assert done.returncode == 1
@@ -224,6 +247,8 @@ def test_nobody_at_the_address(free_port: int) -> None:
         ["ask", "Hi", "--out", "x.wav", "--text-only"],
         ["ask", "Hi", "--sample-rate", "16000", "--text-only"],
         ["say", "Hi", "--sample-rate", "0"],
+        ["say", "Hi", "--encoding", "mp3"],
+        ["ask", "Hi", "--encoding", "float32", "--text-only"],
         ["say", "Hi", "--text-only"],
         ["serve", "toy", "--replicas", "talker=0"],
         ["serve", "toy", "--replicas", "talker"],

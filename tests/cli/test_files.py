@@ -45,8 +45,10 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
         (["--out", "/proc/x.wav"], "/proc/x.wav cannot be written: "),
         (["--out", "absent/x.wav"], "--out absent/x.wav: its folder does not exist"),
         (["--out", "-"], "standard output is for the text"),
-        (["--out", "x.mp3"], "only WAV can be written"),
-        (["--out", "x"], "only WAV can be written"),
+        (["--out", "x.ogg"], "only WAV, FLAC, Opus and MP3 can be written"),
+        (["--out", "x"], "only WAV, FLAC, Opus and MP3 can be written"),
+        (["--out", "x.opus", "--sample-rate", "44100"], "Opus cannot have 44100 samples a second, only 8000, 12000, 16000, 24000, 48000"),
+        (["--out", "x.flac", "--encoding", "float32"], "FLAC does not hold samples as float32"),
         (["--out", "pipe.wav"], "this is no file but a device or a pipe"),
         (["--out", f"{'x' * 300}.wav"], "cannot be written: File name too long"),
         (["--timeline", "x.jpg"], "only PNG can be written"),
@@ -213,7 +215,7 @@ async def test_the_draft_of_a_killed_call_goes_with_the_next_one(tmp_path: Path)
         calls[0].kill()
         await calls[0].wait()
         assert len(names(tmp_path)) == 2
-        with OutputFile(tmp_path / "y.wav", "--out", ".wav"):
+        with OutputFile(tmp_path / "y.wav", "--out", {".wav": "WAV"}):
             assert len(names(tmp_path)) == 2
         assert len(names(tmp_path)) == 1
         calls[1].terminate()
@@ -222,7 +224,7 @@ async def test_the_draft_of_a_killed_call_goes_with_the_next_one(tmp_path: Path)
 
 
 def test_nothing_is_left_of_a_draft_that_was_not_written(tmp_path: Path) -> None:
-    with OutputFile(tmp_path / "x.wav", "--out", ".wav"):
+    with OutputFile(tmp_path / "x.wav", "--out", {".wav": "WAV"}):
         assert len(names(tmp_path)) == 1
     assert names(tmp_path) == []
 
@@ -230,6 +232,9 @@ def test_nothing_is_left_of_a_draft_that_was_not_written(tmp_path: Path) -> None
         path.write_bytes(b"half")
         raise OSError(5, "Input/output error")
 
-    with OutputFile(tmp_path / "x.wav", "--out", ".wav") as out, pytest.raises(RequestError, match=r"x\.wav cannot be written: Input"):
+    with (
+        OutputFile(tmp_path / "x.wav", "--out", {".wav": "WAV"}) as out,
+        pytest.raises(RequestError, match=r"x\.wav cannot be written: Input"),
+    ):
         out.write(fail)
     assert names(tmp_path) == []

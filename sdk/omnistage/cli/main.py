@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,9 +31,12 @@ Address = Annotated[
 Running = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help=f"A running router, or several with commas between; default: {DEFAULT_ADDRESS}.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.wav", help="Write the sound to this file.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F", help="Write the sound to this file: .wav, .flac, .opus or .mp3.")]
 SampleRate = Annotated[
     int | None, typer.Option("--sample-rate", min=1, max=2**32 - 1, metavar="HZ", help="Samples a second; default: the model's own.")
+]
+Encoding = Annotated[
+    Literal["pcm16", "float32"] | None, typer.Option(help="In what form samples come, and stand in a .wav; default: pcm16.")
 ]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
@@ -73,6 +76,7 @@ def ask(
     address: Address = None,
     out: Out = None,
     sample_rate: SampleRate = None,
+    encoding: Encoding = None,
     text_only: TextOnly = False,
     timeline: Timeline = None,
     json: Json = False,
@@ -92,8 +96,8 @@ def ask(
     """
     if text_only and out is not None:
         raise typer.BadParameter("--out needs sound; leave --text-only out")
-    if text_only and sample_rate is not None:
-        raise typer.BadParameter("--sample-rate is that of the sound; leave --text-only out")
+    if text_only and (sample_rate is not None or encoding is not None):
+        raise typer.BadParameter("--sample-rate and --encoding are those of the sound; leave --text-only out")
     if video_sound and not videos:
         raise typer.BadParameter("--video-sound is for films; give one with --video")
     attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
@@ -103,7 +107,7 @@ def ask(
         raise typer.BadParameter("a text keeps to one of --json-schema, --regex and --choice only")
     from omnistage.cli.speak import Question
 
-    options = _options(address, pipeline, seed, timeout, sample_rate)
+    options = _options(address, pipeline, seed, timeout, sample_rate, encoding)
     if text_only:
         options["outputs"] = ["text"]
     elif out is not None:
@@ -125,6 +129,7 @@ def say(
     address: Address = None,
     out: Out = None,
     sample_rate: SampleRate = None,
+    encoding: Encoding = None,
     timeline: Timeline = None,
     json: Json = False,
     seed: Seed = None,
@@ -135,11 +140,13 @@ def say(
     """Speak exactly this text."""
     from omnistage.cli.speak import Question
 
-    options = _options(address, pipeline, seed, timeout, sample_rate)
+    options = _options(address, pipeline, seed, timeout, sample_rate, encoding)
     _speak(Question(text, True, out, timeline, json, options), address, pipeline, verbose)
 
 
-def _options(address: str | None, pipeline: str, seed: int | None, timeout: float, sample_rate: int | None) -> Options:
+def _options(
+    address: str | None, pipeline: str, seed: int | None, timeout: float, sample_rate: int | None, encoding: str | None
+) -> Options:
     """What both commands ask of a router. pipeline: the router that is started for a call has no other."""
     from omnistage.client.request import Options
 
@@ -150,6 +157,8 @@ def _options(address: str | None, pipeline: str, seed: int | None, timeout: floa
         options["pipeline"] = pipeline
     if sample_rate is not None:
         options["sample_rate_hz"] = sample_rate
+    if encoding is not None:
+        options["encoding"] = encoding
     return options
 
 

@@ -10,12 +10,13 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from omnistage.cli.draft import Draft
+from omnistage.client.encoder import any_of
 from omnistage.client.errors import RequestError
 
 _KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -25,14 +26,14 @@ _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
 class OutputFile:
     """The place of a file that will be written, between `with` and its end.
 
-    path: as it was typed. option: what it was typed for. suffix: what it must end in. Raises RequestError where no such file can be
-    written; nothing of it is left unless `write` has returned.
+    path: as it was typed. option: what it was typed for. kinds: names of what can be written, by what its name must end in. Raises
+    RequestError where no such file can be written; nothing of it is left unless `write` has returned.
     """
 
-    def __init__(self, path: Path, option: str, suffix: str) -> None:
+    def __init__(self, path: Path, option: str, kinds: Mapping[str, str]) -> None:
         self.path = path
         try:
-            _check(path, option, suffix)
+            _check(path, option, kinds)
             # Through links: whoever has one wants the file behind it replaced.
             self._place = Path(os.path.realpath(path))
             self._draft = _draft_for(self._place)
@@ -102,15 +103,17 @@ def _overwrite(place: Path, draft: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _check(path: Path, option: str, suffix: str) -> None:
+def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
     """What can be said without touching the disk's contents."""
+    suffix = next(iter(kinds))
     if str(path) == "-":
         raise RequestError(f"{option} -: standard output is for the text", hint=f"Give the name of a file: {option} answer{suffix}")
     if path.is_dir():
         raise RequestError(f"{option} {path}: this is a folder", hint=f"Give the name of a file in it: {option} {path / f'answer{suffix}'}")
-    if path.suffix.lower() != suffix:
-        kind = suffix.removeprefix(".").upper()
-        raise RequestError(f"{option} {path}: only {kind} can be written", hint=f"Give a name that ends in {suffix}.")
+    if path.suffix.lower() not in kinds:
+        *names, last = kinds.values()
+        can = f"{', '.join(names)} and {last}" if names else last
+        raise RequestError(f"{option} {path}: only {can} can be written", hint=f"Give a name that ends in {any_of(kinds)}.")
     if not path.parent.is_dir():
         raise RequestError(f"{option} {path}: its folder does not exist", hint=f"Make it first: mkdir -p {path.parent}")
     if path.exists() and not path.is_file():

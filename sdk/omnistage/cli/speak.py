@@ -24,11 +24,12 @@ from omnistage.cli.timeline import draw
 from omnistage.cli.words import MAX_TEXT_BYTES, words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.conversation import Conversation
+from omnistage.client.encoder import FORMATS, format_of
 from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
 from omnistage.client.media import Medium
 from omnistage.client.request import Options, for_conversation
-from omnistage.client.wav import write_wav
+from omnistage.client.sound_file import write_sound
 
 REFUSED = (
     ("outputs", "--out", "Leave --out out for the text alone."),
@@ -82,6 +83,8 @@ class Question:
                 raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
         with ExitStack() as tried:
             _open_files(self.out, self.timeline, tried)
+        if self.out is not None:
+            format_of(self.out).check(self.options.get("sample_rate_hz", 0), self.options.get("encoding", "pcm16"))
         options = self.options if self.schema is None else Options(**self.options, json_schema=_read_schema(self.schema))
         text = words(self.text) if self.text or not self.attached else ""
         whole = replace(self, text=text, parts=[one.read() for one in self.attached], options=options, schema=None)
@@ -155,8 +158,9 @@ def _refusals() -> Iterator[None]:
 
 
 def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tuple[OutputFile | None, OutputFile | None]:
-    sound = files.enter_context(OutputFile(out, "--out", ".wav")) if out is not None else None
-    picture = files.enter_context(OutputFile(timeline, "--timeline", ".png")) if timeline is not None else None
+    kinds = {ending: form.name for ending, form in FORMATS.items()}
+    sound = files.enter_context(OutputFile(out, "--out", kinds)) if out is not None else None
+    picture = files.enter_context(OutputFile(timeline, "--timeline", {".png": "PNG"})) if timeline is not None else None
     return sound, picture
 
 
@@ -164,7 +168,7 @@ def _write(question: Question, out: OutputFile | None, picture: OutputFile | Non
     """Write the files that were asked for; returns their names. Raises NotSpokenError if there is no sound to write."""
     written = []
     if out is not None and spoken.sounds:
-        out.write(lambda path: save(spoken, path))
+        out.write(lambda path: save(spoken, path, out.path.suffix))
         written.append(str(out.path))
     if picture is not None:
         picture.write(lambda path: draw(path, done, spoken.text or question.text))
@@ -201,9 +205,10 @@ async def follow(events: AsyncGenerator[Event, None], screen: Screen, keep_sound
     raise ProtocolError("the stream ended without its account")
 
 
-def save(spoken: Spoken, path: Path) -> None:
-    """Write the sound to a WAV file."""
-    write_wav(path, np.concatenate([sound.samples for sound in spoken.sounds]), spoken.sounds[0].sample_rate_hz)
+def save(spoken: Spoken, path: Path, kind: str) -> None:
+    """Write the sound to a file. kind: the ending of its name."""
+    first = spoken.sounds[0]
+    write_sound(path, np.concatenate([sound.samples for sound in spoken.sounds]), first.sample_rate_hz, first.encoding, kind)
 
 
 def as_json(spoken: Spoken, done: Done) -> str:

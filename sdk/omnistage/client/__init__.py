@@ -11,6 +11,7 @@ with Omni() as omni:                       # or Omni(address="host:50050")
 from omnistage.client import grpc_import as grpc_import  # the first import: before anything that imports gRPC
 from omnistage.client.answer import Answer, Audio
 from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.encoder import SoundEncoder
 from omnistage.client.errors import (
     BadRequestError,
     CancelledError,
@@ -41,6 +42,7 @@ from omnistage.client.omni import Omni
 from omnistage.client.playback import Timing
 from omnistage.client.private_stack import StackSettings
 from omnistage.client.request import Conversation, Options
+from omnistage.client.sound_file import SoundFile
 
 __all__ = [
     "Answer",
@@ -73,6 +75,8 @@ __all__ = [
     "RequestError",
     "RouterLostError",
     "ServerError",
+    "SoundEncoder",
+    "SoundFile",
     "SpeechCodes",
     "StackError",
     "StackSettings",

@@ -9,26 +9,29 @@ from os import PathLike
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.client.encoder import format_of
 from omnistage.client.errors import NotSpokenError, ProtocolError
 from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, SpeechCodes, TextDelta, Usage
 from omnistage.client.playback import Timing
-from omnistage.client.wav import write_wav
+from omnistage.client.sound_file import write_sound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio:
-    """Sound. samples: float32 [n], mono, -1 to 1. sample_rate: samples per second."""
+    """Sound. samples: float32 [n], mono, -1 to 1. sample_rate: samples per second. encoding: in which they came, pcm16 or float32."""
 
     samples: NDArray[np.float32]
     sample_rate: int
+    encoding: str = "pcm16"
 
     @property
     def duration_s(self) -> float:
         return len(self.samples) / self.sample_rate
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a WAV file, 16 bit mono."""
-        write_wav(path, self.samples, self.sample_rate)
+        """Write a file of the kind that its name ends in: .wav, in the encoding in which the samples came, .flac, .opus or .mp3. Raises
+        RequestError for what cannot be written, NotAvailableError for what cannot be written here, OSError."""
+        write_sound(path, self.samples, self.sample_rate, self.encoding if format_of(path).is_wav else "pcm16")
 
 
 class Answer(dict[str, str]):
@@ -65,7 +68,7 @@ class Answer(dict[str, str]):
         self.failovers: tuple[Failover, ...] = done.failovers
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the sound to a WAV file, 16 bit mono. Raises NotSpokenError if there is none."""
+        """Write the sound to a file, see `Audio.save`. Raises NotSpokenError if there is none."""
         if self.audio is None:
             raise NotSpokenError("this answer has no sound: none was asked for, or nothing of its text could be spoken")
         self.audio.save(path)
@@ -93,6 +96,11 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                 if event.preview_step is None:
                     pictures.append(event)
             case Done():
-                audio = Audio(np.concatenate([s.samples for s in sounds]), sounds[0].sample_rate_hz) if sounds else None
-                return Answer(deltas, audio, tuple(pictures), event, np.concatenate(codes) if codes else None)
+                return Answer(deltas, _audio(sounds), tuple(pictures), event, np.concatenate(codes) if codes else None)
     raise ProtocolError("the stream ended without its account")
+
+
+def _audio(sounds: Sequence[AudioChunk]) -> Audio | None:
+    if not sounds:
+        return None
+    return Audio(np.concatenate([sound.samples for sound in sounds]), sounds[0].sample_rate_hz, sounds[0].encoding)

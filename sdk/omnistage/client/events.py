@@ -35,12 +35,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioChunk:
-    """The next piece of sound. samples: float32 [n], mono, -1 to 1. first_sample: position of samples[0] in the answer."""
+    """The next piece of sound. samples: float32 [n], mono, -1 to 1. first_sample: position of samples[0] in the answer. encoding: in which
+    they came, pcm16 or float32."""
 
     samples: NDArray[np.float32]
     first_sample: int
     sample_rate_hz: int
     arrival_s: float
+    encoding: str = "pcm16"
 
     @property
     def duration_s(self) -> float:

@@ -158,7 +158,8 @@ class Reader:
             raise ProtocolError(f"port {chunk.port}: the sample rate is {rate_hz}, before it was {self._sample_rate_hz}")
         self._sample_rate_hz = rate_hz
         self._audio.append(AudioArrival(arrival_s, chunk.first, len(samples), rate_hz, is_audible(samples)))
-        return AudioChunk(samples, chunk.first, rate_hz, arrival_s)
+        encoding = "float32" if chunk.audio.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32 else "pcm16"
+        return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding)
 
     def _take_image(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Picture | None:
         """Put the pieces of a picture together; None until it is whole."""

@@ -10,10 +10,11 @@ from typing import Any, TypedDict
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
+from omnistage.client.encoder import ENCODINGS
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media import AudioLike, ImageLike, Medium, VideoLike, to_medium, to_part
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
-from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 
 class Options(TypedDict, total=False):
@@ -65,6 +66,8 @@ class Options(TypedDict, total=False):
     """Sound chunks: latency, balanced, quality or offline."""
     sample_rate_hz: int
     """Sample rate of the sound; absent is the model's own."""
+    encoding: str
+    """In what form samples come: pcm16 (absent) or float32."""
     negative_prompt: str
     """Pictures: what not to show."""
     width: int
@@ -97,7 +100,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pre
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
 CONSTRAINTS = ("json_schema", "regex", "choice")
 TALKER = ("voice", "speed")
-CODE2WAV = ("profile", "sample_rate_hz")
+CODE2WAV = ("profile", "sample_rate_hz", "encoding")
 DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
 NEVER_ZERO = ("max_tokens", "sample_rate_hz", "width", "height", "steps", "results")
 PROTO_NAMES = {"pipeline": "model"}
@@ -249,11 +252,21 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
     _fill(request.thinker.sampling, given, SAMPLING)
     _constrain(request.thinker, given)
     _fill(request.talker, given, TALKER)
-    _fill(request.code2wav, given, CODE2WAV)
+    _fill(request.code2wav, {**given, **_encoding(given)}, CODE2WAV)
     _fill(request.diffusion, given, DIFFUSION)
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
+
+
+def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
+    """As the protos have it. Raises BadRequestError."""
+    if "encoding" not in given:
+        return {}
+    name = checked_text("encoding", given["encoding"])
+    if name not in ENCODINGS:
+        raise BadRequestError.of("encoding", f"is {name!r}; give {' or '.join(ENCODINGS)}")
+    return {"encoding": chunk_pb2.AudioEncoding.Value(f"AUDIO_ENCODING_{name.upper()}")}
 
 
 def _check_size(size: int) -> None:

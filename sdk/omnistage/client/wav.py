@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import struct
-import wave
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,9 @@ from numpy.typing import NDArray
 PCM, FLOAT = 1, 3
 """Format tags."""
 
+UNKNOWN_BYTES = (1 << 32) - 1
+"""The length of a file whose end is not known when its head is written, as for whoever cannot go back; players read on to the end."""
+
 
 def to_pcm16(samples: NDArray[np.float32]) -> bytes:
     """float32 [samples], full scale 1, to little-endian 16 bit; louder samples are clipped. Exact for sound that came as 16 bit."""
@@ -21,21 +21,22 @@ def to_pcm16(samples: NDArray[np.float32]) -> bytes:
     return pcm
 
 
-def write_wav(path: str | PathLike[str], samples: NDArray[np.float32], sample_rate_hz: int) -> None:
-    """Write float32 [samples] to `path`."""
-    with Path(path).open("wb") as file, wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(sample_rate_hz)
-        out.writeframes(to_pcm16(samples))
+def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: int | None) -> bytes:
+    """What stands before the samples, which are int16 or float32. samples: of each channel; None: not known yet."""
+    width = dtype.itemsize
+    size = UNKNOWN_BYTES if samples is None else samples * channels * width
+    tag = PCM if dtype.kind == "i" else FLOAT
+    form = struct.pack("<HHIIHH", tag, channels, sample_rate_hz, sample_rate_hz * channels * width, channels * width, 8 * width)
+    chunks = [(b"fmt ", form)]
+    if tag == FLOAT:
+        count = UNKNOWN_BYTES if samples is None else samples
+        chunks = [(b"fmt ", form + b"\0\0"), (b"fact", struct.pack("<I", min(count, UNKNOWN_BYTES)))]
+    body = b"WAVE" + b"".join(name + struct.pack("<I", len(content)) + content for name, content in chunks) + b"data"
+    whole = len(body) + 4 + size
+    return b"RIFF" + struct.pack("<I", min(whole, UNKNOWN_BYTES)) + body + struct.pack("<I", min(size, UNKNOWN_BYTES))
 
 
 def wav_bytes(samples: NDArray[Any], sample_rate_hz: int) -> bytes:
     """A file of int16 or float32 [samples, channels], every one of them as it is."""
-    channels, width = samples.shape[1], samples.dtype.itemsize
-    tag = PCM if samples.dtype.kind == "i" else FLOAT
     data = samples.astype(samples.dtype.newbyteorder("<"), copy=False).tobytes()
-    form = struct.pack("<HHIIHH", tag, channels, sample_rate_hz, sample_rate_hz * channels * width, channels * width, 8 * width)
-    chunks = [(b"fmt ", form), (b"fact", struct.pack("<I", len(samples))), (b"data", data)]
-    body = b"WAVE" + b"".join(name + struct.pack("<I", len(content)) + content for name, content in chunks)
-    return b"RIFF" + struct.pack("<I", len(body)) + body
+    return wav_head(samples.dtype, samples.shape[1], sample_rate_hz, len(samples)) + data

@@ -1,0 +1,205 @@
+"""Sound as the bytes of a file while it comes: WAV by itself, FLAC, Ogg Opus and MP3 by libsndfile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.errors import NotAvailableError, RequestError
+from omnistage.client.wav import to_pcm16, wav_head
+
+Samples = NDArray[np.float32]
+
+ENCODINGS = ("pcm16", "float32")
+"""In what form samples come, and stand in a WAV file."""
+
+INSTALL = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs nothing."
+
+
+@dataclass(frozen=True, slots=True)
+class SoundFormat:
+    """A kind of file. container, subtype: what libsndfile calls it; empty for WAV. rates_hz: it can have; none: any."""
+
+    name: str
+    container: str = ""
+    subtype: str = ""
+    rates_hz: tuple[int, ...] = ()
+
+    @property
+    def is_wav(self) -> bool:
+        """Whether nothing but the standard library is needed, and samples stand in it as they are."""
+        return not self.container
+
+    def check(self, sample_rate_hz: int = 0, encoding: str = "pcm16") -> None:
+        """Whether such a file can be written here. sample_rate_hz: 0 if not known yet. Raises RequestError, NotAvailableError."""
+        if encoding not in ENCODINGS:
+            raise RequestError(f"encoding {encoding!r}: there is none of that name", hint=f"Give {' or '.join(ENCODINGS)}.")
+        if encoding != "pcm16" and not self.is_wav:
+            raise RequestError(f"{self.name} does not hold samples as {encoding}", hint="Write a file that ends in .wav, or leave it out.")
+        if self.rates_hz and sample_rate_hz and sample_rate_hz not in self.rates_hz:
+            possible = ", ".join(map(str, self.rates_hz))
+            raise RequestError(
+                f"{self.name} cannot have {sample_rate_hz} samples a second, only {possible}", hint="Ask for one of these sample rates."
+            )
+        if not self.is_wav:
+            library = _libsndfile(self.name)
+            if not library.check_format(self.container, self.subtype):
+                version = library.__libsndfile_version__
+                raise NotAvailableError(f"{self.name}: libsndfile {version} cannot write it, 1.1 and later can", hint=INSTALL)
+
+
+FORMATS = {
+    ".wav": SoundFormat("WAV"),
+    ".flac": SoundFormat("FLAC", "FLAC", "PCM_16"),
+    ".opus": SoundFormat("Opus", "OGG", "OPUS", (8000, 12000, 16000, 24000, 48000)),
+    ".mp3": SoundFormat("MP3", "MP3", "MPEG_LAYER_III", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
+}
+"""By the ending of a name."""
+
+
+def format_of(path: str | PathLike[str]) -> SoundFormat:
+    """By the ending of a name, or the ending alone. Raises RequestError."""
+    name = fspath(path)
+    suffix = name.lower() if name.lower() in FORMATS else PurePath(name).suffix.lower()
+    if suffix not in FORMATS:
+        *names, last = (one.name for one in FORMATS.values())
+        raise RequestError(
+            f"{name}: only {', '.join(names)} and {last} can be written", hint=f"Give a name that ends in {any_of(FORMATS)}."
+        )
+    return FORMATS[suffix]
+
+
+def any_of(suffixes: Iterable[str]) -> str:
+    """In words."""
+    *most, last = suffixes
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _libsndfile(name: str) -> Any:
+    """The package soundfile. Raises NotAvailableError."""
+    try:
+        import soundfile  # Where only WAV is written, or nothing, it need not be installed.
+    except ImportError as error:
+        raise NotAvailableError(f"{name} needs a package that is not installed: soundfile", hint=INSTALL) from error
+    except OSError as error:  # It is there, and its library is not.
+        raise NotAvailableError(f"{name} needs libsndfile, which does not load: {error}", hint=INSTALL) from error
+    return soundfile
+
+
+class SoundEncoder:
+    """Mono sound to the bytes of a file, for whoever sends or stores them himself: all that `encode` gave, and what `finish` gives, are
+    a file whenever it is broken off.
+
+    kind: an ending, such as .mp3, or a name that has one. sample_rate_hz: of the samples, and of the file. encoding: of a WAV file,
+    pcm16 or float32. Raises RequestError for what cannot be written, NotAvailableError for what cannot be written here."""
+
+    def __init__(self, kind: str | PathLike[str], sample_rate_hz: int, encoding: str = "pcm16") -> None:
+        form = format_of(kind)
+        form.check(sample_rate_hz, encoding)
+        self._file: _Wav | _Libsndfile = (
+            _Wav(sample_rate_hz, np.dtype("<i2" if encoding == "pcm16" else "<f4")) if form.is_wav else _Libsndfile(form, sample_rate_hz)
+        )
+
+    def encode(self, samples: Samples) -> bytes:
+        """What the file grows by with float32 [n], full scale 1; perhaps nothing yet. Louder samples are clipped, but in float32."""
+        return self._file.encode(samples)
+
+    def finish(self) -> bytes:
+        """The rest of the file, once nothing follows."""
+        return self._file.finish()
+
+    @property
+    def head(self) -> bytes:
+        """How the file begins, with what is known only now, such as its length: for whoever can go back, over what stands there."""
+        return self._file.head
+
+
+class _Wav:
+    """What was told of its length when it began is that nobody knows it."""
+
+    def __init__(self, sample_rate_hz: int, dtype: np.dtype[Any]) -> None:
+        self._rate_hz, self._dtype = sample_rate_hz, dtype
+        self._samples = 0
+        self._begun = False
+
+    @property
+    def head(self) -> bytes:
+        return wav_head(self._dtype, 1, self._rate_hz, self._samples)
+
+    def encode(self, samples: Samples) -> bytes:
+        before = b"" if self._begun else wav_head(self._dtype, 1, self._rate_hz, None)
+        self._begun = True
+        self._samples += len(samples)
+        return before + (to_pcm16(samples) if self._dtype.kind == "i" else samples.astype(self._dtype).tobytes())
+
+    def finish(self) -> bytes:
+        return b"" if self._begun else self.encode(np.empty(0, np.float32))
+
+
+class _Libsndfile:
+    """One file of libsndfile, which goes back to the beginning when it ends."""
+
+    def __init__(self, form: SoundFormat, sample_rate_hz: int) -> None:
+        self._sink = _Sink()
+        self._exact = form.subtype == "PCM_16"
+        library = _libsndfile(form.name)
+        self._file = library.SoundFile(self._sink, "w", sample_rate_hz, 1, form.subtype, format=form.container)
+
+    @property
+    def head(self) -> bytes:
+        return bytes(self._sink.head)
+
+    def encode(self, samples: Samples) -> bytes:
+        # Its own conversion to 16 bit lets what is too loud wrap around.
+        self._file.write(np.frombuffer(to_pcm16(samples), "<i2") if self._exact else np.clip(samples, -1, 1))
+        return self._sink.taken()
+
+    def finish(self) -> bytes:
+        self._file.close()
+        return self._sink.taken()
+
+
+HEAD_BYTES = 4096
+"""What libsndfile comes back to is at the very beginning: a block of 38 bytes in FLAC, the first frame in MP3."""
+
+
+class _Sink:
+    """A file as libsndfile writes it: what is new can be taken away, of the beginning a copy stays, in which it corrects."""
+
+    def __init__(self) -> None:
+        self.head = bytearray()
+        self._new = bytearray()
+        self._size = 0
+        self._place = 0
+
+    def taken(self) -> bytes:
+        """What is new since the last time."""
+        new, self._new = bytes(self._new), bytearray()
+        return new
+
+    def write(self, data: Any) -> int:
+        written = bytes(data)
+        self._new += written[max(self._size - self._place, 0) :]
+        if self._place < HEAD_BYTES:
+            self.head[self._place : self._place + len(written)] = written
+            del self.head[HEAD_BYTES:]
+        self._place += len(written)
+        self._size = max(self._size, self._place)
+        return len(written)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        """Nothing: it is only written."""
+        return b""

@@ -1,0 +1,89 @@
+"""A sound file that grows while an answer is spoken."""
+
+from __future__ import annotations
+
+from io import BufferedWriter
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.encoder import SoundEncoder, format_of
+from omnistage.client.errors import RequestError
+from omnistage.client.events import AudioChunk
+
+
+class SoundFile:
+    """A file that can be played as far as the answer has come, also where the answer, or this program, is broken off.
+
+    ::
+
+        with SoundFile("answer.opus") as file:
+            for event in omni.stream("What is a kite?"):
+                if isinstance(event, AudioChunk):
+                    file.write(event)
+
+    path: its ending says what is written: .wav, .flac, .opus or .mp3. There is no file before the first sound. Raises RequestError for
+    another ending, NotAvailableError for what cannot be written here: ask after that."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = Path(path)
+        self._format = format_of(self._path)
+        self._format.check()
+        self._encoder: SoundEncoder | None = None
+        self._file: BufferedWriter  # There is one as long as there is an encoder.
+        self._form = (0, "")
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def write(self, chunk: AudioChunk) -> None:
+        """The next piece of sound; its sample rate and encoding are those of the file. Raises RequestError for a rate that such a file
+        cannot have or that changes, ValueError after `close`, OSError."""
+        form = (chunk.sample_rate_hz, chunk.encoding)
+        if self._closed:
+            raise ValueError(f"{self._path} is closed")
+        if self._encoder is None:
+            self._encoder = SoundEncoder(self._path, chunk.sample_rate_hz, chunk.encoding if self._format.is_wav else "pcm16")
+            self._file = self._path.open("wb")
+            self._form = form
+        elif form != self._form:
+            raise RequestError(f"{self._path} has {self._form[0]} samples a second as {self._form[1]}, these are {form[0]} as {form[1]}")
+        self._file.write(self._encoder.encode(chunk.samples))
+        if self._format.is_wav:
+            self._correct_head()
+        self._file.flush()
+
+    def close(self) -> None:
+        """The rest, and what is known of the whole only now. Raises OSError."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._encoder is not None:
+            with self._file:
+                self._file.write(self._encoder.finish())
+                self._correct_head()
+
+    def _correct_head(self) -> None:
+        assert self._encoder is not None
+        self._file.seek(0)
+        self._file.write(self._encoder.head)
+        self._file.seek(0, 2)
+
+
+def write_sound(path: str | PathLike[str], samples: NDArray[np.float32], sample_rate_hz: int, encoding: str, kind: str = "") -> None:
+    """A whole sound, float32 [n]. kind: ending of what is written, where it is not that of `path`. Raises as SoundEncoder does, and
+    RequestError for no sample at all where a file cannot be without."""
+    encoder = SoundEncoder(kind or path, sample_rate_hz, encoding)
+    if not len(samples) and not format_of(kind or path).is_wav:
+        raise RequestError(f"{path} was not written: the sound has no sample")
+    body = encoder.encode(samples) + encoder.finish()
+    head = encoder.head
+    Path(path).write_bytes(head + body[len(head) :])
