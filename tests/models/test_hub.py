@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.hub_server import BLOCK, FETCHING, File, HubServer, fetched, fetching, hub_server
 from helpers.mounts import run_on_mount
 from helpers.waiting import until
@@ -41,6 +42,9 @@ PART = 10 * BLOCK
 
 LARGE = random.Random(1).randbytes(PART + 2 * BLOCK)
 CUT = PART + BLOCK
+
+BROKEN = {f"{path}, {named}": (path, named) for path in ("model.safetensors", "tokenizer.json") for named in ("by branch", "by commit")}
+"""A file of a checkpoint that is asked for by its branch or by a commit."""
 
 
 @pytest.fixture
@@ -171,10 +175,10 @@ def test_other_bytes_than_the_hub_has_are_not_kept(hub: HubServer, tmp_path: Pat
     assert files_of(said["folder"]) == wanted(words())
 
 
-@pytest.mark.parametrize("path", ["model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize("named", ["by branch", "by commit"])
+@lengths.one_or_all("where", BROKEN)
 @pytest.mark.parametrize("change", ["cut short", "grown", "unlinked and cut short", "gone behind its link"])
-def test_what_is_broken_in_the_cache_is_fetched_anew(hub: HubServer, tmp_path: Path, path: str, named: str, change: str) -> None:
+def test_what_is_broken_in_the_cache_is_fetched_anew(hub: HubServer, tmp_path: Path, where: str, change: str, seed: int) -> None:
+    path, named = BROKEN[lengths.draw(where, BROKEN, seed)]
     files = words(LARGE)
     name = "org/words" if named == "by branch" else f"org/words@{hub.add('org/words', files)}"
     hub.add("org/words", files)

@@ -91,7 +91,7 @@ async def test_transformers_loads_the_folder_and_greedy_tokens_are_equal(directo
 
 
 async def test_answers_are_equal_alone_and_together_and_sensible(thinker: SmolThinker) -> None:
-    requests = [ask(f"What is {thing}?", max_tokens=20, logprobs=True) for thing in ("rain", "snow", "a dog", "music", "bread", "the moon")]
+    requests = [ask(f"What is {thing}?", max_tokens=20, logprobs=True) for thing in ("rain", "snow", "a dog", "the moon")]
     alone = [await text_pieces(thinker, request) for request in requests]
     together = await asyncio.gather(*(text_pieces(thinker, request) for request in requests))
     for one, other in zip(alone, together, strict=True):
@@ -160,7 +160,10 @@ async def test_max_tokens_min_tokens_and_ignore_eos(thinker: SmolThinker) -> Non
 
 async def test_a_seed_gives_one_answer_and_another_seed_another(thinker: SmolThinker) -> None:
     sampling = Sampling(temperature=1.0, top_p=0.95)
-    answers = [text_of(await text_pieces(thinker, ask("Name an animal and a city.", seed=seed, sampling=sampling))) for seed in (1, 1, 2)]
+    answers = [
+        text_of(await text_pieces(thinker, ask("Name an animal and a city.", seed=seed, max_tokens=12, sampling=sampling)))
+        for seed in (1, 1, 2)
+    ]
     assert answers[0] == answers[1] != answers[2]
 
 

@@ -38,7 +38,7 @@ from omnistage.models.options import LoadOptions
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
 END_S = 20.0
-DTYPES = ("float32", "bfloat16")
+COMPANIES = {f"{size} {dtype}": (size, dtype) for size in (2, 4) for dtype in ("float32", "bfloat16")}
 TEAMS = {"two": (2, False), "four": (4, False), "two, tied": (2, True), "four, tied": (4, True)}
 LOSSES = {f"{which} {state}": (which, state == "at work") for which in (0, 2) for state in ("at rest", "at work")}
 
@@ -128,12 +128,12 @@ async def test_several_ranks_say_what_one_says(case: str, seed: int) -> None:
         torch.testing.assert_close(taps(mine), taps(other), rtol=1e-3, atol=1e-3)
 
 
-@lengths.one_or_all("dtype", DTYPES)
-async def test_what_a_row_becomes_does_not_depend_on_the_others(dtype: str, seed: int) -> None:
+@lengths.one_or_all("case", COMPANIES)
+async def test_what_a_row_becomes_does_not_depend_on_the_others(case: str, seed: int) -> None:
     """Bit for bit: alone, beside others, with known beginnings, and where there is so little room that they make way for each other."""
-    dtype = lengths.draw(dtype, DTYPES, seed)
+    size, dtype = COMPANIES[lengths.draw(case, COMPANIES, seed)]
     asked = [*requests(seed, 2, tokens=20, sampling=DRAWN), *(long(seed + n) for n in range(3))]
-    with engine_of(options(4, seed, dtype), pages=8) as (engine, _):
+    with engine_of(options(size, seed, dtype), pages=8) as (engine, _):
         together = await answered(engine, asked)
         assert engine.stats().preemptions
         for each, before in zip(asked, together, strict=True):

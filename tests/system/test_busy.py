@@ -71,7 +71,7 @@ async def test_who_finds_all_places_taken_is_refused_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(600)
-@lengths.rounds(20, 60)
+@lengths.rounds(10, 60)
 async def test_nobody_is_given_up_on_a_machine_whose_cores_are_all_busy(tmp_path: Path, seed: int, rounds: int) -> None:
     """rounds: seconds that it is asked for."""
     with fleet(tmp_path, replicas=2, options={"interval_s": 0.02}) as toys:
