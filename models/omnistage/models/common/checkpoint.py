@@ -45,6 +45,14 @@ class Config:
             raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
         return tuple(_of_kind(value, kind, f"{self.place}: {name!r}") for value in found)
 
+    def lists(self, name: str, kind: type[V]) -> tuple[tuple[V, ...], ...]:
+        """The list of lists of a name. Raises BadCheckpoint."""
+        found = self._values.get(name)
+        if not isinstance(found, list):
+            raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
+        parts = Config({str(index): part for index, part in enumerate(found)}, f"{self.place}: {name!r}")
+        return tuple(parts.values(str(index), kind) for index in range(len(found)))
+
     def table(self, name: str, kind: type[V]) -> dict[str, V]:
         """The object of a name, all of whose values are of one kind. Raises BadCheckpoint."""
         values = self.section(name)._values

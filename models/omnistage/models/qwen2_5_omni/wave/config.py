@@ -1,0 +1,147 @@
+"""What the config.json of a Qwen2.5-Omni checkpoint says of its Code2Wav."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+
+MODEL_TYPE = "qwen2_5_omni"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerConfig:
+    """The net (ECAPA-TDNN) that makes a vector of the example of a voice. size: of the vector. Lists are by layer."""
+
+    size: int
+    channels: tuple[int, ...]
+    kernel_sizes: tuple[int, ...]
+    dilations: tuple[int, ...]
+    attention_channels: int
+    scale: int
+    squeeze_channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class DitConfig:
+    """The net that tells the flow of mel frames. Frames attend within blocks of `block_frames`; in `ahead_layers` also to the block behind
+    their own, in `back_layers` also to the one before it. code_rows: of the table of codes. repeats: frames of a code. voice_size: of the
+    vector that comes with a voice. max_frames: of one speech."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    head_size: int
+    ffn_size: int
+    mel_bins: int
+    code_rows: int
+    code_size: int
+    voice_size: int
+    repeats: int
+    block_frames: int
+    ahead_layers: frozenset[int]
+    back_layers: tuple[int, ...]
+    rope_theta: float
+    max_frames: int
+    speaker: SpeakerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class VocoderConfig:
+    """The net (BigVGAN) that makes samples of mel frames. channels: before the first upsampling, each of which halves them. rates,
+    kernel_sizes: of the upsamplings. block_kernel_sizes, block_dilations: of the residual blocks behind each of them."""
+
+    mel_bins: int
+    channels: int
+    rates: tuple[int, ...]
+    kernel_sizes: tuple[int, ...]
+    block_kernel_sizes: tuple[int, ...]
+    block_dilations: tuple[tuple[int, ...], ...]
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of a mel frame."""
+        return math.prod(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class WaveConfig:
+    dit: DitConfig
+    vocoder: VocoderConfig
+
+    @property
+    def code_samples(self) -> int:
+        """Samples of a code."""
+        return self.dit.repeats * self.vocoder.frame_samples
+
+    @property
+    def block_codes(self) -> int:
+        """Codes of a block: what is less than a block can be made into sound only at the end of a speech."""
+        return self.dit.block_frames // self.dit.repeats
+
+
+def read_wave_config(directory: Path) -> WaveConfig:
+    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    whole = read_config(directory, MODEL_TYPE)
+    if not whole.has("token2wav_config"):
+        raise BadCheckpoint(f"{whole.place}: this checkpoint has no Code2Wav; serve a pipeline that ends with its Thinker or its Talker")
+    section = whole.section("token2wav_config")
+    dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))
+    if dit.mel_bins != vocoder.mel_bins:
+        raise BadCheckpoint(f"{section.place}: 'mel_dim' is {dit.mel_bins} of what is made, and {vocoder.mel_bins} of what is made to sound")
+    return WaveConfig(dit, vocoder)
+
+
+def _dit(config: Config) -> DitConfig:
+    hidden, layers = _named(config, "hidden_size", "dim"), _named(config, "num_hidden_layers", "depth")
+    found = DitConfig(
+        layers=layers,
+        hidden_size=hidden,
+        heads=_named(config, "num_attention_heads", "heads"),
+        head_size=config.value("head_dim", int),
+        ffn_size=hidden * config.value("ff_mult", int),
+        mel_bins=config.value("mel_dim", int),
+        code_rows=config.value("num_embeds", int) + 1,
+        code_size=config.value("emb_dim", int),
+        voice_size=config.value("enc_emb_dim", int),
+        repeats=config.value("repeats", int),
+        block_frames=config.value("block_size", int),
+        ahead_layers=frozenset(config.values("look_ahead_layers", int)),
+        back_layers=tuple(sorted(set(config.values("look_backward_layers", int)))),
+        rope_theta=config.value("rope_theta", float, 10000.0),
+        max_frames=config.value("max_position_embeddings", int),
+        speaker=SpeakerConfig(
+            size=config.value("enc_dim", int),
+            channels=config.values("enc_channels", int),
+            kernel_sizes=config.values("enc_kernel_sizes", int),
+            dilations=config.values("enc_dilations", int),
+            attention_channels=config.value("enc_attention_channels", int),
+            scale=config.value("enc_res2net_scale", int),
+            squeeze_channels=config.value("enc_se_channels", int),
+        ),
+    )
+    for name, value in (("repeats", found.repeats), ("block_size", found.block_frames), ("num_embeds", found.code_rows - 1)):
+        if value < 1:
+            raise BadCheckpoint(f"{config.place}: {name!r} is {value}")
+    if found.block_frames % found.repeats:
+        raise BadCheckpoint(f"{config.place}: 'block_size' is {found.block_frames}, no whole number of codes of {found.repeats} frames")
+    if any(not 0 <= layer < layers for layer in (*found.ahead_layers, *found.back_layers)):
+        raise BadCheckpoint(f"{config.place}: layers look ahead or back that are not among the {layers} that there are")
+    return found
+
+
+def _vocoder(config: Config) -> VocoderConfig:
+    return VocoderConfig(
+        mel_bins=config.value("mel_dim", int),
+        channels=config.value("upsample_initial_channel", int),
+        rates=config.values("upsample_rates", int),
+        kernel_sizes=config.values("upsample_kernel_sizes", int),
+        block_kernel_sizes=config.values("resblock_kernel_sizes", int),
+        block_dilations=config.lists("resblock_dilation_sizes", int),
+    )
+
+
+def _named(config: Config, name: str, other: str) -> int:
+    return config.value(name if config.has(name) else other, int)

@@ -1,0 +1,259 @@
+"""The net of the flow of Qwen2.5-Omni's Token2Wav (Xu et al. 2025): how mel frames move on their way from noise, given codes and a voice.
+
+A diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; few layers see a neighbour of it too. So attention is
+computed block by block, and what a layer that looks back needs of the block before the first one can be kept from an earlier call. What
+depends on the time alone is computed once for all times that there will be; what depends on codes and voice alone, once for a window.
+
+It is Transformers' `Qwen2_5OmniToken2WavDiTModel` in another order: places count from the beginning of each frame's own block, which is the
+same to attention, as only differences count there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.models.qwen2_5_omni.wave.config import DitConfig
+from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
+
+NORM_EPS = 1e-6
+GUIDANCE = 0.5
+"""As published: how far the slope goes beyond that with codes and voice, away from that without."""
+
+BRANCHES = 2
+"""With codes and voice, and without."""
+
+TIME_WAVES = 256
+TIME_SCALE = 1000.0
+
+ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
+"""The weight of a name, in its shape. Raises BadCheckpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """back: its place among the layers that look back, None for others."""
+
+    query_key_value: _Linear
+    output: _Linear
+    up: _Linear
+    down: _Linear
+    ahead: bool
+    back: int | None
+
+
+class Dit:
+    """weight: by the names of the checkpoint, without "token2wav.code2wav_dit_model.". times: of the evaluations that there will be.
+
+    F frames are whole blocks, B of K; a speech that ends within one is padded to it. Rows of S windows: both branches of the first one, of
+    the second and so on, 2S in all.
+    """
+
+    def __init__(self, config: DitConfig, weight: ShapedNeed, times: Sequence[float]) -> None:
+        self.config = config
+        hidden, mel, speaker = config.hidden_size, config.mel_bins, config.speaker.size
+
+        def linear(name: str, width: int, size: int) -> _Linear:
+            return _Linear(weight(f"{name}.weight", (width, size)), weight(f"{name}.bias", (width,)))
+
+        entry = linear("input_embed.proj", hidden, mel + speaker + config.code_size + config.voice_size)
+        self._enter = entry.weight[:, :mel].contiguous()
+        self._condition = _Linear(entry.weight[:, mel:].contiguous(), entry.bias)
+        self._codes = weight("text_embed.codec_embed.weight", (config.code_rows, config.code_size))
+        self._layers = [self._layer(weight, linear, index) for index in range(config.layers)]
+        self._leave = linear("proj_out", mel, hidden)
+        embedded = functional.silu(_embedded(linear, torch.tensor(times), hidden))
+        self._modulation = torch.stack(
+            [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden)(embedded) for index in range(config.layers)], 1
+        )
+        """[times, layers, 6 * hidden]"""
+        self._last_modulation = linear("norm_out.linear", 2 * hidden, hidden)(embedded)
+        self._turns = _turns(config)
+
+    def kept_shape(self) -> tuple[int, ...]:
+        """Of what one evaluation leaves to the next window: of each layer that looks back, keys and values of a block in both branches."""
+        config = self.config
+        return len(config.back_layers), 2, BRANCHES, config.block_frames, config.heads, config.head_size
+
+    @property
+    def device(self) -> torch.device:
+        return self._enter.device
+
+    def conditions(self, codes: torch.Tensor, speaker: Speaker, blocks: int) -> torch.Tensor:
+        """What codes and a voice add to every evaluation, [2, blocks * block_frames, hidden]; zeros behind the last code. codes: int64 [n],
+        below `code_rows`."""
+        frames = len(codes) * self.config.repeats
+        branches = (
+            (speaker.examples[:1], self._codes[codes].repeat_interleave(self.config.repeats, 0), speaker.vector),
+            (speaker.examples[1:], self._codes[:1].expand(frames, -1), torch.zeros_like(speaker.vector)),
+        )
+        parts = [torch.cat((example.expand(frames, -1), coded, vector.expand(frames, -1)), 1) for example, coded, vector in branches]
+        padding = blocks * self.config.block_frames - frames
+        return functional.pad(self._condition(torch.stack(parts)), (0, 0, 0, padding))
+
+    def slopes(
+        self,
+        points: torch.Tensor,
+        conditions: torch.Tensor,
+        evaluations: Sequence[int],
+        frames: int,
+        left: torch.Tensor | None,
+        keep: int | None,
+        between: Callable[[], None],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The slope of every point, [S, F, mel_bins], and what block `keep` leaves to a next window, [S, *kept_shape()].
+
+        points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: which of the times it is, of each window. frames: that there
+        are, F but for padding. left: what the block before the first one left, [S, *kept_shape()]; None: there is no such block. between:
+        called after each layer.
+        """
+        windows, padded, mel = points.shape
+        blocks = padded // self.config.block_frames
+        masks = _Masks.of(self.config.block_frames, blocks, frames, left is not None, BRANCHES * windows, points.device)
+        kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
+        which = torch.tensor(evaluations, device=points.device).repeat_interleave(BRANCHES)
+        x = functional.linear(points.repeat_interleave(BRANCHES, 0), self._enter) + conditions
+        for index, layer in enumerate(self._layers):
+            shift, scale, gate, shift_up, scale_up, gate_up = self._modulation[which, index].unsqueeze(1).chunk(6, 2)
+            attended = self._attend(layer, _normed(x, scale, shift), masks, left, kept, keep)
+            x = torch.addcmul(x, gate, attended)
+            raised = functional.gelu(layer.up(_normed(x, scale_up, shift_up)), approximate="tanh")
+            x = torch.addcmul(x, gate_up, layer.down(raised))
+            between()
+        scale, shift = self._last_modulation[which].unsqueeze(1).chunk(2, 2)
+        given, without = self._leave(_normed(x, scale, shift)).view(windows, BRANCHES, padded, mel).unbind(1)
+        return given + (given - without) * GUIDANCE, kept
+
+    def _attend(
+        self,
+        layer: _Layer,
+        x: torch.Tensor,
+        masks: _Masks,
+        left: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        keep: int | None,
+    ) -> torch.Tensor:
+        config, (rows, padded, _) = self.config, x.shape
+        shape = (rows, padded // config.block_frames, config.block_frames, 3, config.heads, config.head_size)
+        query, key, value = layer.query_key_value(x).view(shape).unbind(3)
+        # Only the first head turns, in training by mistake, and so for ever.
+        plain_key = key[..., 0, :].clone()
+        query[..., 0, :] = self._turned(query[..., 0, :], 0)
+        key[..., 0, :] = self._turned(plain_key, 0)
+        keys, values = [key], [value]
+        if layer.back is not None:
+            behind = key.clone()
+            behind[..., 0, :] = self._turned(plain_key, -1)
+            if kept is not None:
+                assert keep is not None
+                for place, each in enumerate((behind, value)):
+                    kept[:, layer.back, place] = each[:, keep].unflatten(0, (-1, BRANCHES))
+            before = None if left is None else left[:, layer.back].transpose(0, 1).flatten(1, 2)
+            for place, (parts, each) in enumerate(((keys, behind), (values, value))):
+                first = torch.zeros_like(each[:, :1]) if before is None else before[place].unsqueeze(1)
+                parts.insert(0, torch.cat((first, each[:, :-1]), 1))
+        if layer.ahead:
+            ahead = key.clone()
+            ahead[..., 0, :] = self._turned(plain_key, 1)
+            for parts, each in ((keys, ahead), (values, value)):
+                parts.append(torch.cat((each[:, 1:], torch.zeros_like(each[:, :1])), 1))
+        seen = functional.scaled_dot_product_attention(
+            query.flatten(0, 1).transpose(1, 2),
+            torch.cat(keys, 2).flatten(0, 1).transpose(1, 2),
+            torch.cat(values, 2).flatten(0, 1).transpose(1, 2),
+            attn_mask=masks.of_layer(layer.back is not None, layer.ahead),
+        )
+        return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
+
+    def _turned(self, x: torch.Tensor, block: int) -> torch.Tensor:
+        """Vectors of one head, [..., block_frames, head_size], turned to their places: block: of theirs as seen from where they are looked
+        at, from -1 to 1."""
+        cosines, sines = self._turns[block + 1]
+        half = x.shape[-1] // 2
+        return x * cosines + torch.cat((-x[..., half:], x[..., :half]), -1) * sines
+
+    def _layer(self, weight: ShapedNeed, linear: Callable[[str, int, int], _Linear], index: int) -> _Layer:
+        config, name = self.config, f"transformer_blocks.{index}"
+        inner = config.heads * config.head_size
+        parts = [linear(f"{name}.attn.to_{part}", inner, config.hidden_size) for part in "qkv"]
+        weights, biases = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
+        # A checkpoint turns neighbours in a head; here halves turn, as attention cannot tell.
+        halves = [*range(0, config.head_size, 2), *range(1, config.head_size, 2)]
+        for begin in (0, inner):
+            for each in (weights, biases):
+                each[begin : begin + config.head_size] = each[begin : begin + config.head_size][halves]
+        return _Layer(
+            _Linear(weights, biases),
+            linear(f"{name}.attn.to_out.0", config.hidden_size, inner),
+            linear(f"{name}.ff.ff.0", config.ffn_size, config.hidden_size),
+            linear(f"{name}.ff.ff.3", config.hidden_size, config.ffn_size),
+            index in config.ahead_layers,
+            config.back_layers.index(index) if index in config.back_layers else None,
+        )
+
+
+class _Masks:
+    """Which keys there are, for a window whose blocks at the edges may lack a neighbour, and whose last one may be padded.
+
+    Each is bool [rows * blocks, 1, block, keys], or None where all keys are there.
+    """
+
+    def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
+        """own: of each block and frame, whether it is there, [blocks, block]."""
+        self._own, self._rows, self._has_left = own, rows, has_left
+        self._made: dict[tuple[bool, bool], torch.Tensor | None] = {}
+
+    @classmethod
+    def of(cls, block: int, blocks: int, frames: int, has_left: bool, rows: int, device: torch.device) -> _Masks:
+        return cls((torch.arange(blocks * block, device=device) < frames).view(blocks, block), rows, has_left)
+
+    def of_layer(self, back: bool, ahead: bool) -> torch.Tensor | None:
+        if (back, ahead) not in self._made:
+            self._made[back, ahead] = self._make(back, ahead)
+        return self._made[back, ahead]
+
+    def _make(self, back: bool, ahead: bool) -> torch.Tensor | None:
+        own, parts = self._own, [self._own]
+        if back:
+            first = torch.full_like(own[:1], self._has_left)
+            parts.insert(0, torch.cat((first, own[:-1])))
+        if ahead:
+            parts.append(torch.cat((own[1:], torch.zeros_like(own[:1]))))
+        seen = torch.cat(parts, 1)
+        if bool(seen.all()):
+            return None
+        return seen.repeat(self._rows, 1)[:, None, None, :].expand(-1, 1, own.shape[1], -1)
+
+
+def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), 1 + scale)
+
+
+def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, hidden: int) -> torch.Tensor:
+    """Of every time, [times, hidden]: sines and cosines of it (Vaswani et al. 2017), through two layers."""
+    half = TIME_WAVES // 2
+    waves = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    turns = TIME_SCALE * times.unsqueeze(1) * waves.unsqueeze(0)
+    raised = functional.silu(linear("time_embed.time_mlp.0", hidden, TIME_WAVES)(torch.cat((turns.sin(), turns.cos()), 1)))
+    return linear("time_embed.time_mlp.2", hidden, hidden)(raised)
+
+
+def _turns(config: DitConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Cosines and sines of the places of the block before, the own one and the next, each [block_frames, head_size]."""
+    frequencies = 1.0 / (config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size))
+    places = torch.arange(-config.block_frames, 2 * config.block_frames, dtype=torch.float64)
+    angles = (places[:, None] * frequencies).repeat(1, 2).view(3, config.block_frames, config.head_size)
+    return [(angles[block].cos().float(), angles[block].sin().float()) for block in range(3)]

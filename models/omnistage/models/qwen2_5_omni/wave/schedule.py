@@ -1,0 +1,106 @@
+"""Which codes are made into sound together: a function of the number of a window alone, never of when codes came. No torch.
+
+A window is a chunk of whole blocks that becomes sound, and codes behind it that are looked at ahead. What earlier blocks leave to a window
+is kept by the session, so each depends on all before it. Where it is refreshed, a window has `CONTEXT` blocks before its chunk instead, which
+are computed once more: sound from there on depends on nothing before them, and a replica that takes over begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+CONTEXT = 2
+"""Blocks that one evaluation of the net looks back."""
+
+REFRESH_BLOCKS = 24
+"""Between two refreshes, 5.8 s at least: what a replica that takes over computes again at most, and each costs CONTEXT blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Codes [begin - context, end + ahead) of a speech, of which [begin, end) become sound. fresh: it needs nothing that an earlier window
+    left. last: the speech ends with its chunk."""
+
+    begin: int
+    end: int
+    context: int
+    ahead: int
+    fresh: bool
+    last: bool
+
+    @property
+    def first(self) -> int:
+        return self.begin - self.context
+
+    @property
+    def past(self) -> int:
+        return self.end + self.ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """sizes: blocks of the first chunk, the second and so on; the last size is repeated. None at all: the whole speech is one chunk.
+    ahead: blocks that are looked at ahead. block: codes."""
+
+    sizes: tuple[int, ...]
+    ahead: int
+    block: int
+
+    def window(self, number: int, codes: int, *, ended: bool) -> Window | None:
+        """The window of a number, once all of its codes are there. codes: that are; ended: there are no more. None: not yet, or none any
+        more."""
+        begin, context, fresh = self.begin(number), self._context(number), self._is_fresh(number)
+        if self.sizes:
+            end = begin + self.sizes[min(number, self._growing)] * self.block
+            if codes >= end + self.ahead * self.block:
+                return Window(begin, end, context, self.ahead * self.block, fresh, False)
+        if not ended or begin >= codes:
+            return None
+        # What is left has no further codes to look at: all of it is the last chunk.
+        return Window(begin, codes, context, 0, fresh, True)
+
+    def begin(self, number: int) -> int:
+        """The first code of the chunk of a window."""
+        if not self.sizes:
+            return 0
+        growing = min(number, self._growing)
+        return (sum(self.sizes[:growing]) + (number - growing) * self.sizes[-1]) * self.block
+
+    def refreshed(self, code: int) -> int:
+        """The last fresh window whose chunk begins at a code or before it: where a session begins that needs sound from that code on."""
+        if not self.sizes:
+            return 0
+        # Of windows of the last size, the first one is number `_growing`.
+        passed = (code // self.block - sum(self.sizes[:-1])) // self.sizes[-1]
+        return self._growing + passed // self._every * self._every if passed >= self._every else 0
+
+    def first_code(self, number: int) -> int:
+        """That a fresh window of a number needs."""
+        return self.begin(number) - self._context(number)
+
+    @property
+    def _growing(self) -> int:
+        """Windows before the chunks have their last size."""
+        return len(self.sizes) - 1
+
+    @property
+    def _every(self) -> int:
+        """Windows from one refresh to the next."""
+        return -(-REFRESH_BLOCKS // self.sizes[-1])
+
+    def _is_fresh(self, number: int) -> bool:
+        return number == 0 or (number - self._growing) % self._every == 0 and number > self._growing
+
+    def _context(self, number: int) -> int:
+        return CONTEXT * self.block if number and self._is_fresh(number) else 0
+
+
+PROFILES: Mapping[str, tuple[tuple[int, ...], int]] = {
+    "latency": ((1, 1, 2, 3), 1),
+    "balanced": ((1, 2, 3, 6), 1),
+    "quality": ((2, 3, 6), 2),
+    "offline": ((), 0),
+}
+"""Blocks of the chunks, and blocks that are looked at ahead."""

@@ -1,0 +1,94 @@
+"""Solves the flow from noise to mel frames: explicit Runge-Kutta methods, one evaluation at a time.
+
+The times are those of Token2Wav (Xu et al. 2025) as Transformers has them: equal steps from 0 to 1, moved towards 0 by the sway sampling of
+F5-TTS (Chen et al. 2024) with a coefficient of -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A Butcher tableau. places: of the evaluations of a step, from 0 to 1. weights: of earlier slopes in the point of each evaluation;
+    result: of all slopes in the step."""
+
+    places: tuple[float, ...]
+    weights: tuple[tuple[float, ...], ...]
+    result: tuple[float, ...]
+
+
+METHODS: Mapping[str, Method] = {
+    "rk4": Method((0.0, 1 / 3, 2 / 3, 1.0), ((), (1 / 3,), (-1 / 3, 1.0), (1.0, -1.0, 1.0)), (1 / 8, 3 / 8, 3 / 8, 1 / 8)),
+    "midpoint": Method((0.0, 0.5), ((), (0.5,)), (0.0, 1.0)),
+    "euler": Method((0.0,), ((),), (1.0,)),
+}
+"""rk4 is the 3/8 rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """A method, and the times between which it steps, ascending."""
+
+    method: Method
+    times: tuple[float, ...]
+
+    @classmethod
+    def of(cls, name: str, points: int) -> Solver:
+        """points: times, the first and the last included, as `num_steps` of Transformers."""
+        times = torch.linspace(0, 1, points)
+        times += -1.0 * (torch.cos(torch.pi / 2 * times) - 1 + times)
+        return cls(METHODS[name], tuple(times.tolist()))
+
+    @property
+    def steps(self) -> int:
+        return len(self.times) - 1
+
+    @property
+    def evaluations(self) -> int:
+        return self.steps * len(self.method.places)
+
+    def evaluation_times(self) -> list[float]:
+        """Of all evaluations, in order."""
+        return [
+            begin + (end - begin) * place if place < 1 else end
+            for begin, end in zip(self.times[:-1], self.times[1:], strict=True)
+            for place in self.method.places
+        ]
+
+
+class Trajectory:
+    """A solution on its way. point: where the slope is wanted next, or the solution when `done`."""
+
+    def __init__(self, solver: Solver, start: torch.Tensor) -> None:
+        self._solver = solver
+        self._value = self.point = start
+        self._slopes: list[torch.Tensor] = []
+        self.evaluation = 0
+
+    @property
+    def done(self) -> bool:
+        return self.evaluation == self._solver.evaluations
+
+    def take(self, slope: torch.Tensor) -> None:
+        """The slope in `point`, of its shape."""
+        method, step = self._solver.method, self.evaluation // len(self._solver.method.places)
+        length = self._solver.times[step + 1] - self._solver.times[step]
+        self._slopes.append(slope)
+        self.evaluation += 1
+        if len(self._slopes) < len(method.places):
+            self.point = self._moved(method.weights[len(self._slopes)], length)
+            return
+        self._value = self.point = self._moved(method.result, length)
+        self._slopes = []
+
+    def _moved(self, weights: Sequence[float], length: float) -> torch.Tensor:
+        point = self._value
+        for weight, slope in zip(weights, self._slopes, strict=True):
+            if weight:
+                point = torch.add(point, slope, alpha=weight * length)
+        return point

@@ -1,0 +1,120 @@
+"""One speech: codes in, windows out, and what one window leaves to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.models.interface import Array, BadRequest, Sound
+from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
+from omnistage.models.qwen2_5_omni.wave.noise import noise
+from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
+from omnistage.models.qwen2_5_omni.wave.solver import Trajectory
+from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
+from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Job, Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a speech is made with."""
+
+    seed: int
+    schedule: Schedule
+    speaker: Speaker
+
+
+class Speech:
+    """Codes of one speech on their way into windows. Knows no thread.
+
+    ends: codes that are none: behind the first of them there are no more. first_sample: what lies before it is computed only where the rest
+    depends on it.
+    """
+
+    def __init__(self, config: WaveConfig, windows: Windows, prepared: Prepared, ends: Collection[int], first_sample: int = 0) -> None:
+        self._config, self._windows, self._prepared, self._ends = config, windows, prepared, ends
+        self._first_sample = first_sample
+        self._number = prepared.schedule.refreshed(first_sample // config.code_samples)
+        self._first = prepared.schedule.first_code(self._number)
+        self._codes = np.empty(0, np.int64)
+        """From code `_first` on."""
+        self._past: int | None = None
+        """Behind the last code that came."""
+        self._ended = self._over = False
+        self._left: torch.Tensor | None = None
+        self._before = torch.zeros(0, config.dit.mel_bins)
+
+    def feed(self, first: int, codes: Array, *, last: bool) -> None:
+        """The next codes, [n, 1]. first: place of the first of them in the speech; what is not needed may come before. Raises BadRequest for
+        codes that there are not, codes that come too late, and a speech that ends before `first_sample`."""
+        if not self._ended:
+            self._take(first, codes[:, 0].astype(np.int64))
+        self._ended = self._ended or last
+        samples = (self._past or 0) * self._config.code_samples
+        if self._ended and samples < self._first_sample:
+            raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
+
+    def next(self) -> Job | None:
+        """The next window, if all of its codes are there."""
+        if self._over:
+            return None
+        window = self._prepared.schedule.window(self._number, self._first + len(self._codes), ended=self._ended)
+        return None if window is None else self._job(window)
+
+    def finish(self, job: Job) -> Sound:
+        """What was made of the window that `next` gave last."""
+        schedule, config = self._prepared.schedule, self._config
+        begins = schedule.begin(self._number) * config.code_samples + job.unheard * config.vocoder.frame_samples
+        samples = torch.cat(job.samples) if job.samples else torch.zeros(0)
+        self._left, self._before = job.leaves, job.final
+        self._number += 1
+        self._over = job.leaves is None
+        begin, fresh = schedule.begin(self._number), schedule.refreshed(schedule.begin(self._number))
+        needed = schedule.first_code(fresh)
+        self._forget(needed if fresh == self._number else begin)
+        return Sound(samples[max(self._first_sample - begins, 0) :, None].numpy(), needed)
+
+    def _take(self, first: int, codes: NDArray[np.int64]) -> None:
+        if self._past is None and len(codes):
+            if first > self._first:
+                raise BadRequest("codes", f"code {self._first} and those behind it are needed; the first that came is number {first}")
+            self._past = first
+        ends = np.flatnonzero(np.isin(codes, self._ends))
+        if len(ends):
+            codes, self._ended = codes[: ends[0]], True
+        if len(wrong := codes[codes >= self._config.dit.code_rows]):
+            raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.dit.code_rows}")
+        if len(codes):
+            assert self._past is not None
+            needless = max(self._first - self._past, 0)
+            self._past += len(codes)
+            self._codes = np.concatenate((self._codes, codes[needless:]))
+
+    def _forget(self, code: int) -> None:
+        """Codes before this one are not needed any more."""
+        self._codes = self._codes[code - self._first :]
+        self._first = code
+
+    def _job(self, window: Window) -> Job:
+        config, dit = self._config.dit, self._windows.dit
+        codes = torch.from_numpy(self._codes[window.first - self._first : window.past - self._first])
+        blocks = -(-len(codes) // self._config.block_codes)
+        start = noise(self._prepared.seed, window.first // self._config.block_codes, blocks, config.block_frames, config.mel_bins)
+        chunk = (window.end - window.begin) * config.repeats
+        begins = window.begin * self._config.code_samples
+        unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, chunk)
+        return Job(
+            context=window.context * config.repeats,
+            chunk=chunk,
+            ahead=window.ahead * config.repeats,
+            trajectory=Trajectory(self._windows.solver, start.to(dit.device)),
+            conditions=dit.conditions(codes.to(dit.device), self._prepared.speaker, blocks),
+            left=None if window.fresh else self._left,
+            leaves=None if window.last else torch.empty(self._windows.solver.evaluations, *dit.kept_shape(), device=dit.device),
+            before=self._before[:0] if window.fresh else self._before,
+            # Whole pieces: samples of a shorter one may have other bits.
+            unheard=max(unheard if unheard == chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0),
+        )
