@@ -21,7 +21,7 @@ from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_confi
 from omnistage.models.qwen2_5_omni.options import TalkerOptions
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of, row_ports
 from omnistage.models.qwen2_5_omni.talker import QwenTalker, TextRows
-from omnistage.models.qwen2_5_omni.voices import read_voices
+from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
 CODE_REVISION = "1"
 """Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
@@ -42,7 +42,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         for name, token in (("end", config.text_end), ("pad", config.text_pad)):
             if not 0 <= token < len(text):
                 raise BadCheckpoint(f"{folder}: 'tts_text_{name}_token_id' is {token}, the Thinker has {len(text)} tokens")
-        voices = read_voices(folder, config, len(text))
+        voices = read_voices(folder, VoiceSizes(config.speaker_size, config.mel_bins, len(text)))
         rows = TextRows(
             voices={name: text[[voice.token]].to(dtype) for name, voice in voices.items()},
             behind=text[[config.text_end, config.text_pad]].to(dtype),

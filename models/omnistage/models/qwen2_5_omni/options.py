@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options
 
-Made = TypeVar("Made", "ThinkerOptions", "TalkerOptions")
+Made = TypeVar("Made", "ThinkerOptions", "TalkerOptions", "Code2WavOptions")
+
+SOLVERS = ("rk4", "midpoint", "euler")
+"""The first is the one that the model was published with."""
+
+MOST_STEPS = 100
+MOST_AHEAD = 36
+"""Blocks: with the published solver and steps, the slope of a block depends on nothing behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +50,30 @@ class TalkerOptions:
         return _not_negative(cls(**checked_options(options, cls(), "the talker of qwen2_5_omni")), "talker")
 
 
+@dataclass(frozen=True, slots=True)
+class Code2WavOptions:
+    """solver: of the flow: one of SOLVERS. steps: of it, one less than `num_steps` of Transformers; 0 leaves it to the model. lookahead:
+    blocks of 12 codes that a window looks ahead; 0 leaves it to the profile of a request."""
+
+    solver: str = SOLVERS[0]
+    steps: int = 0
+    lookahead: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> Code2WavOptions:
+        """Raises LoadError."""
+        made = _not_negative(cls(**checked_options(options, cls(), "the code2wav of qwen2_5_omni")), "code2wav")
+        if made.solver not in SOLVERS:
+            raise LoadError(f"option solver of the code2wav of qwen2_5_omni is {made.solver!r}; there are {', '.join(SOLVERS)}")
+        for name, most in (("steps", MOST_STEPS), ("lookahead", MOST_AHEAD)):
+            if getattr(made, name) > most:
+                raise LoadError(f"option {name} of the code2wav of qwen2_5_omni is {getattr(made, name)}; {most} is the most")
+        return made
+
+
 def _not_negative(made: Made, kind: str) -> Made:
     for each in fields(made):
-        if getattr(made, each.name) < 0:
-            raise LoadError(f"option {each.name} of the {kind} of qwen2_5_omni is {getattr(made, each.name)}; 0 leaves it to the model")
+        value = getattr(made, each.name)
+        if not isinstance(value, str) and value < 0:
+            raise LoadError(f"option {each.name} of the {kind} of qwen2_5_omni is {value}; 0 leaves it to the model")
     return made

@@ -13,7 +13,6 @@ import torch
 
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.interface import BadRequest
-from omnistage.models.qwen2_5_omni.config import TalkerConfig
 
 FILE = "spk_dict.pt"
 
@@ -40,9 +39,18 @@ class Voice:
     example: torch.Tensor
 
 
-def read_voices(directory: Path, config: TalkerConfig, tokens: int) -> dict[str, Voice]:
-    """Of the checkpoint in a folder, that which speaks where none is named first. tokens: that the Thinker has embeddings of. Raises
-    BadCheckpoint for a file that is no table of voices, or one of a model of other sizes; nothing but tensors and plain values is read."""
+@dataclass(frozen=True, slots=True)
+class VoiceSizes:
+    """tokens: that the Thinker has embeddings of; None: nobody asks for one. speaker, mel_bins: of a voice's vector and its example."""
+
+    speaker: int
+    mel_bins: int
+    tokens: int | None = None
+
+
+def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
+    """Of the checkpoint in a folder, that which speaks where none is named first. Raises BadCheckpoint for a file that is no table of
+    voices, or one of a model of other sizes; nothing but tensors and plain values is read."""
     path = directory / FILE
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -51,7 +59,7 @@ def read_voices(directory: Path, config: TalkerConfig, tokens: int) -> dict[str,
         raise BadCheckpoint(f"{path} cannot be read as a table of voices: {reason}") from None
     if not isinstance(found, dict) or not found:
         raise BadCheckpoint(f"{path} has no voices")
-    voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, config, tokens) for name, values in found.items()}
+    voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, sizes) for name, values in found.items()}
     return {name: voices[name] for name in sorted(voices, key=lambda name: name != USUAL)}
 
 
@@ -62,18 +70,18 @@ def chosen_voice(voices: Collection[str], name: str, field: str) -> str:
     return name or next(iter(voices))
 
 
-def _voice(place: str, values: object, config: TalkerConfig, tokens: int) -> Voice:
+def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
     if not isinstance(values, dict):
         raise BadCheckpoint(f"{place} is no table")
     token = values.get("bos_token")
     if _is_plain(token) and token.numel() == 1 and not token.is_floating_point():
         token = token.item()
-    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < tokens:
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < (sizes.tokens or token + 1):
         raise BadCheckpoint(f"{place}: 'bos_token' is {str(token)[:80]}, which is no token of the Thinker")
     return Voice(
         token,
-        _tensor(place, values, "cond", (1, config.speaker_size)),
-        _tensor(place, values, "ref_mel", (1, 0, config.mel_bins)),
+        _tensor(place, values, "cond", (1, sizes.speaker)),
+        _tensor(place, values, "ref_mel", (1, 0, sizes.mel_bins)),
     )
 
 

@@ -35,12 +35,10 @@ class FlowCode2Wav:
         worker: Worker,
         schedules: Mapping[str, Schedule],
         speakers: Mapping[str, Speaker],
-        ends: Sequence[int],
         info: ModelInfo,
     ) -> None:
-        """ends: codes that end a speech and are none themselves."""
         self.config, self.windows, self._queue, self._worker = config, windows, queue, worker
-        self._schedules, self._speakers, self._ends, self._info = schedules, speakers, ends, info
+        self._schedules, self._speakers, self._info = schedules, speakers, info
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> FlowCode2Wav:
@@ -74,7 +72,7 @@ class FlowCode2Wav:
 
     async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. No codes at all give no sound."""
-        speech = Speech(self.config, self.windows, prepared, self._ends, wanted[AUDIO])
+        speech = Speech(self.config, self.windows, prepared, wanted[AUDIO])
         clock = asyncio.get_running_loop().time
         heard: float | None = None
         async for piece in inputs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.qwen2_5_omni.ports import CODE_RATE_HZ
 
 MODEL_TYPE = "qwen2_5_omni"
 
@@ -68,13 +69,21 @@ class VocoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
+    """ends: codes that are none, and end a speech."""
+
     dit: DitConfig
     vocoder: VocoderConfig
+    ends: tuple[int, ...]
 
     @property
     def code_samples(self) -> int:
         """Samples of a code."""
         return self.dit.repeats * self.vocoder.frame_samples
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """No config has it: there are 50 codes a second."""
+        return round(CODE_RATE_HZ * self.code_samples)
 
     @property
     def block_codes(self) -> int:
@@ -91,7 +100,8 @@ def read_wave_config(directory: Path) -> WaveConfig:
     dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))
     if dit.mel_bins != vocoder.mel_bins:
         raise BadCheckpoint(f"{section.place}: 'mel_dim' is {dit.mel_bins} of what is made, and {vocoder.mel_bins} of what is made to sound")
-    return WaveConfig(dit, vocoder)
+    talker = whole.section("talker_config")
+    return WaveConfig(dit, vocoder, tuple(talker.value(f"tts_codec_{name}_token_id", int) for name in ("end", "pad")))
 
 
 def _dit(config: Config) -> DitConfig:

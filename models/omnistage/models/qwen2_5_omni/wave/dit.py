@@ -75,13 +75,13 @@ class Dit:
         self._codes = weight("text_embed.codec_embed.weight", (config.code_rows, config.code_size))
         self._layers = [self._layer(weight, linear, index) for index in range(config.layers)]
         self._leave = linear("proj_out", mel, hidden)
-        embedded = functional.silu(_embedded(linear, torch.tensor(times), hidden))
+        embedded = functional.silu(_embedded(linear, torch.tensor(times, device=self.device), hidden))
         self._modulation = torch.stack(
             [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden)(embedded) for index in range(config.layers)], 1
         )
         """[times, layers, 6 * hidden]"""
         self._last_modulation = linear("norm_out.linear", 2 * hidden, hidden)(embedded)
-        self._turns = _turns(config)
+        self._turns = [(cosines.to(self.device), sines.to(self.device)) for cosines, sines in _turns(config)]
 
     def kept_shape(self) -> tuple[int, ...]:
         """Of what one evaluation leaves to the next window: of each layer that looks back, keys and values of a block in both branches."""
@@ -245,7 +245,7 @@ def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.
 def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, hidden: int) -> torch.Tensor:
     """Of every time, [times, hidden]: sines and cosines of it (Vaswani et al. 2017), through two layers."""
     half = TIME_WAVES // 2
-    waves = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    waves = torch.exp(torch.arange(half, device=times.device).float() * -(math.log(10000) / (half - 1)))
     turns = TIME_SCALE * times.unsqueeze(1) * waves.unsqueeze(0)
     raised = functional.silu(linear("time_embed.time_mlp.0", hidden, TIME_WAVES)(torch.cat((turns.sin(), turns.cos()), 1)))
     return linear("time_embed.time_mlp.2", hidden, hidden)(raised)

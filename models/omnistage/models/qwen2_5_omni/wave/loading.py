@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,20 +16,24 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.config import read_talker_config
+from omnistage.models.qwen2_5_omni.options import Code2WavOptions
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of
-from omnistage.models.qwen2_5_omni.voices import read_voices
+from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 from omnistage.models.qwen2_5_omni.wave.code2wav import AUDIO, FlowCode2Wav
-from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
+from omnistage.models.qwen2_5_omni.wave.config import WaveConfig, read_wave_config
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
 from omnistage.models.qwen2_5_omni.wave.schedule import PROFILES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
-from omnistage.models.qwen2_5_omni.wave.speaker import example_net, speaker
+from omnistage.models.qwen2_5_omni.wave.speaker import Speaker, example_net, speaker
+from omnistage.models.qwen2_5_omni.wave.trial import tried
 from omnistage.models.qwen2_5_omni.wave.vocoder import Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import Windows
 
 CODE_REVISION = "1"
 """Part of the revision; grows whenever the code could give other samples for equal input."""
+
+STEPS = 9
+"""Of the solver, as published."""
 
 _PREFIX = "token2wav.code2wav_dit_model."
 _VOCODER = "token2wav.code2wav_bigvgan_model."
@@ -39,51 +43,72 @@ _OTHERS = ("thinker.", "talker.")
 
 def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     """Raises LoadError."""
-    config, talker = read_wave_config(folder), read_talker_config(folder)
+    config, chosen, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    solver = Solver.of("rk4", 10)
+    if device.type == "cuda":
+        # Published in float32, and other bits for a window that is computed again would be heard as a click.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
+    solver = Solver.of(chosen.solver, chosen.steps or STEPS)
     worker = Worker("flow", options.threads)
-    with Weights(folder) as weights, torch.inference_mode():
-
-        def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-            found = weights.need(_PREFIX + name)
-            if found.shape != shape:
-                raise BadCheckpoint(f"{folder}: {_PREFIX + name} is {tuple(found.shape)}, not {shape}")
-            return found.float()
-
-        dit = Dit(config.dit, weight, solver.evaluation_times())
-        vocoder = Vocoder(config.vocoder)
-        fill(vocoder.net, weights, _VOCODER)
-        net = example_net(config.dit)
-        fill(net, weights, _EXAMPLE)
-        weights.check_read(ignored=_OTHERS)
-        voices = read_voices(folder, talker, 1 << 62)
-        speakers = {name: speaker(net, voice.speaker, voice.example) for name, voice in voices.items()}
-    windows = Windows(dit, vocoder, solver, worker.activity.step)
-    rate = 24000
+    windows, speakers = read_parts(folder, config, solver, device, worker)
+    schedules = {
+        name: Schedule(sizes, chosen.lookahead or ahead if sizes else 0, config.block_codes) for name, (sizes, ahead) in PROFILES.items()
+    }
+    trial = computed(partial(tried, config, windows, schedules), options.threads)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
-        revision=revision(folder, CODE_REVISION, dtype="float32", device=hardware(options.device), threads=options.threads, results=[]),
+        revision=revision(
+            folder,
+            CODE_REVISION,
+            dtype="float32",
+            device=hardware(options.device),
+            threads=options.threads,
+            results=trial.results,
+            settings=f"{chosen.solver} {solver.steps} {chosen.lookahead}",
+        ),
         accepts=(CODES_PORT,),
-        produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=rate, width=1),),
+        produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=config.sample_rate_hz, width=1),),
         max_sessions=options.max_sessions or MAX_SESSIONS,
-        voices=tuple(voices),
+        voices=tuple(speakers),
+        settings={
+            "solver": f"{chosen.solver}, {solver.steps} steps, {solver.evaluations} evaluations",
+            "lookahead": f"{chosen.lookahead} blocks" if chosen.lookahead else "by the profile",
+            **trial.why,
+        },
     )
-    schedules = {name: Schedule(sizes, ahead, config.block_codes) for name, (sizes, ahead) in PROFILES.items()}
+    queue = DueQueue(worker, windows.step, windows.shape, trial.most)
+    return FlowCode2Wav(config, windows, queue, worker, schedules, speakers, info)
 
-    def most(shape: Hashable, there: int) -> int:
-        return min(there, 8)
 
-    queue = DueQueue(worker, windows.step, windows.shape, most)
-    return FlowCode2Wav(config, windows, queue, worker, schedules, speakers, (talker.codec.eos, talker.codec.pad), info)
+def read_parts(
+    folder: Path, config: WaveConfig, solver: Solver, device: torch.device, worker: Worker
+) -> tuple[Windows, dict[str, Speaker]]:
+    """The nets, and what they know of each voice. Raises BadCheckpoint."""
+    with Weights(folder) as weights, torch.inference_mode():
+
+        def weight(prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return _shaped(weights, prefix + name, shape).to(device)
+
+        dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
+        vocoder, examples = Vocoder(config.vocoder, partial(weight, _VOCODER)), example_net(config.dit)
+        fill(examples, weights, _EXAMPLE)
+        weights.check_read(ignored=_OTHERS)
+        voices = read_voices(folder, VoiceSizes(config.dit.voice_size, config.dit.mel_bins))
+        # Once for a voice, on the CPU: the net of the examples is not needed any more.
+        speakers = {name: speaker(examples, voice.speaker, voice.example).to(device) for name, voice in voices.items()}
+    return Windows(dit, vocoder, solver, worker.activity.step), speakers
 
 
 def fill(net: torch.nn.Module, weights: Weights, prefix: str) -> None:
     """Put the weights whose names begin so into a net. Raises BadCheckpoint."""
-    found = {}
-    for name, value in net.state_dict().items():
-        found[name] = weights.need(prefix + name).float()
-        if found[name].shape != value.shape:
-            raise BadCheckpoint(f"{weights.directory}: {prefix + name} is {tuple(found[name].shape)}, not {tuple(value.shape)}")
+    found = {name: _shaped(weights, prefix + name, tuple(value.shape)) for name, value in net.state_dict().items()}
     net.load_state_dict(found, assign=True)
     net.eval().requires_grad_(False)
+
+
+def _shaped(weights: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    found = weights.need(name)
+    if found.shape != shape:
+        raise BadCheckpoint(f"{weights.directory}: {name} is {tuple(found.shape)}, not {shape}")
+    return found.float()

@@ -7,9 +7,8 @@ are computed once more: sound from there on depends on nothing before them, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 
 CONTEXT = 2
 """Blocks that one evaluation of the net looks back."""
@@ -53,7 +52,7 @@ class Schedule:
         more."""
         begin, context, fresh = self.begin(number), self._context(number), self._is_fresh(number)
         if self.sizes:
-            end = begin + self.sizes[min(number, self._growing)] * self.block
+            end = begin + self.sizes[min(number, self.growing)] * self.block
             if codes >= end + self.ahead * self.block:
                 return Window(begin, end, context, self.ahead * self.block, fresh, False)
         if not ended or begin >= codes:
@@ -65,25 +64,30 @@ class Schedule:
         """The first code of the chunk of a window."""
         if not self.sizes:
             return 0
-        growing = min(number, self._growing)
+        growing = min(number, self.growing)
         return (sum(self.sizes[:growing]) + (number - growing) * self.sizes[-1]) * self.block
 
     def refreshed(self, code: int) -> int:
         """The last fresh window whose chunk begins at a code or before it: where a session begins that needs sound from that code on."""
         if not self.sizes:
             return 0
-        # Of windows of the last size, the first one is number `_growing`.
+        # Of windows of the last size, the first one is number `growing`.
         passed = (code // self.block - sum(self.sizes[:-1])) // self.sizes[-1]
-        return self._growing + passed // self._every * self._every if passed >= self._every else 0
+        return self.growing + passed // self._every * self._every if passed >= self._every else 0
 
     def first_code(self, number: int) -> int:
         """That a fresh window of a number needs."""
         return self.begin(number) - self._context(number)
 
     @property
-    def _growing(self) -> int:
+    def growing(self) -> int:
         """Windows before the chunks have their last size."""
         return len(self.sizes) - 1
+
+    @property
+    def cycle(self) -> int:
+        """Windows after which a schedule repeats itself, one more than up to its first refresh; 0: there is but one window."""
+        return self.growing + self._every + 1 if self.sizes else 0
 
     @property
     def _every(self) -> int:
@@ -91,7 +95,7 @@ class Schedule:
         return -(-REFRESH_BLOCKS // self.sizes[-1])
 
     def _is_fresh(self, number: int) -> bool:
-        return number == 0 or (number - self._growing) % self._every == 0 and number > self._growing
+        return number == 0 or (number - self.growing) % self._every == 0 and number > self.growing
 
     def _context(self, number: int) -> int:
         return CONTEXT * self.block if number and self._is_fresh(number) else 0

@@ -38,9 +38,9 @@ class Solver:
     times: tuple[float, ...]
 
     @classmethod
-    def of(cls, name: str, points: int) -> Solver:
-        """points: times, the first and the last included, as `num_steps` of Transformers."""
-        times = torch.linspace(0, 1, points)
+    def of(cls, name: str, steps: int) -> Solver:
+        """name: of METHODS."""
+        times = torch.linspace(0, 1, steps + 1)
         times += -1.0 * (torch.cos(torch.pi / 2 * times) - 1 + times)
         return cls(METHODS[name], tuple(times.tolist()))
 

@@ -19,6 +19,9 @@ class Speaker:
     vector: torch.Tensor
     examples: torch.Tensor
 
+    def to(self, device: torch.device) -> Speaker:
+        return Speaker(self.vector.to(device), self.examples.to(device))
+
 
 def example_net(config: DitConfig) -> torch.nn.Module:
     """ECAPA-TDNN (Desplanques et al. 2020): [n, frames, mel_bins] to [n, speaker.size]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +29,11 @@ class Prepared:
 class Speech:
     """Codes of one speech on their way into windows. Knows no thread.
 
-    ends: codes that are none: behind the first of them there are no more. first_sample: what lies before it is computed only where the rest
-    depends on it.
+    first_sample: what lies before it is computed only where the rest depends on it.
     """
 
-    def __init__(self, config: WaveConfig, windows: Windows, prepared: Prepared, ends: Collection[int], first_sample: int = 0) -> None:
-        self._config, self._windows, self._prepared, self._ends = config, windows, prepared, ends
+    def __init__(self, config: WaveConfig, windows: Windows, prepared: Prepared, first_sample: int = 0) -> None:
+        self._config, self._windows, self._prepared = config, windows, prepared
         self._first_sample = first_sample
         self._number = prepared.schedule.refreshed(first_sample // config.code_samples)
         self._first = prepared.schedule.first_code(self._number)
@@ -45,7 +43,7 @@ class Speech:
         """Behind the last code that came."""
         self._ended = self._over = False
         self._left: torch.Tensor | None = None
-        self._before = torch.zeros(0, config.dit.mel_bins)
+        self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
         """The next codes, [n, 1]. first: place of the first of them in the speech; what is not needed may come before. Raises BadRequest for
@@ -82,7 +80,7 @@ class Speech:
             if first > self._first:
                 raise BadRequest("codes", f"code {self._first} and those behind it are needed; the first that came is number {first}")
             self._past = first
-        ends = np.flatnonzero(np.isin(codes, self._ends))
+        ends = np.flatnonzero(np.isin(codes, self._config.ends))
         if len(ends):
             codes, self._ended = codes[: ends[0]], True
         if len(wrong := codes[codes >= self._config.dit.code_rows]):

@@ -1,39 +1,197 @@
-"""The vocoder of Qwen2.5-Omni's Token2Wav, BigVGAN (Lee et al. 2023): from mel frames to samples, many windows at once."""
+"""The vocoder of Qwen2.5-Omni's Token2Wav, BigVGAN (Lee et al. 2023): from mel frames to samples, many windows at once.
+
+What a sample depends on reaches far in mel frames and less far from level to level, so what is only there to be looked at is cut off as soon
+as nothing that is wanted depends on it. Filters are sums of moved copies, without the samples in between that others write down.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
+import torch.nn.functional as functional
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import kaiser_sinc_filter1d
 
 from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 
 FIELD = 28
-"""Mel frames on each side of a frame that its samples depend on, with the published kernels and rates."""
+"""Mel frames on each side of a frame that its samples depend on, with the published kernels and rates: what is farther changes no bit."""
+
+TAPS = 12
+"""Of the filters between a signal and the same at twice its rate."""
+
+ACTIVATION_REACH = 5
+"""Samples on each side that an activation depends on: three of the signal at twice the rate, and three of its own."""
+
+MIN_DB, REFERENCE_DB = -115.0, 20.0
+
+ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
+"""The weight of a name, in its shape. Raises BadCheckpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Samples on each side that one depends on."""
+        return self.dilation * (self.weight.shape[2] - 1) // 2
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.conv1d(x, self.weight, self.bias, padding=self.reach, dilation=self.dilation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Activation:
+    """x + sin(frequency * x)^2 / height (SnakeBeta), at twice the rate, so that what it adds above the half of that can be filtered away
+    (Karras et al. 2021). Both [channels, 1]. up, down: taps of the filters."""
+
+    frequency: torch.Tensor
+    inverse_height: torch.Tensor
+    up: Sequence[float]
+    down: Sequence[float]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        count, first, last = x.shape[2], x[..., :1], x[..., -1:]
+        held = torch.cat((first.expand(-1, -1, 3), x, last.expand(-1, -1, 3)), 2)
+        # Samples at twice the rate, even ones and odd ones.
+        even = self._snake(_filtered([(self.up[-1 - 2 * tap], held[..., tap : tap + count]) for tap in range(TAPS // 2)]))
+        odd = self._snake(_filtered([(self.up[-2 - 2 * tap], held[..., tap + 1 : tap + 1 + count]) for tap in range(TAPS // 2)]))
+        first, last = even[..., :1], odd[..., -1:]
+        even = torch.cat((first.expand(-1, -1, 2), even, last.expand(-1, -1, 3)), 2)
+        odd = torch.cat((first.expand(-1, -1, 3), odd, last.expand(-1, -1, 2)), 2)
+        taps = [(self.down[2 * tap + 1], even[..., tap : tap + count]) for tap in range(TAPS // 2)]
+        return _filtered([*taps, *((self.down[2 * tap], odd[..., tap : tap + count]) for tap in range(TAPS // 2))])
+
+    def _snake(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.sin(x * self.frequency)
+        return x.addcmul_(turned.mul_(turned), self.inverse_height)
+
+
+def _filtered(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
+    (weight, moved), *others = taps
+    out = moved * weight
+    for weight, moved in others:
+        out.add_(moved, alpha=weight)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Residual:
+    """Each step adds what its two activations and convolutions make."""
+
+    steps: Sequence[tuple[_Activation, _Convolution, _Activation, _Convolution]]
+
+    @property
+    def reach(self) -> int:
+        return sum(2 * ACTIVATION_REACH + first.reach + second.reach for _, first, _, second in self.steps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for activation, convolution, activation_after, convolution_after in self.steps:
+            x = x + convolution_after(activation_after(convolution(activation(x))))
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """An upsampling, and the mean of some residual blocks. context: samples behind it, on each side of those that are wanted, that what
+    follows depends on."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    rate: int
+    padding: int
+    blocks: Sequence[_Residual]
+    context: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.conv_transpose1d(x, self.weight, self.bias, stride=self.rate, padding=self.padding)
+        total = self.blocks[0](x)
+        for block in self.blocks[1:]:
+            total = total.add_(block(x))
+        return total.div_(len(self.blocks))
+
+    @property
+    def input_context(self) -> int:
+        """The same of samples before it."""
+        reached = self.context + max(block.reach for block in self.blocks)
+        return (reached + self.weight.shape[2] - 1 - self.padding) // self.rate
 
 
 class Vocoder:
-    """Transformers' net, but for its end, which takes one window only."""
+    """weight: by the names of the checkpoint, without "token2wav.code2wav_bigvgan_model."."""
 
-    def __init__(self, config: VocoderConfig) -> None:
+    def __init__(self, config: VocoderConfig, weight: ShapedNeed) -> None:
         self.config = config
-        self.net = Qwen2_5OmniToken2WavBigVGANModel(
-            Qwen2_5OmniBigVGANConfig(
-                mel_dim=config.mel_bins,
-                upsample_initial_channel=config.channels,
-                resblock_kernel_sizes=list(config.block_kernel_sizes),
-                resblock_dilation_sizes=[list(each) for each in config.block_dilations],
-                upsample_rates=list(config.rates),
-                upsample_kernel_sizes=list(config.kernel_sizes),
-            )
+        self._taps = kaiser_sinc_filter1d(0.25, 0.3, TAPS).flatten().tolist()
+        channels = config.channels >> len(config.rates)
+        self._enter = _Convolution(weight("conv_pre.weight", (config.channels, config.mel_bins, 7)), weight("conv_pre.bias", (config.channels,)))
+        self._activation = self._read_activation(weight, "activation_post", channels)
+        self._leave = _Convolution(weight("conv_post.weight", (1, channels, 7)), None)
+        context, levels = ACTIVATION_REACH + self._leave.reach, list[_Level]()
+        for number in reversed(range(len(config.rates))):
+            levels.insert(0, self._read_level(weight, number, context))
+            context = levels[0].input_context
+        self._levels = levels
+
+    def samples(self, mel: torch.Tensor, before: int = 0, behind: int = 0) -> torch.Tensor:
+        """mel: [windows, frames, mel_bins], as the flow gives it. before, behind: frames at its ends that are not to become samples, only
+        looked at. Returns float32 [windows, (frames - before - behind) * frame_samples] in -1..1."""
+        x = self._enter(_normalized(mel.transpose(1, 2)))
+        for level in self._levels:
+            x, before, behind = _cut(level(x), before * level.rate, behind * level.rate, level.context)
+        sound = self._leave(self._activation(x)).squeeze(1)
+        return sound[:, before : sound.shape[1] - behind].clamp(-1.0, 1.0)
+
+    def _read_level(self, weight: ShapedNeed, number: int, context: int) -> _Level:
+        config = self.config
+        channels, kernel, rate = config.channels >> number + 1, config.kernel_sizes[number], config.rates[number]
+        count = len(config.block_kernel_sizes)
+        return _Level(
+            weight(f"ups.{number}.0.weight", (2 * channels, channels, kernel)),
+            weight(f"ups.{number}.0.bias", (channels,)),
+            rate,
+            (kernel - rate) // 2,
+            [self._read_block(weight, f"resblocks.{number * count + block}", channels, block) for block in range(count)],
+            context,
         )
 
-    def samples(self, mel: torch.Tensor) -> torch.Tensor:
-        """mel: [windows, frames, mel_bins], as the flow gives it. Returns float32 [windows, frames * frame_samples] in -1..1."""
-        net = self.net
-        x = net.conv_pre(net.process_mel_spectrogram(mel.transpose(1, 2)))
-        count = net.num_residual_blocks
-        for level, upsamplings in enumerate(net.ups):
-            x = upsamplings[0](x)
-            x = sum(block(x) for block in net.resblocks[level * count : (level + 1) * count]) / count
-        return net.conv_post(net.activation_post(x)).squeeze(1).clamp(-1.0, 1.0)
+    def _read_block(self, weight: ShapedNeed, name: str, channels: int, block: int) -> _Residual:
+        size = self.config.block_kernel_sizes[block]
+
+        def convolution(part: str, dilation: int) -> _Convolution:
+            shape = (channels, channels, size)
+            return _Convolution(weight(f"{name}.{part}.weight", shape), weight(f"{name}.{part}.bias", shape[:1]), dilation)
+
+        return _Residual(
+            [
+                (
+                    self._read_activation(weight, f"{name}.activations.{2 * step}", channels),
+                    convolution(f"convs1.{step}", dilation),
+                    self._read_activation(weight, f"{name}.activations.{2 * step + 1}", channels),
+                    convolution(f"convs2.{step}", 1),
+                )
+                for step, dilation in enumerate(self.config.block_dilations[block])
+            ]
+        )
+
+    def _read_activation(self, weight: ShapedNeed, name: str, channels: int) -> _Activation:
+        frequency, height = (weight(f"{name}.act.{part}", (channels,)).exp().unsqueeze(1) for part in ("alpha", "beta"))
+        return _Activation(frequency, 1.0 / (height + 1e-9), [2 * tap for tap in self._taps], self._taps)
+
+
+def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch.Tensor, int, int]:
+    """Samples without those at the ends that nothing wanted depends on; and what is left there of those that are not wanted."""
+    first, last = max(before - context, 0), max(behind - context, 0)
+    return x[..., first : x.shape[2] - last], before - first, behind - last
+
+
+def _normalized(mel: torch.Tensor) -> torch.Tensor:
+    """Logarithms of amplitudes, in decibels, from -1 to 1."""
+    least = torch.exp(torch.tensor(MIN_DB / 20.0 * 2.302585092994046, dtype=mel.dtype, device=mel.device))
+    decibels = 20 * torch.log10(torch.clamp(torch.exp(mel), min=least)) - REFERENCE_DB
+    return torch.clamp(2 * (decibels - MIN_DB) / -MIN_DB - 1, -1.0, 1.0)

@@ -115,9 +115,8 @@ class Windows:
     def _sound(self, jobs: Sequence[Job]) -> None:
         pieces = [job.piece() for job in jobs]
         mel = torch.stack([job.mel[first:past] for job, (first, _, _, past) in zip(jobs, pieces, strict=True) if job.mel is not None])
-        first, begin, end, _ = pieces[0]
-        length = self.vocoder.config.frame_samples
-        made = self.vocoder.samples(mel)[:, (begin - first) * length : (end - first) * length].cpu()
+        first, begin, end, past = pieces[0]
+        made = self.vocoder.samples(mel, begin - first, past - end).cpu()
         for job, samples in zip(jobs, made, strict=True):
             job.samples.append(samples.clone())
             job.sounded += end - begin
