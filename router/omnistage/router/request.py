@@ -115,6 +115,8 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
             if said.name in _SAID_WHOLE:
                 getattr(values, kind).ClearField(said.name)
         getattr(values, kind).MergeFrom(given)
+    if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
+        params["code2wav"].code2wav.voice = params["talker"].talker.voice
     return params
 
 

@@ -62,6 +62,8 @@ class Options(TypedDict, total=False):
     """Voice name, from `pipelines()`."""
     speed: float
     """Speed of speech, 0.5 to 2."""
+    max_frames: int
+    """Frames of speech to make at most; `pipelines()` tells how many a second has."""
     profile: str
     """Sound chunks: latency, balanced, quality or offline."""
     sample_rate_hz: int
@@ -99,10 +101,10 @@ MAX_TEXT_CHARACTERS = 1 << 20
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
 CONSTRAINTS = ("json_schema", "regex", "choice")
-TALKER = ("voice", "speed")
+TALKER = ("voice", "speed", "max_frames")
 CODE2WAV = ("profile", "sample_rate_hz", "encoding")
 DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
-NEVER_ZERO = ("max_tokens", "sample_rate_hz", "width", "height", "steps", "results")
+NEVER_ZERO = ("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results")
 PROTO_NAMES = {"pipeline": "model"}
 """Options that the protos call otherwise."""
 Unread = Callable[[list[Medium]], int]

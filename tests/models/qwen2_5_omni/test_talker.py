@@ -28,12 +28,14 @@ from omnistage.models.interface import BadRequest, Frames, Rows, Sampling, Speec
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_talker_config
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import BLOCK, QwenTalker
+from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
-from omnistage.models.qwen2_5_omni.voices import read_voices
+from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
 FRAMES = 60
+BLOCK = 12
+"""Codes that are put out together, behind the first so many."""
 ENDLESS = Sampling(logit_bias=dict.fromkeys((8292, 8294), -100.0))
 
 
@@ -456,7 +458,7 @@ def test_a_table_of_voices_that_is_damaged_is_told_or_read(copied: Path, seed: i
             for name, whole in files.items():
                 archive.writestr(name, bytes(data) if name == table else whole)
         try:
-            outcomes.append(bool(read_voices(copied, config, 1 << 20)))
+            outcomes.append(bool(read_voices(copied, VoiceSizes(config.speaker_size, config.mel_bins, 1 << 20))))
         except BadCheckpoint:
             outcomes.append(False)
     assert outcomes.count(False) > 100

@@ -99,15 +99,18 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: its item ids are one more than the checkpoint has: the last one stands for no item. codec: special items. row_size: of the
-    rows that come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand behind the last
-    row. speaker_size, mel_bins: of a voice's vector and of the example of it."""
+    """decoder: its item ids are one more than the checkpoint has: the last one stands for no item. codec: special items. silent: items
+    that are neither codes nor an end: Code2Wav could make nothing of them. row_size: of the rows that come from the Thinker, and of the
+    embeddings of items. text_end, text_pad: token ids of the Thinker that stand behind the last row. block: codes that Code2Wav attends to
+    together. speaker_size, mel_bins: of a voice's vector and of the example of it."""
 
     decoder: DecoderConfig
     codec: CodecIds
+    silent: frozenset[int]
     row_size: int
     text_end: int
     text_pad: int
+    block: int
     speaker_size: int
     mel_bins: int
 
@@ -133,9 +136,11 @@ def read_talker_config(directory: Path) -> TalkerConfig:
     return TalkerConfig(
         decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, given_width=row_size),
         codec=CodecIds(bos, eos, pad, mask),
+        silent=frozenset({bos, mask, *range(dit.value("num_embeds", int) + 1, decoder.vocab_size)}) - {eos, pad},
         row_size=row_size,
         text_end=config.value("tts_text_end_token_id", int),
         text_pad=config.value("tts_text_pad_token_id", int),
+        block=max(dit.value("block_size", int) // max(dit.value("repeats", int), 1), 1),
         speaker_size=dit.value("enc_emb_dim", int),
         mel_bins=dit.value("mel_dim", int),
     )

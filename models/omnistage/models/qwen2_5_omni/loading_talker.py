@@ -23,7 +23,7 @@ from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of, row_ports
 from omnistage.models.qwen2_5_omni.talker import QwenTalker, TextRows
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
-CODE_REVISION = "1"
+CODE_REVISION = "2"
 """Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
 
 _PREFIX = "talker."

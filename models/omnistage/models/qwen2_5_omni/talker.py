@@ -33,9 +33,6 @@ from omnistage.models.qwen2_5_omni.opening import Opening
 from omnistage.models.qwen2_5_omni.ports import AXES, CODES, HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
 
-BLOCK = 12
-"""Codes: Token2Wav attends within blocks of 24 mel frames, and a code has two."""
-
 _EMPTY = np.empty((0, 1), np.uint32)
 
 
@@ -60,17 +57,17 @@ class Blocks:
     """The codes of a speech as they are put out: those of its first block one by one, then whole blocks, and at the end what there is.
 
     Sound is made of whole blocks, so it waits for no code that is kept back here; and a message costs every process on its way more than
-    the code in it. count: codes that were put out before, as in a resume."""
+    the code in it. size: codes of a block. count: codes that were put out before, as in a resume."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, size: int, count: int) -> None:
+        self._size, self._count = size, count
         self._waiting: list[Item] = []
 
     def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
         """What to put out now that these came."""
         self._count += len(codes)
         codes = [*self._waiting, *codes]
-        kept = 0 if end or self._count < BLOCK else min(self._count % BLOCK, len(codes))
+        kept = 0 if end or self._count < self._size else min(self._count % self._size, len(codes))
         self._waiting = codes[len(codes) - kept :]
         return codes[: len(codes) - kept]
 
@@ -122,7 +119,7 @@ class QwenTalker(EngineModel):
                 return
             feed = Feed(stream, inputs, HIDDEN, self._text.behind)
             feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
-            blocks = Blocks(len(request.history_items))
+            blocks = Blocks(self.config.block, len(request.history_items))
             async with feed.feeding():
                 while True:
                     events = await feed.take()
@@ -171,7 +168,7 @@ class QwenTalker(EngineModel):
             max_items=min(request.max_frames or room, room),
             sampling=request.sampling,
             end_ids=frozenset({codec.eos, codec.pad}),
-            banned=frozenset({codec.bos}),
+            banned=self.config.silent,
             history=request.history_items,
             seen=frozenset({codec.mask, codec.pad, codec.bos}),
             appended=True,

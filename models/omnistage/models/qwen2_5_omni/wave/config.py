@@ -99,9 +99,10 @@ def read_wave_config(directory: Path) -> WaveConfig:
     section = whole.section("token2wav_config")
     dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))
     if dit.mel_bins != vocoder.mel_bins:
-        raise BadCheckpoint(f"{section.place}: 'mel_dim' is {dit.mel_bins} of what is made, and {vocoder.mel_bins} of what is made to sound")
+        raise BadCheckpoint(f"{section.place}: 'mel_dim' is {dit.mel_bins} of what is made, {vocoder.mel_bins} of what is made to sound")
     talker = whole.section("talker_config")
-    return WaveConfig(dit, vocoder, tuple(talker.value(f"tts_codec_{name}_token_id", int) for name in ("end", "pad")))
+    end, pad = (talker.value(f"tts_codec_{name}_token_id", int) for name in ("end", "pad"))
+    return WaveConfig(dit, vocoder, (end, pad))
 
 
 def _dit(config: Config) -> DitConfig:

@@ -130,7 +130,7 @@ class Dit:
             shift, scale, gate, shift_up, scale_up, gate_up = self._modulation[which, index].unsqueeze(1).chunk(6, 2)
             attended = self._attend(layer, _normed(x, scale, shift), masks, left, kept, keep)
             x = torch.addcmul(x, gate, attended)
-            raised = functional.gelu(layer.up(_normed(x, scale_up, shift_up)), approximate="tanh")
+            raised = _gelu(layer.up(_normed(x, scale_up, shift_up)))
             x = torch.addcmul(x, gate_up, layer.down(raised))
             between()
         scale, shift = self._last_modulation[which].unsqueeze(1).chunk(2, 2)
@@ -160,7 +160,7 @@ class Dit:
             if kept is not None:
                 assert keep is not None
                 for place, each in enumerate((behind, value)):
-                    kept[:, layer.back, place] = each[:, keep].unflatten(0, (-1, BRANCHES))
+                    kept[:, layer.back, place] = each[:, keep].view(-1, BRANCHES, *each.shape[2:])
             before = None if left is None else left[:, layer.back].transpose(0, 1).flatten(1, 2)
             for place, (parts, each) in enumerate(((keys, behind), (values, value))):
                 first = torch.zeros_like(each[:, :1]) if before is None else before[place].unsqueeze(1)
@@ -240,6 +240,12 @@ class _Masks:
 
 def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), 1 + scale)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    """As functional.gelu with approximate="tanh", by 1 + tanh(y) = 2 sigmoid(2y): a CPU is twice as fast with it."""
+    slope = 2 * math.sqrt(2 / math.pi)
+    return (x * x).mul_(slope * 0.044715).add_(slope).mul_(x).sigmoid_().mul_(x)
 
 
 def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, hidden: int) -> torch.Tensor:

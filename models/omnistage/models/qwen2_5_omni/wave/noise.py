@@ -8,5 +8,5 @@ import torch
 
 def noise(seed: int, first: int, blocks: int, frames: int, width: int) -> torch.Tensor:
     """Standard normal, float32 [blocks * frames, width], on the CPU. seed: of 64 bits. first: block of the speech."""
-    drawn = [np.random.Generator(np.random.Philox(key=(seed, block))).standard_normal((frames, width), np.float32) for block in range(first, first + blocks)]
-    return torch.from_numpy(np.concatenate(drawn))
+    generators = (np.random.Generator(np.random.Philox(key=(seed, block))) for block in range(first, first + blocks))
+    return torch.from_numpy(np.concatenate([generator.standard_normal((frames, width), np.float32) for generator in generators]))

@@ -1,8 +1,8 @@
 """Which codes are made into sound together: a function of the number of a window alone, never of when codes came. No torch.
 
-A window is a chunk of whole blocks that becomes sound, and codes behind it that are looked at ahead. What earlier blocks leave to a window
-is kept by the session, so each depends on all before it. Where it is refreshed, a window has `CONTEXT` blocks before its chunk instead, which
-are computed once more: sound from there on depends on nothing before them, and a replica that takes over begins there.
+A window is a chunk of whole blocks that becomes sound, and codes behind it that are looked at ahead. What earlier blocks leave to a
+window is kept by the session, so each depends on all before it. Where it is refreshed, a window has `CONTEXT` blocks before its chunk
+instead, which are computed once more: sound from there on depends on nothing before them, and a replica that takes over begins there.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Schedule:
         return -(-REFRESH_BLOCKS // self.sizes[-1])
 
     def _is_fresh(self, number: int) -> bool:
-        return number == 0 or (number - self.growing) % self._every == 0 and number > self.growing
+        return number == 0 or ((number - self.growing) % self._every == 0 and number > self.growing)
 
     def _context(self, number: int) -> int:
         return CONTEXT * self.block if number and self._is_fresh(number) else 0

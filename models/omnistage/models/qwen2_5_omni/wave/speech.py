@@ -46,8 +46,8 @@ class Speech:
         self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
-        """The next codes, [n, 1]. first: place of the first of them in the speech; what is not needed may come before. Raises BadRequest for
-        codes that there are not, codes that come too late, and a speech that ends before `first_sample`."""
+        """The next codes, [n, 1]. first: place of the first of them in the speech; what is not needed may come before. Raises BadRequest
+        for codes that there are not, codes that come too late, and a speech that ends before `first_sample`."""
         if not self._ended:
             self._take(first, codes[:, 0].astype(np.int64))
         self._ended = self._ended or last

@@ -18,8 +18,11 @@ from omnistage.models.qwen2_5_omni.wave.window import Job, Windows
 SIZES = (8, 4, 2)
 """Windows that may be computed together."""
 
-SECONDS = 4.0
-"""Where trying takes longer than this, what is left is computed one window at a time: a net that is so slow has enough to do with one."""
+SLOW_SECONDS = 0.2
+"""Where one window takes longer, all are computed one at a time: a net that is so slow has enough to do with one."""
+
+TRIAL_SECONDS = 6.0
+"""Shapes that are not tried within it are computed one window at a time."""
 
 PACED = "balanced"
 """The profile whose pace is told."""
@@ -50,34 +53,35 @@ class Trial:
         }
 
 
-def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule]) -> Trial:
-    """Compute windows of all shapes that streams have, on this thread."""
-    shapes = {windows.shape(job): window for window in _usual(schedules) for job in _both(config, windows, window)}
-    together, results, ends = dict[Hashable, tuple[int, ...]](), [], time.monotonic() + SECONDS
-    for shape, window in shapes.items():
-        jobs = [_job(config, windows, window, number, flows=_flows(shape)) for number in range(SIZES[0])]
-        results += _made(windows, jobs[:1])
-        together[shape] = _exact(config, windows, window, jobs, shape) if time.monotonic() < ends else ()
+def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule], most: int = SIZES[0]) -> Trial:
+    """Compute windows of all shapes that streams have, on this thread. most: together."""
+    usual, sizes, ends = _usual(schedules), [size for size in SIZES if size <= most], time.monotonic() + TRIAL_SECONDS
+    together, results = dict[Hashable, tuple[int, ...]](), []
+    for flows in (True, False):
+        # What the sizes are for: if none is exact for a shape of the flow or of the sound, there is none for the others.
+        worth = sizes
+        for window in usual:
+            job = _job(config, windows, window, 0, flows=flows)
+            if (shape := windows.shape(job)) in together:
+                continue
+            begun = time.monotonic()
+            results += _made(windows, [job])
+            now = time.monotonic()
+            together[shape] = ()
+            if now < ends and now - begun < SLOW_SECONDS:
+                together[shape] = worth = _exact(config, windows, window, worth, flows=flows)
     return Trial(together, results, _speakers(config, windows, schedules[PACED], together))
 
 
 def _usual(schedules: Mapping[str, Schedule]) -> list[Window]:
-    """One window of each form that a speech has but for its last."""
+    """One window of each form that a speech has but for its last; those of the paced profile first."""
     found: dict[tuple[object, ...], Window] = {}
-    for schedule in schedules.values():
-        for number in range(schedule.cycle):
-            window = schedule.window(number, 1 << 62, ended=False)
+    for name in sorted(schedules, key=lambda name: name != PACED):
+        for number in range(schedules[name].cycle):
+            window = schedules[name].window(number, 1 << 62, ended=False)
             if window is not None:
-                found.setdefault((window.end - window.begin, window.context, window.ahead, window.fresh), window)
+                found.setdefault((window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)), window)
     return list(found.values())
-
-
-def _flows(shape: Hashable) -> bool:
-    return isinstance(shape, tuple) and shape[0] == "flow"
-
-
-def _both(config: WaveConfig, windows: Windows, window: Window) -> list[Job]:
-    return [_job(config, windows, window, 0, flows=flows) for flows in (True, False)]
 
 
 def _job(config: WaveConfig, windows: Windows, window: Window, seed: int, *, flows: bool) -> Job:
@@ -117,15 +121,15 @@ def _made(windows: Windows, jobs: Sequence[Job]) -> list[torch.Tensor]:
     return made
 
 
-def _exact(config: WaveConfig, windows: Windows, window: Window, jobs: Sequence[Job], shape: Hashable) -> tuple[int, ...]:
-    """The sizes at which each has the bits that it has alone. jobs: of which the first has made its step."""
-    flows = _flows(shape)
-    begun = _job(config, windows, window, 0, flows=flows)
-    alone = [made for job in (begun, *jobs[1:]) for made in _made(windows, [job])]
+def _exact(config: WaveConfig, windows: Windows, window: Window, sizes: Sequence[int], *, flows: bool) -> tuple[int, ...]:
+    """Those of the sizes at which each window has the bits that it has alone."""
+    if not sizes:
+        return ()
+    alone = [_made(windows, [_job(config, windows, window, number, flows=flows)])[0] for number in range(sizes[0])]
     exact = []
-    for size in SIZES:
-        again = [_job(config, windows, window, number, flows=flows) for number in range(size)]
-        if all(map(torch.equal, _made(windows, again), alone)):
+    for size in sizes:
+        jobs = [_job(config, windows, window, number, flows=flows) for number in range(size)]
+        if all(map(torch.equal, _made(windows, jobs), alone)):
             exact.append(size)
     return tuple(exact)
 

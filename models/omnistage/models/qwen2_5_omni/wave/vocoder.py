@@ -1,7 +1,7 @@
 """The vocoder of Qwen2.5-Omni's Token2Wav, BigVGAN (Lee et al. 2023): from mel frames to samples, many windows at once.
 
-What a sample depends on reaches far in mel frames and less far from level to level, so what is only there to be looked at is cut off as soon
-as nothing that is wanted depends on it. Filters are sums of moved copies, without the samples in between that others write down.
+What a sample depends on reaches far in mel frames and less far from level to level, so what is only there to be looked at is cut off as
+soon as nothing that is wanted depends on it. Filters are sums of moved copies, without the samples in between that others write down.
 """
 
 from __future__ import annotations
@@ -127,9 +127,10 @@ class Vocoder:
 
     def __init__(self, config: VocoderConfig, weight: ShapedNeed) -> None:
         self.config = config
-        self._taps = kaiser_sinc_filter1d(0.25, 0.3, TAPS).flatten().tolist()
+        self._taps = kaiser_sinc_filter1d(0.25, 0.3, TAPS).flatten().tolist()  # type: ignore[no-untyped-call]
         channels = config.channels >> len(config.rates)
-        self._enter = _Convolution(weight("conv_pre.weight", (config.channels, config.mel_bins, 7)), weight("conv_pre.bias", (config.channels,)))
+        enter = (config.channels, config.mel_bins, 7)
+        self._enter = _Convolution(weight("conv_pre.weight", enter), weight("conv_pre.bias", enter[:1]))
         self._activation = self._read_activation(weight, "activation_post", channels)
         self._leave = _Convolution(weight("conv_post.weight", (1, channels, 7)), None)
         context, levels = ACTIVATION_REACH + self._leave.reach, list[_Level]()

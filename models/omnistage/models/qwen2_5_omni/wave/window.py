@@ -1,6 +1,6 @@
 """One window of a speech on its way from noise to samples, and the steps that many of them take together.
 
-    codes, voice --conditions--> noise --evaluations of the net, solver--> mel frames --vocoder, piece by piece--> samples
+codes, voice --conditions--> noise --evaluations of the net, solver--> mel frames --vocoder, piece by piece--> samples
 """
 
 from __future__ import annotations
