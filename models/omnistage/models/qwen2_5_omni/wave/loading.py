@@ -25,7 +25,7 @@ from omnistage.models.qwen2_5_omni.wave.dit import Dit
 from omnistage.models.qwen2_5_omni.wave.schedule import PROFILES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker, example_net, speaker
-from omnistage.models.qwen2_5_omni.wave.trial import SIZES, tried
+from omnistage.models.qwen2_5_omni.wave.trial import tried
 from omnistage.models.qwen2_5_omni.wave.vocoder import Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import Windows
 
@@ -55,7 +55,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     schedules = {
         name: Schedule(sizes, chosen.lookahead or ahead if sizes else 0, config.block_codes) for name, (sizes, ahead) in PROFILES.items()
     }
-    trial = computed(partial(tried, config, windows, schedules, options.max_batch_size or SIZES[0]), options.threads)
+    trial = computed(partial(tried, config, windows, schedules, options.max_batch_size), options.threads)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
         revision=revision(

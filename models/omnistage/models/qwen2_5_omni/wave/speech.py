@@ -87,6 +87,9 @@ class Speech:
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.dit.code_rows}")
         if len(codes):
             assert self._past is not None
+            most = self._config.dit.max_frames // self._config.dit.repeats
+            if not self._prepared.schedule.sizes and self._past + len(codes) > most:
+                raise BadRequest("code2wav.profile", f"offline makes at most {most} codes into sound: ask for another profile")
             needless = max(self._first - self._past, 0)
             self._past += len(codes)
             self._codes = np.concatenate((self._codes, codes[needless:]))

@@ -15,8 +15,8 @@ from omnistage.models.qwen2_5_omni.wave.solver import Trajectory
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Job, Windows
 
-SIZES = (8, 4, 2)
-"""Windows that may be computed together."""
+SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
+"""Windows that may be computed together: a CPU has enough to do with few of them."""
 
 SLOW_SECONDS = 0.2
 """Where one window takes longer, all are computed one at a time: a net that is so slow has enough to do with one."""
@@ -44,18 +44,23 @@ class Trial:
     @property
     def why(self) -> dict[str, str]:
         """In words, by name of the setting."""
-        sizes = {size for found in self.together.values() for size in found}
-        tried = f"up to {max(sizes)} windows together" if sizes else "one window at a time"
-        exact = sum(map(bool, self.together.values()))
         return {
-            "batch": f"{tried}, in {exact} of {len(self.together)} shapes: those that have the same bits so",
+            "batch": f"flow: {self._told('flow')}; vocoder: {self._told('sound')}: what has the same bits together as alone",
             "real_time_speakers": f"{self.speakers:.1f}, measured, with nothing else on this machine",
         }
 
+    def _told(self, part: str) -> str:
+        sizes = [max(sizes, default=1) for shape, sizes in self.together.items() if isinstance(shape, tuple) and shape[0] == part]
+        if max(sizes) == 1:
+            return "one window at a time"
+        exact = [size for size in sizes if size > 1]
+        return f"up to {max(exact)} windows together, in {len(exact)} of {len(sizes)} shapes"
 
-def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule], most: int = SIZES[0]) -> Trial:
-    """Compute windows of all shapes that streams have, on this thread. most: together."""
-    usual, sizes, ends = _usual(schedules), [size for size in SIZES if size <= most], time.monotonic() + TRIAL_SECONDS
+
+def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule], most: int = 0) -> Trial:
+    """Compute windows of all shapes that streams have, on this thread. most: together; 0: as many as are worth it."""
+    usual, ends = _usual(schedules), time.monotonic() + TRIAL_SECONDS
+    sizes: Sequence[int] = [size for size in SIZES[windows.dit.device.type] if not most or size <= most]
     together, results = dict[Hashable, tuple[int, ...]](), []
     for flows in (True, False):
         # What the sizes are for: if none is exact for a shape of the flow or of the sound, there is none for the others.

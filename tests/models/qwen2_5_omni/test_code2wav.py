@@ -1,0 +1,357 @@
+"""Code2Wav of Qwen2.5-Omni: the sound of Transformers where it computes the whole, near to it where it does not wait for that, and the same
+bits however codes come, whoever else speaks, and wherever a replica goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from helpers import lengths
+from helpers.wave_reference import WaveReference
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.worker import Worker
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import BadRequest, Piece, Sound, WaveRequest
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
+from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
+from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav, read_parts
+from omnistage.models.qwen2_5_omni.wave.schedule import PROFILES, Schedule
+from omnistage.models.qwen2_5_omni.wave.solver import Solver
+from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
+
+pytestmark = pytest.mark.slow
+
+Codes = NDArray[np.uint32]
+Samples = NDArray[np.float32]
+
+SAMPLES = 480
+"""Of a code."""
+BLOCK = 12
+ENDS = (8292, 8294)
+STREAMED = ("latency", "balanced", "quality")
+
+
+def loaded(folder: Path, **options: int | str) -> FlowCode2Wav:
+    return load_code2wav(folder, LoadOptions(path=folder, family=options))
+
+
+@pytest.fixture(scope="module")
+def published(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
+    """As it was published: 9 steps of the Runge-Kutta method."""
+    model = loaded(omni_checkpoint)
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
+def quick(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
+    """Two evaluations: what is claimed has nothing to do with how many there are."""
+    model = loaded(omni_checkpoint, solver="euler", steps=2)
+    yield model
+    asyncio.run(model.close())
+
+
+def drawn(source: random.Random, count: int) -> Codes:
+    return np.array([[source.randrange(8193)] for _ in range(count)], np.uint32).reshape(-1, 1)
+
+
+async def arriving(codes: Codes, first: int, size: Callable[[], int]) -> AsyncIterator[Piece]:
+    """Codes from the place `first` on, in pieces; the end comes with the last of them. Memory of a piece is used again for the next."""
+    while True:
+        part = codes[first : first + size()].copy()
+        yield Piece("codes", first, first + len(part) >= len(codes), part)
+        first += len(part)
+        part.fill(1 << 31)
+        if first >= len(codes):
+            return
+
+
+async def sounds(
+    model: FlowCode2Wav,
+    codes: Codes,
+    request: WaveRequest,
+    *,
+    sample: int = 0,
+    first: int | None = None,
+    size: Callable[[], int] = lambda: 1 << 20,
+) -> list[Sound]:
+    """first: code that comes first; None: the first that the model asks for."""
+    prepared = await model.prepare(request)
+    first = model.first_frame(prepared, sample) if first is None else first
+    return [sound async for sound in model.decode(prepared, arriving(codes, first, size), {"audio": sample})]
+
+
+async def samples(model: FlowCode2Wav, codes: Codes, request: WaveRequest, **how: int) -> Samples:
+    return joined(await sounds(model, codes, request, **how))  # type: ignore[arg-type]
+
+
+def joined(made: Sequence[Sound]) -> Samples:
+    return np.concatenate([np.empty(0, np.float32), *(sound.samples[:, 0] for sound in made)])
+
+
+def decibels(made: Samples, expected: Samples) -> float:
+    """Of the signal over what differs."""
+    return float(10 * np.log10((expected.astype(np.float64) ** 2).mean() / ((made.astype(np.float64) - expected) ** 2).mean()))
+
+
+# Against Transformers --------------------------------------------------------------------------------------------------------------
+
+
+@lengths.rounds(2, 8)
+async def test_all_at_once_it_is_the_sound_of_transformers(published: FlowCode2Wav, omni_checkpoint: Path, seed: int, rounds: int) -> None:
+    reference, source = WaveReference(omni_checkpoint), random.Random(seed)
+    for number in range(rounds):
+        count = (source.randint(1, 30), source.randint(31, 120))[number % 2]
+        codes, voice = drawn(source, count), source.choice(published.info.voices)
+        made = await samples(published, codes, WaveRequest(seed + number, "offline", voice=voice))
+        expected = reference.sound(codes, voice, seed + number)
+        assert made.shape == expected.shape == (SAMPLES * count,)
+        assert np.abs(made - expected).max() <= 1e-5 * np.abs(expected).max(), f"{count} codes of {voice}"
+
+
+async def test_a_window_that_looks_ahead_comes_near_to_the_whole(published: FlowCode2Wav, seed: int) -> None:
+    """Each block that is looked at ahead makes what is missing much smaller; with random weights a block is worth more than it will be with
+    real ones."""
+    codes = drawn(random.Random(seed), 150)
+    whole = await samples(published, codes, WaveRequest(seed, "offline"))
+    near = {profile: decibels(await samples(published, codes, WaveRequest(seed, profile)), whole) for profile in STREAMED}
+    assert near["balanced"] > 45 and near["latency"] > 45 and near["quality"] > near["balanced"] + 20, near
+
+
+async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick: FlowCode2Wav, seed: int) -> None:
+    """With two evaluations that is two blocks. The first refresh is behind the end of this speech."""
+    codes, speaker = drawn(random.Random(seed), 18 * BLOCK - 5), next(iter(quick._speakers.values()))
+    whole = await samples(quick, codes, WaveRequest(seed, "offline"))
+    near = list[float]()
+    for ahead in (1, 2, 3):
+        speech = Speech(quick.config, quick.windows, Prepared(seed, Schedule((1, 2, 3, 6), ahead, BLOCK), speaker))
+        speech.feed(0, codes, last=True)
+        made = list[Sound]()
+        while (job := speech.next()) is not None:
+            while not job.done:
+                quick.windows.step([job])
+            made.append(speech.finish(job))
+        near.append(decibels(joined(made), whole))
+    assert near[0] < 90 < near[1] and near[2] > 90, near
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 4])
+def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, seed: int, evaluations: int) -> None:
+    """Each evaluation sees one block more ahead and two more back."""
+    source, blocks, solver, worker = random.Random(seed), 14, Solver.of("euler", evaluations), Worker("flow", 1)
+    windows, speakers = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"), worker)
+    config, dit, speaker = windows.dit.config, windows.dit, speakers["Chelsie"]
+    codes, changed = torch.from_numpy(drawn(source, blocks * BLOCK)[:, 0].astype(np.int64)), source.randrange(4, 6)
+
+    def solved(codes: torch.Tensor) -> torch.Tensor:
+        point = torch.randn(1, blocks * config.block_frames, config.mel_bins, generator=torch.Generator().manual_seed(seed))
+        condition = dit.conditions(codes, speaker, blocks)
+        for number, (begin, end) in enumerate(zip(solver.times[:-1], solver.times[1:], strict=True)):
+            slope, _ = dit.slopes(point, condition, [number], blocks * config.block_frames, None, None, lambda: None)
+            point = point + slope * (end - begin)
+        return point[0].view(blocks, -1)
+
+    with torch.inference_mode():
+        others = codes.clone()
+        others[changed * BLOCK + source.randrange(BLOCK)] += 1
+        differs = (solved(codes) != solved(others)).any(1).nonzero()[:, 0].tolist()
+    asyncio.run(worker.close())
+    assert differs[0] == max(changed - evaluations, 0) and differs[-1] == min(changed + 2 * evaluations, blocks - 1)
+
+
+# The same bits ---------------------------------------------------------------------------------------------------------------------
+
+
+@lengths.one_or_all("profile", PROFILES)
+async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, seed: int, profile: str) -> None:
+    source = random.Random(seed)
+    profile = lengths.draw(profile, PROFILES, seed)
+    codes = drawn(source, source.randint(60, 500))
+    whole = await samples(quick, codes, WaveRequest(seed, profile))
+    assert len(whole) == SAMPLES * len(codes)
+    sizes: list[Callable[[], int]] = [lambda: 1, lambda: 7, lambda: source.randint(0, 40)]
+    for size in sizes:
+        assert np.array_equal(joined(await sounds(quick, codes, WaveRequest(seed, profile), size=size)), whole)
+    assert not np.array_equal(await samples(quick, codes, WaveRequest(seed + 1, profile)), whole)
+
+
+@lengths.one_or_all("profile", PROFILES)
+@lengths.rounds(2, 20)
+async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wav, seed: int, profile: str, rounds: int) -> None:
+    """From the code that the model asks for, from that which a sound before said is needed, and from any before it."""
+    source = random.Random(seed)
+    profile = lengths.draw(profile, PROFILES, seed)
+    codes, request = drawn(source, source.randint(300, 700)), WaveRequest(seed, profile)
+    made = await sounds(quick, codes, request)
+    whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await quick.prepare(request)
+    for sample in (0, 1, len(whole), *source.choices(borders, k=rounds), *(source.randrange(len(whole)) for _ in range(rounds))):
+        asked, told = quick.first_frame(prepared, sample), 0
+        for border, sound in zip(borders, made, strict=True):
+            told = sound.needs if border <= sample else told
+        for first in (asked, told, source.randint(0, max(asked, told))):
+            rest = await sounds(quick, codes, request, sample=sample, first=min(first, asked), size=lambda: source.randint(1, 50))
+            assert np.array_equal(joined(rest), whole[sample:]), f"sample {sample}, codes from {first}"
+            assert all(len(sound.samples) for sound in rest)
+
+
+async def test_what_must_be_computed_again_is_bounded(quick: FlowCode2Wav) -> None:
+    """However long the speech is."""
+    for profile in STREAMED:
+        prepared = await quick.prepare(WaveRequest(0, profile))
+        behind = [sample // SAMPLES - quick.first_frame(prepared, sample) for sample in range(0, 1 << 24, 4801)]
+        assert min(behind) >= 0 and max(behind) <= (24 + 6 + 2) * BLOCK
+
+
+@lengths.rounds(6, 14)
+async def test_many_at_once_have_the_bits_that_each_has_alone(published: FlowCode2Wav, seed: int, rounds: int) -> None:
+    """Speeches of all lengths and profiles, in all phases; some are given up meanwhile."""
+    source = random.Random(seed)
+    asked = [(drawn(source, source.randint(1, 60)), WaveRequest(seed + n, source.choice(STREAMED))) for n in range(rounds)]
+
+    async def later(codes: Codes, request: WaveRequest) -> Samples:
+        await asyncio.sleep(source.random())
+        return joined(await sounds(published, codes, request, size=lambda: source.randint(1, 30)))
+
+    given_up = [asyncio.create_task(later(*each)) for each in asked[:3]]
+    together = [asyncio.create_task(later(*each)) for each in asked]
+    for task in given_up:
+        await asyncio.sleep(0.3 * source.random())
+        task.cancel()
+    made = await asyncio.gather(*together)
+    await asyncio.gather(*given_up, return_exceptions=True)
+    for each, heard in zip(asked, made, strict=True):
+        assert np.array_equal(await samples(published, *each), heard)
+    assert published.load().queued == 0
+
+
+async def test_voices_differ_and_the_seed_counts(quick: FlowCode2Wav, seed: int) -> None:
+    codes = drawn(random.Random(seed), 30)
+    first, *others = [await samples(quick, codes, WaveRequest(seed, voice=voice)) for voice in ("", *quick.info.voices)]
+    assert np.array_equal(first, others[0]) and not np.array_equal(first, others[1])
+
+
+# Lengths and ends ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_code_has_480_samples(quick: FlowCode2Wav, seed: int) -> None:
+    source = random.Random(seed)
+    for profile in PROFILES:
+        for count in (0, 1, 11, 12, 13, 24, 25, source.randint(26, 200)):
+            assert len(await samples(quick, drawn(source, count), WaveRequest(seed, profile))) == SAMPLES * count
+
+
+async def test_the_first_sound_needs_two_blocks_of_codes(quick: FlowCode2Wav, seed: int) -> None:
+    """12 codes of it are heard, 12 are looked at ahead."""
+    codes = drawn(random.Random(seed), 25)
+    prepared, came = await quick.prepare(WaveRequest(seed, "balanced")), 0
+
+    async def one_by_one() -> AsyncIterator[Piece]:
+        nonlocal came
+        for came in range(1, len(codes) + 1):
+            yield Piece("codes", came - 1, False, codes[came - 1 : came])
+
+    made = quick.decode(prepared, one_by_one(), {"audio": 0})
+    assert len((await anext(made)).samples) == BLOCK * SAMPLES and came == 2 * BLOCK
+    await made.aclose()
+
+
+async def test_a_speech_ends_with_what_ends_it(quick: FlowCode2Wav, seed: int) -> None:
+    """Ends are no codes; what follows one is passed over."""
+    source = random.Random(seed)
+    codes, request = drawn(source, 40), WaveRequest(seed)
+    whole = await samples(quick, codes, request)
+    for end in ENDS:
+        ended = np.concatenate((codes, [[end]], drawn(source, source.randint(0, 30)), [[8447]])).astype(np.uint32)
+        assert np.array_equal(joined(await sounds(quick, ended, request, size=lambda: source.randint(1, 9))), whole)
+        assert await sounds(quick, np.full((source.randint(1, 30), 1), end, np.uint32), request) == []
+
+
+async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed: int) -> None:
+    source, sizes = random.Random(seed), set[tuple[int, ...]]()
+    speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed)))
+    for number in range(3000 // BLOCK):
+        speech.feed(number * BLOCK, drawn(source, BLOCK), last=False)
+        while (job := speech.next()) is not None:
+            # What it is computed from is what is asked here, not its sound.
+            job.mel, job.sounded, job.samples = job.trajectory.point[: job.frames], job.chunk, [torch.zeros(job.chunk * 240)]
+            speech.finish(job)
+            if number > 100:
+                sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
+    assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
+
+
+# What is refused -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [8194, 8293, 8296, 1 << 31])
+async def test_a_code_that_there_is_not_is_refused(quick: FlowCode2Wav, seed: int, wrong: int) -> None:
+    codes = drawn(random.Random(seed), 60)
+    whole = await samples(quick, codes, WaveRequest(seed))
+    bad = codes.copy()
+    bad[50] = wrong
+    with pytest.raises(BadRequest, match=f"no code {wrong}; codes are below 8194"):
+        await sounds(quick, bad, WaveRequest(seed), size=lambda: 5)
+    assert np.array_equal(await samples(quick, codes, WaveRequest(seed)), whole)
+
+
+async def test_codes_that_are_missing_are_told(quick: FlowCode2Wav, seed: int) -> None:
+    codes = drawn(random.Random(seed), 60)
+    with pytest.raises(BadRequest, match="code 0 and those behind it are needed; the first that came is number 3"):
+        await sounds(quick, codes, WaveRequest(seed), first=3)
+    with pytest.raises(BadRequest, match=r"the sound has 28800 samples: it cannot go on at sample 28801"):
+        await sounds(quick, codes, WaveRequest(seed), sample=28801)
+
+
+async def test_a_voice_that_there_is_not_is_refused(quick: FlowCode2Wav) -> None:
+    with pytest.raises(BadRequest, match=r"code2wav\.voice: no voice 'Nobody'; there are Chelsie, Ethan"):
+        await quick.prepare(WaveRequest(0, voice="Nobody"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"solver": "heun"}, "option solver of the code2wav of qwen2_5_omni is 'heun'; there are rk4, midpoint, euler"),
+        ({"steps": -1}, "option steps of the code2wav of qwen2_5_omni is -1; 0 leaves it to the model"),
+        ({"steps": 101}, "option steps of the code2wav of qwen2_5_omni is 101; 100 is the most"),
+        ({"lookahead": 37}, "option lookahead of the code2wav of qwen2_5_omni is 37; 36 is the most"),
+        ({"speed": 1}, r"unknown options \['speed'\] of the code2wav of qwen2_5_omni"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(omni_checkpoint: Path, options: dict[str, int | str], told: str) -> None:
+    with pytest.raises(LoadError, match=told):
+        loaded(omni_checkpoint, **options)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "told"),
+    [
+        ("dit_config", "block_size", 25, "'block_size' is 25, no whole number of codes of 2 frames"),
+        ("dit_config", "repeats", 0, "'repeats' is 0"),
+        ("dit_config", "look_ahead_layers", [22], "layers look ahead or back that are not among the 22 that there are"),
+        ("dit_config", "mel_dim", 40, "'mel_dim' is 40 of what is made, 80 of what is made to sound"),
+        ("bigvgan_config", "upsample_rates", "5", "lacks the list 'upsample_rates'"),
+        ("bigvgan_config", "resblock_dilation_sizes", [1, 3, 5], "lacks the list '0'"),
+    ],
+)
+def test_a_config_that_cannot_be_is_told(copied: Path, section: str, name: str, value: object, told: str) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    config["token2wav_config"][section][name] = value
+    (copied / "config.json").unlink()
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadCheckpoint, match=told):
+        read_wave_config(copied)
+
+
+def test_whatever_changes_a_sample_changes_the_revision(quick: FlowCode2Wav, published: FlowCode2Wav, omni_checkpoint: Path) -> None:
+    other = loaded(omni_checkpoint, solver="euler", steps=2, lookahead=2)
+    asyncio.run(other.close())
+    assert len({quick.info.revision, published.info.revision, other.info.revision}) == 3
