@@ -116,10 +116,16 @@ def test_a_film_that_is_larger_than_a_request_is_streamed(files: Path) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "inputs", "outputs", "told", "others"),
     [
-        ("", ["text", "image"], [], "smol takes text, not image", "qwen2_5_omni or qwen2_5_omni-codes or toy-omni"),
-        ("toy-omni", ["text", "image", "video"], [], "toy-omni takes text, image, audio, not video", "qwen2_5_omni or qwen2_5_omni-codes"),
-        ("qwen2_5_omni", ["text"], ["audio"], "qwen2_5_omni gives text, not audio", "smol or toy or toy-omni"),
-        ("qwen2_5_omni", ["text", "image"], ["text", "audio"], "qwen2_5_omni gives text, not audio", "toy-omni"),
+        ("", ["text", "image"], [], "smol takes text, not image", "qwen2_5_omni or qwen2_5_omni-codes or qwen2_5_omni-text or toy-omni"),
+        (
+            "toy-omni",
+            ["text", "image", "video"],
+            [],
+            "toy-omni takes text, image, audio, not video",
+            "qwen2_5_omni or qwen2_5_omni-codes or qwen2_5_omni-text",
+        ),
+        ("qwen2_5_omni-text", ["text"], ["audio"], "qwen2_5_omni-text gives text, not audio", "qwen2_5_omni or smol or toy or toy-omni"),
+        ("qwen2_5_omni-text", ["text", "image"], ["text", "audio"], "qwen2_5_omni-text gives text, not audio", "qwen2_5_omni or toy-omni"),
     ],
 )
 def test_a_pipeline_that_cannot_is_not_started_and_those_that_can_are_named(
@@ -135,8 +141,8 @@ def test_a_pipeline_that_cannot_is_not_started_and_those_that_can_are_named(
     [
         (("ask", "x", "--image", "absent.png"), "error: --image: cannot read absent.png: No such file or directory"),
         (("ask", "x", "--image", "cat.png"), "error: smol takes text, not image"),
-        (("ask", "x", "--out", "x.wav", "--pipeline", "qwen2_5_omni"), "error: qwen2_5_omni gives text, not audio"),
-        (("say", "x", "--pipeline", "qwen2_5_omni"), "error: qwen2_5_omni gives text, not audio"),
+        (("ask", "x", "--out", "x.wav", "--pipeline", "qwen2_5_omni-text"), "error: qwen2_5_omni-text gives text, not audio"),
+        (("say", "x", "--pipeline", "qwen2_5_omni-text"), "error: qwen2_5_omni-text gives text, not audio"),
     ],
 )
 def test_what_cannot_be_asked_is_a_line_and_a_hint(words: tuple[str, ...], told: str, files: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_model_is_served_by_its_name_and_again_without_network(
         lines = [server.stderr.readline() for _ in range(3)]
         assert lines[0] == f"org/Omni-1B@main is {commit}\n" and lines[2].startswith("serving on "), lines
         with Omni(address=lines[2].split()[2]) as omni:
-            answer = omni.generate("What is a kite?", max_tokens=8, temperature=0.0)
+            answer = omni.generate("What is a kite?", outputs=["text"], max_tokens=8, temperature=0.0)
             assert answer.pipeline == "qwen2_5_omni"
             with pytest.raises(UnknownModelError, match="no pipeline 'org/Omni-1B'"):
                 omni.generate("What is a kite?", pipeline="org/Omni-1B")
@@ -211,8 +211,8 @@ def test_a_model_is_served_by_its_name_and_again_without_network(
         assert server.wait(30) == 0
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with Omni(model_path="org/Omni-1B") as omni:
-        assert omni.generate("What is a kite?", max_tokens=8, temperature=0.0).text == answer.text
-        (replica,) = omni.replicas()
+        assert omni.generate("What is a kite?", outputs=["text"], max_tokens=8, temperature=0.0).text == answer.text
+        replica, _, _ = omni.replicas()
         assert replica.model == "omni-1b"
         assert replica.settings["checkpoint"] == str(tmp_path / f"home/hub/models--org--Omni-1B/snapshots/{commit}")
     assert set(hub.fetched()) == {path.name for path in omni_checkpoint.iterdir()}, "all of a checkpoint as it is published"

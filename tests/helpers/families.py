@@ -183,6 +183,17 @@ def spoken_by_qwen() -> Sample:
     return Sample(params("talker", voice="Ethan", max_frames=40, sampling=drawn), inputs)
 
 
+def coded_by_qwen() -> Sample:
+    """Codes of some windows."""
+    codes = np.random.default_rng(8).integers(0, 8193, (90, 1)).astype(np.uint32)
+    return Sample(params("code2wav", voice="Ethan"), {"codes": codes})
+
+
+BAD_SOUND = (
+    (params("code2wav", voice="Nobody"), "code2wav.voice"),
+    (params("code2wav", profile="quick"), "code2wav.profile"),
+)
+
 BAD_SPEECH = (
     (params("talker", voice="Nobody"), "talker.voice"),
     (params("talker", speed=1.5), "talker.speed"),
@@ -250,6 +261,15 @@ CASES = (
         name="qwen2_5_omni-thinker-verbatim",
     ),
     Case("qwen2_5_omni", "talker", spoken_by_qwen, refused=BAD_SPEECH, slow=True, fixture="omni_checkpoint"),
+    Case(
+        "qwen2_5_omni",
+        "code2wav",
+        coded_by_qwen,
+        refused=BAD_SOUND,
+        options={"solver": "euler", "steps": 1},
+        slow=True,
+        fixture="omni_checkpoint",
+    ),
     Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
     Case("smol", "talker", lambda: Sample(params("talker"), {"text": SPOKEN}), slow=True),
     Case("smol", "code2wav", lambda: Sample(params("code2wav"), {"features": smol_features()}), slow=True),

@@ -83,7 +83,7 @@ STORY = """
 
     async def main():
         arguments = ["--checkpoint", CHECKPOINT]
-        with stack(FOLDER, kinds=("thinker",), pipeline="qwen2_5_omni", family="qwen2_5_omni", stage_args=arguments) as running:
+        with stack(FOLDER, kinds=("thinker",), pipeline="qwen2_5_omni-text", family="qwen2_5_omni", stage_args=arguments) as running:
             thinker = running.stages["thinker"]
             async with omni_stub(running.address) as stub:
                 conversation = Conversation(stub)

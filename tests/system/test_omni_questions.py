@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def omni(omni_checkpoint: Path) -> Iterator[Omni]:
-    with Omni(model_path=omni_checkpoint, max_sessions=4) as omni:
+    with Omni(model_path=omni_checkpoint, pipeline="qwen2_5_omni-text", max_sessions=4) as omni:
         yield omni
 
 
@@ -109,11 +109,11 @@ def test_what_is_broken_is_told_and_the_next_question_is_answered(omni: Omni, fi
 
 def test_it_answers_in_text_and_says_that_it_has_no_voice(omni: Omni) -> None:
     (pipeline,) = omni.pipelines()
-    assert (pipeline.name, pipeline.inputs, pipeline.outputs) == ("qwen2_5_omni", ("text", "image", "audio", "video"), ("text",))
+    assert (pipeline.name, pipeline.inputs, pipeline.outputs) == ("qwen2_5_omni-text", ("text", "image", "audio", "video"), ("text",))
     assert ask(omni, "Hello").audio is None
-    with pytest.raises(NotSpokenError, match="qwen2_5_omni: it has no voice"):
+    with pytest.raises(NotSpokenError, match="qwen2_5_omni-text: it has no voice"):
         omni.say("Good morning.")
-    with pytest.raises(BadRequestError, match="qwen2_5_omni gives text, not 'audio'"):
+    with pytest.raises(BadRequestError, match="qwen2_5_omni-text gives text, not 'audio'"):
         omni.generate("Hello", outputs=["text", "audio"])
 
 
@@ -137,7 +137,7 @@ def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Pat
     turns: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
     told = json.loads(done.stdout)
     assert told["text"] == omni.chat(turns, max_tokens=TOKENS, temperature=0).text
-    assert (told["pipeline"], told["audio_s"], told["ttfa_s"]) == ("qwen2_5_omni", 0, None)
+    assert (told["pipeline"], told["audio_s"], told["ttfa_s"]) == ("qwen2_5_omni-text", 0, None)
 
 
 def test_the_command_names_the_file_that_is_broken(omni: Omni, files: Path) -> None:
@@ -160,16 +160,25 @@ def test_status_tells_what_memory_was_taken_for_people_and_for_scripts(omni: Omn
 
 
 def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_checkpoint: Path) -> None:
-    assert layout_for(str(omni_checkpoint), ["text", "image", "audio", "video"], []).pipeline == "qwen2_5_omni"
-    assert layout_for(str(omni_checkpoint), ["text"], ["codes"]).pipeline == "qwen2_5_omni-codes"
-    with pytest.raises(RequestError, match="qwen2_5_omni gives text, not audio"):
-        layout_for(str(omni_checkpoint), ["text"], ["audio"])
+    """No more stages are started than what is asked for needs."""
+    folder = str(omni_checkpoint)
+    for outputs, pipeline in (
+        ([], "qwen2_5_omni"),
+        (["text"], "qwen2_5_omni-text"),
+        (["text", "codes"], "qwen2_5_omni-codes"),
+        (["codes"], "qwen2_5_omni-codes"),
+        (["audio"], "qwen2_5_omni"),
+        (["text", "audio"], "qwen2_5_omni"),
+    ):
+        assert layout_for(folder, ["text", "image", "audio", "video"], outputs).pipeline == pipeline
+    with pytest.raises(RequestError, match="qwen2_5_omni gives text, audio, not codes"):
+        layout_for(folder, ["text"], ["audio", "codes"])
 
 
 def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni: Omni, files: Path) -> None:
     for words, told in (
-        (("ask", "x", "--out", "x.wav"), "error: --out: qwen2_5_omni gives text, not 'audio'"),
-        (("say", "x", "--out", "x.wav"), "error: nothing of this text could be spoken by qwen2_5_omni: it has no voice"),
+        (("ask", "x", "--out", "x.wav"), "error: --out: qwen2_5_omni-text gives text, not 'audio'"),
+        (("say", "x", "--out", "x.wav"), "error: nothing of this text could be spoken by qwen2_5_omni-text: it has no voice"),
     ):
         done = omnistage(omni, files, *words)
         assert done.returncode == 1

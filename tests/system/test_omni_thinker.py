@@ -35,7 +35,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> It
     with fleet(
         tmp_path_factory.mktemp("house"),
         kinds=("thinker",),
-        pipeline="qwen2_5_omni",
+        pipeline="qwen2_5_omni-text",
         family="qwen2_5_omni",
         stage_args=["--checkpoint", str(omni_checkpoint)],
     ) as running:

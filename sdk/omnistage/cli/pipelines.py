@@ -87,8 +87,9 @@ def _of_checkpoint(folder: Path, typed: str, choice: Choice) -> Layout:
 
 
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
-    """The pipeline of the family that a checkpoint is of: that with its name, or the only other one that can do what is asked. Raises
-    StackError where there is none, or where it might be several."""
+    """The pipeline of the family that a checkpoint is of: where it is known what will be asked for, the shortest that gives it; else that
+    with the family's name, or the only other one that can do what is asked. Raises StackError where there is none, or where it might be
+    several."""
     try:
         family = recognise(folder, called=typed)
     except LoadError as error:
@@ -97,6 +98,9 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
         raise StackError(str(error)) from None
     having = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
     able = [name for name in having if _is_able(_read(name), _read(name).stages[0].kind, choice)]
+    if choice.outputs:
+        shortest = min((len(_read(name).stages) for name in able), default=0)
+        able = [name for name in able if len(_read(name).stages) == shortest]
     if family in having and (family in able or len(able) != 1):
         return family
     having = able or having
