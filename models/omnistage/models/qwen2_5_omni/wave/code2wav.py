@@ -11,7 +11,7 @@ import numpy as np
 
 from omnistage.models.common.due import DueQueue
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import Activity, Array, BadRequest, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
+from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.ports import CODES
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
@@ -61,8 +61,6 @@ class FlowCode2Wav:
     async def prepare(self, request: WaveRequest) -> Prepared:
         """See Code2WavModel.prepare."""
         voice = chosen_voice(self._speakers, request.voice, "code2wav.voice")
-        if request.sample_rate_hz not in (0, rate := round(self.info.produces[0].rate_hz)):
-            raise BadRequest("code2wav.sample_rate_hz", f"{request.sample_rate_hz} is not possible: ask for {rate} or 0")
         return Prepared(request.seed, self._schedules[request.profile], self._speakers[voice])
 
     def first_frame(self, prepared: Prepared, sample: int) -> int:
