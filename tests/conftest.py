@@ -35,6 +35,8 @@ TESTS = Path(__file__).parent
 
 DEAREST = (
     "system/test_compose.py",
+    "system/test_omni_speech.py",
+    "models/qwen2_5_omni/test_code2wav.py",
     "system/test_default_resume.py",
     "system/test_ranks.py",
     "system/test_default_model.py",
