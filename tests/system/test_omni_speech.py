@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,6 +128,20 @@ async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, s
         assert heard_at is not None and heard_at < 800 == len(answer.tokens())
         assert len(answer.of("audio")[0].audio.data) == 2 * 12 * CODE_SAMPLES
         assert len(answer.samples()) == CODE_SAMPLES * len(answer.codes())
+
+
+async def test_a_player_is_told_how_long_to_wait(house: Fleet, seed: int) -> None:
+    """With the first sound; and the account says whether who waited so had something to play at any time, as it says itself."""
+    async with omni_stub(house.address("router")) as stub:
+        answer, arrived = Answer(), list[float]()
+        async for event in stub.Generate(question(seed, frames=200), timeout=60):
+            answer.take(event)
+            arrived += [time.monotonic()] * (len(answer.of("audio")) - len(arrived))
+        first, *others = [chunk for chunk in answer.of("audio") if chunk.count]
+        assert first.audio.HasField("prebuffer_ms") and not any(chunk.audio.HasField("prebuffer_ms") for chunk in others)
+        assert answer.usage is not None
+        report = next(stage for stage in answer.usage.stages if stage.kind == stage_pb2.STAGE_KIND_CODE2WAV)
+        assert bool(report.audio_underruns) == bool(report.audio_starved.ToNanoseconds())
 
 
 async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, seed: int) -> None:

@@ -216,10 +216,13 @@ async def no_inputs() -> AsyncIterator[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """Consecutive samples, [n, channels] float32 in -1..1. needs: first frame that a replacement Code2Wav needs to go on after them."""
+    """Consecutive samples, [n, channels] float32 in -1..1. needs: first frame that a replacement Code2Wav needs to go on after them.
+    prebuffer_s: of the first sound of a speech: how long a player should wait before it plays, so that it never runs dry; None: the model
+    cannot tell."""
 
     samples: NDArray[np.float32]
     needs: int = 0
+    prebuffer_s: float | None = None
 
 
 # Thinker ---------------------------------------------------------------------------------------------------------------------------

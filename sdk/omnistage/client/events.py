@@ -36,13 +36,15 @@ class TextDelta:
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioChunk:
     """The next piece of sound. samples: float32 [n], mono, -1 to 1. first_sample: position of samples[0] in the answer. encoding: in which
-    they came, pcm16 or float32."""
+    they came, pcm16 or float32. prebuffer_s: of the first piece, how long a player should wait after it before it plays, so that it never
+    runs dry, as far as the server can foretell; None: it does not say."""
 
     samples: NDArray[np.float32]
     first_sample: int
     sample_rate_hz: int
     arrival_s: float
     encoding: str = "pcm16"
+    prebuffer_s: float | None = None
 
     @property
     def duration_s(self) -> float:
@@ -95,7 +97,9 @@ class Failover:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One stage's account of its part. Seconds after that stage was opened. Items per port: tokens, rows, frames or samples."""
+    """One stage's account of its part. Seconds after that stage was opened. Items per port: tokens, rows, frames or samples.
+    audio_underruns, audio_starved_s: of a Code2Wav: how often, and for how long in all, whoever plays its sound as it is made, after the
+    wait that `AudioChunk.prebuffer_s` says, would have had nothing to play."""
 
     stage: str
     replica: str
@@ -106,6 +110,8 @@ class StageReport:
     output_items: dict[str, int]
     failovers: int
     cached_tokens: int
+    audio_underruns: int = 0
+    audio_starved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

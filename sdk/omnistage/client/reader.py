@@ -159,7 +159,8 @@ class Reader:
         self._sample_rate_hz = rate_hz
         self._audio.append(AudioArrival(arrival_s, chunk.first, len(samples), rate_hz, is_audible(samples)))
         encoding = "float32" if chunk.audio.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32 else "pcm16"
-        return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding)
+        told = chunk.audio.prebuffer_ms / 1000 if chunk.audio.HasField("prebuffer_ms") else None
+        return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding, told)
 
     def _take_image(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Picture | None:
         """Put the pieces of a picture together; None until it is whole."""
@@ -271,6 +272,8 @@ def _report(report: stage_pb2.Report) -> StageReport:
         output_items=dict(report.output_items),
         failovers=report.failovers,
         cached_tokens=report.cached_tokens,
+        audio_underruns=report.audio_underruns,
+        audio_starved_s=_seconds(report.audio_starved),
     )
 
 

@@ -97,16 +97,18 @@ class CodeChunk(_message.Message):
     def __init__(self, codes: _Optional[_Iterable[int]] = ..., codebook_count: _Optional[int] = ...) -> None: ...
 
 class AudioChunk(_message.Message):
-    __slots__ = ("data", "encoding", "sample_rate_hz", "channel_count")
+    __slots__ = ("data", "encoding", "sample_rate_hz", "channel_count", "prebuffer_ms")
     DATA_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_RATE_HZ_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PREBUFFER_MS_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     encoding: AudioEncoding
     sample_rate_hz: int
     channel_count: int
-    def __init__(self, data: _Optional[bytes] = ..., encoding: _Optional[_Union[AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., channel_count: _Optional[int] = ...) -> None: ...
+    prebuffer_ms: int
+    def __init__(self, data: _Optional[bytes] = ..., encoding: _Optional[_Union[AudioEncoding, str]] = ..., sample_rate_hz: _Optional[int] = ..., channel_count: _Optional[int] = ..., prebuffer_ms: _Optional[int] = ...) -> None: ...
 
 class ImageChunk(_message.Message):
     __slots__ = ("data", "media_type", "preview_step", "layer")

@@ -412,7 +412,7 @@ class DiffusionParams(_message.Message):
     def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens")
+    __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved")
     class InputItemsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,8 @@ class Report(_message.Message):
     OUTPUT_ITEMS_FIELD_NUMBER: _ClassVar[int]
     FAILOVERS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_UNDERRUNS_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_STARVED_FIELD_NUMBER: _ClassVar[int]
     kind: StageKind
     replica: str
     queued: _duration_pb2.Duration
@@ -445,7 +447,9 @@ class Report(_message.Message):
     output_items: _containers.ScalarMap[str, int]
     failovers: int
     cached_tokens: int
-    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    audio_underruns: int
+    audio_starved: _duration_pb2.Duration
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., audio_underruns: _Optional[int] = ..., audio_starved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import lengths
+from omnistage.models.qwen2_5_omni.wave.forecast import HORIZON_S, Arrivals, prebuffer_s
 from omnistage.models.qwen2_5_omni.wave.noise import noise
 from omnistage.models.qwen2_5_omni.wave.schedule import CONTEXT, PROFILES, Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import METHODS, Solver, Trajectory
@@ -82,3 +84,39 @@ def test_steps_are_evaluations() -> None:
     times = Solver.of("rk4", 9).times
     assert times[0] == 0 and times[-1] == 1 and all(begin < end for begin, end in pairwise(times))
     assert np.allclose(times, [1 - math.cos(math.pi / 2 * step / 9) for step in range(10)], atol=1e-6)
+
+
+@lengths.rounds(60, 2000)
+def test_who_waits_as_told_never_runs_dry(seed: int, rounds: int) -> None:
+    """Codes that come one by one and windows that are computed one after the other, both at any pace; who waits less runs dry."""
+    source = random.Random(seed)
+    for _ in range(rounds):
+        sizes, ahead = PROFILES[source.choice(["latency", "balanced", "quality"])]
+        schedule, code_s = Schedule(sizes, ahead, BLOCK), 0.02
+        interval_s, start_s, block_s = source.uniform(0.002, 0.03), source.uniform(0, 0.05), source.uniform(0.005, 0.28)
+
+        def decode_s(window: Window, start_s: float = start_s, block_s: float = block_s) -> float:
+            return start_s + block_s * (window.past - window.first) / BLOCK
+
+        there, done, sounds = list[float](), 0.0, list[tuple[float, float]]()
+        while (window := schedule.window(len(sounds), 1 << 62, ended=False)) is not None and window.end * code_s < HORIZON_S:
+            there.append(window.past * interval_s)
+            done = max(there[-1], done) + decode_s(window)
+            sounds.append((done, (window.end - window.begin) * code_s))
+        wait = prebuffer_s(schedule, code_s, interval_s, decode_s, there[0], sounds[0][0])
+        for patience, dry in ((wait + 1e-9, False), (wait - 0.01, wait > 0.01)):
+            at, late = sounds[0][0] + patience, 0.0
+            for done, seconds in sounds[: len(sounds)]:
+                late = max(late, done - at)
+                at += seconds
+            assert (late > 1e-6) == dry or patience < 0
+
+
+def test_codes_tell_their_pace() -> None:
+    arrivals = Arrivals()
+    assert arrivals.interval_s == 0
+    arrivals.came(5.0, 3)
+    assert arrivals.interval_s == 0
+    arrivals.came(5.5, 0)
+    arrivals.came(6.0, 4)
+    assert arrivals.interval_s == 0.25

@@ -166,15 +166,17 @@ async def converted(
     that the model needed for that. `Sound.needs` is what is needed after each, with the context that goes before it. Raises BadRequest for
     sound that ends before `first`."""
     resampler = Resampler(conversion, channels, first)
-    reached, needs = resampler.first_needed, deque([(resampler.first_needed, needed)])
+    reached, needs, told = resampler.first_needed, deque([(resampler.first_needed, needed)]), None
     async for sound in sounds:
+        told = told if sound.prebuffer_s is None else sound.prebuffer_s
         reached += len(sound.samples)
         needs.append((reached, sound.needs))
         made = await asyncio.to_thread(resampler.push, sound.samples)
         while len(needs) > 1 and needs[1][0] <= resampler.first_needed:
             needs.popleft()
-        yield Sound(made, needs[0][1])
-    yield Sound(await asyncio.to_thread(resampler.end), needs[0][1])
+        yield Sound(made, needs[0][1], told)
+        told = None if len(made) else told
+    yield Sound(await asyncio.to_thread(resampler.end), needs[0][1], told)
 
 
 async def warm_up(own_hz: int) -> None:

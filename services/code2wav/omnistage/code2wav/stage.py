@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
+from omnistage.code2wav.player import Player
 from omnistage.code2wav.resampling import Conversion, converted, warm_up
 from omnistage.models.interface import Code2WavModel, P, Piece, Sound, WaveRequest
 from omnistage.stage.logic import Input, Kept, Output, Start, Timing, Work
@@ -64,10 +67,15 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         first = wanted[self._output.name]
         kept = self._first_frame(prepared, conversion, first)
         rate_hz = self._rate_hz if conversion is None else conversion.rate_hz
+        player = Player()
         with refusals():
             async with self._sounds(prepared, conversion, pieces(inputs, [self._input]), first) as made:
                 async for sound in made:
-                    for output in sound_outputs(self._output, sound.samples, rate_hz, encoding):
+                    if len(sound.samples):
+                        player.hear(time.monotonic(), len(sound.samples) / rate_hz, sound.prebuffer_s or 0.0)
+                        timing.audio_underruns, timing.audio_starved_s = player.underruns, player.starved_s
+                    told = None if first or sound.prebuffer_s is None else math.ceil(1000 * sound.prebuffer_s)
+                    for output in sound_outputs(self._output, sound.samples, rate_hz, encoding, told):
                         yield output
                     if sound.needs >= kept + KEPT_FRAMES:
                         kept = sound.needs

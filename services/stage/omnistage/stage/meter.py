@@ -50,5 +50,7 @@ class Meter:
             input_items=input_items,
             output_items=self._items,
             cached_tokens=self.timing.cached_tokens,
+            audio_underruns=self.timing.audio_underruns,
+            audio_starved=duration(self.timing.audio_starved_s),
             failovers=failovers,
         )

@@ -109,13 +109,25 @@ def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
         yield Output(port.name, len(part), part, last and begin + most >= count, element_type(port))
 
 
-def sound_outputs(port: PortSpec, samples: NDArray[np.float32], rate_hz: int, encoding: chunk_pb2.AudioEncoding) -> Iterator[Output]:
-    """Samples [n, channels] as pieces of at most 256 KiB."""
+def sound_outputs(
+    port: PortSpec,
+    samples: NDArray[np.float32],
+    rate_hz: int,
+    encoding: chunk_pb2.AudioEncoding,
+    prebuffer_ms: int | None = None,
+) -> Iterator[Output]:
+    """Samples [n, channels] as pieces of at most 256 KiB. prebuffer_ms: told with the first of them."""
     channels = port.width
     most = MAX_SOUND_BYTES // (channels * (2 if encoding == chunk_pb2.AUDIO_ENCODING_PCM16 else 4))
     for begin in range(0, len(samples), most):
         part = samples[begin : begin + most]
-        audio = chunk_pb2.AudioChunk(data=encode(part, encoding), encoding=encoding, sample_rate_hz=rate_hz, channel_count=channels)
+        audio = chunk_pb2.AudioChunk(
+            data=encode(part, encoding),
+            encoding=encoding,
+            sample_rate_hz=rate_hz,
+            channel_count=channels,
+            prebuffer_ms=None if begin else prebuffer_ms,
+        )
         yield Output(port.name, len(part), audio)
 
 

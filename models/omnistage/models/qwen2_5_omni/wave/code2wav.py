@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.ports import CODES
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
+from omnistage.models.qwen2_5_omni.wave.forecast import Arrivals, prebuffer_s
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
+from omnistage.models.qwen2_5_omni.wave.trial import Trial, form
 from omnistage.models.qwen2_5_omni.wave.window import Job, Windows
 
 AUDIO = "audio"
@@ -36,9 +39,10 @@ class FlowCode2Wav:
         schedules: Mapping[str, Schedule],
         speakers: Mapping[str, Speaker],
         info: ModelInfo,
+        trial: Trial,
     ) -> None:
         self.config, self.windows, self._queue, self._worker = config, windows, queue, worker
-        self._schedules, self._speakers, self._info = schedules, speakers, info
+        self._schedules, self._speakers, self._info, self._trial = schedules, speakers, info, trial
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> FlowCode2Wav:
@@ -71,19 +75,32 @@ class FlowCode2Wav:
     async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. No codes at all give no sound."""
         speech = Speech(self.config, self.windows, prepared, wanted[AUDIO])
-        clock = asyncio.get_running_loop().time
+        clock, arrivals = asyncio.get_running_loop().time, Arrivals()
         heard: float | None = None
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
+            arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (job := speech.next()) is not None:
-                await self._queue.run(job, clock() if heard is None else heard)
-                sound = speech.finish(job)
+                begun = clock()
+                await self._queue.run(job, begun if heard is None else heard)
+                sound, last = speech.finish(job), job.leaves is None
                 del job
                 if len(sound.samples):
-                    seconds = len(sound.samples) / self.info.produces[0].rate_hz
-                    heard = max(clock(), heard or 0.0) + seconds
+                    if heard is None:
+                        told = 0.0 if last else self._prebuffer_s(prepared.schedule, arrivals, begun, clock())
+                        sound = replace(sound, prebuffer_s=told)
+                    heard = max(clock(), heard or 0.0) + len(sound.samples) / self.info.produces[0].rate_hz
                     yield sound
+
+    def _prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
+        """Of a speech whose first window took so long, beside all that this machine has to do."""
+        window, seconds = schedule.window(0, 1 << 62, ended=False), self._trial.seconds
+        if window is None:
+            return 0.0
+        slowness = (done - begun) / seconds[form(window)]
+        code_s = self.config.code_samples / self.config.sample_rate_hz
+        return prebuffer_s(schedule, code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 
     async def warm_up(self) -> None:
         """Speak for a second, with a window of each size of the usual schedule."""

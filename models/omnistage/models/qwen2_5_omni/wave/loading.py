@@ -78,7 +78,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         },
     )
     queue = DueQueue(worker, windows.step, windows.shape, trial.most)
-    return FlowCode2Wav(config, windows, queue, worker, schedules, speakers, info)
+    return FlowCode2Wav(config, windows, queue, worker, schedules, speakers, info, trial)
 
 
 def read_parts(

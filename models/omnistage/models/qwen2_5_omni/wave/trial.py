@@ -31,11 +31,13 @@ PACED = "balanced"
 @dataclass(frozen=True, slots=True)
 class Trial:
     """together: of each shape of a step, how many windows of it have the same bits together as each has alone, descending; without 1.
-    results: of fixed input. speakers: how many this machine can make speak in real time, if it does nothing else."""
+    results: of fixed input. speakers: how many this machine can make speak in real time, if it does nothing else. seconds: that a window
+    takes, by its form, in the same way."""
 
     together: Mapping[Hashable, tuple[int, ...]]
     results: Sequence[torch.Tensor]
     speakers: float
+    seconds: Mapping[Hashable, float]
 
     def most(self, shape: Hashable, there: int) -> int:
         """How many of the windows that are there are computed together."""
@@ -61,7 +63,7 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
     """Compute windows of all shapes that streams have, on this thread. most: together; 0: as many as are worth it."""
     usual, ends = _usual(schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[windows.dit.device.type] if not most or size <= most]
-    together, results = dict[Hashable, tuple[int, ...]](), []
+    together, results, seconds = dict[Hashable, tuple[int, ...]](), [], dict[Hashable, float]()
     for flows in (True, False):
         # What the sizes are for: if none is exact for a shape of the flow or of the sound, there is none for the others.
         worth = sizes
@@ -72,20 +74,34 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
             begun = time.monotonic()
             results += _made(windows, [job])
             now = time.monotonic()
-            together[shape] = ()
+            seconds[shape], together[shape] = now - begun, ()
             if now < ends and now - begun < SLOW_SECONDS:
-                together[shape] = worth = _exact(config, windows, window, worth, flows=flows)
-    return Trial(together, results, _speakers(config, windows, schedules[PACED], together))
+                # The first run of a shape is not like the others.
+                seconds[shape] = _seconds(config, windows, window, 1, flows=flows)
+                together[shape] = worth = tuple(_exact(config, windows, window, worth, flows=flows))
+    paced = {
+        form(window): sum(
+            seconds[windows.shape(_job(config, windows, window, 0, flows=flows))] * (windows.solver.evaluations if flows else 1)
+            for flows in (True, False)
+        )
+        for window in usual
+    }
+    return Trial(together, results, _speakers(config, windows, schedules[PACED], together), paced)
+
+
+def form(window: Window) -> Hashable:
+    """What windows have in common that take equally long, but for the last of a speech."""
+    return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
 
 
 def _usual(schedules: Mapping[str, Schedule]) -> list[Window]:
     """One window of each form that a speech has but for its last; those of the paced profile first."""
-    found: dict[tuple[object, ...], Window] = {}
+    found: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != PACED):
         for number in range(schedules[name].cycle):
             window = schedules[name].window(number, 1 << 62, ended=False)
             if window is not None:
-                found.setdefault((window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)), window)
+                found.setdefault(form(window), window)
     return list(found.values())
 
 
@@ -145,13 +161,17 @@ def _speakers(config: WaveConfig, windows: Windows, schedule: Schedule, together
     assert window is not None
     seconds = 0.0
     for flows in (True, False):
-        job = _job(config, windows, window, 0, flows=flows)
-        size = next(iter(together.get(windows.shape(job), ())), 1)
-        times = []
-        for _ in range(3):
-            jobs = [_job(config, windows, window, number, flows=flows) for number in range(size)]
-            begun = time.perf_counter()
-            _made(windows, jobs)
-            times.append((time.perf_counter() - begun) / size)
-        seconds += sorted(times)[1] * (windows.solver.evaluations if flows else 1)
+        size = next(iter(together.get(windows.shape(_job(config, windows, window, 0, flows=flows)), ())), 1)
+        seconds += _seconds(config, windows, window, size, flows=flows) * (windows.solver.evaluations if flows else 1)
     return (window.end - window.begin) * config.code_samples / config.sample_rate_hz / seconds
+
+
+def _seconds(config: WaveConfig, windows: Windows, window: Window, size: int, *, flows: bool) -> float:
+    """That a step of so many windows takes for each of them, the median of three."""
+    times = []
+    for _ in range(3):
+        jobs = [_job(config, windows, window, number, flows=flows) for number in range(size)]
+        begun = time.perf_counter()
+        _made(windows, jobs)
+        times.append((time.perf_counter() - begun) / size)
+    return sorted(times)[1]

@@ -1,0 +1,54 @@
+"""How long a player should wait before it plays, so that it never runs dry: what is known of the pace of codes and windows, carried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
+
+HORIZON_S = 30.0
+"""Of speech. Where sound is made slower than it is played, no wait is enough for ever: this is for as much as most answers have."""
+
+
+class Arrivals:
+    """When codes came."""
+
+    def __init__(self) -> None:
+        self._first_at = self._last_at = 0.0
+        self._first_count = self._count = 0
+
+    def came(self, now: float, codes: int) -> None:
+        if codes:
+            if not self._count:
+                self._first_at, self._first_count = now, codes
+            self._last_at, self._count = now, self._count + codes
+
+    @property
+    def interval_s(self) -> float:
+        """From one code to the next; 0 while all came at once."""
+        return (self._last_at - self._first_at) / max(self._count - self._first_count, 1)
+
+
+def prebuffer_s(
+    schedule: Schedule, code_s: float, interval_s: float, decode_s: Callable[[Window], float], first_codes_at: float, heard_at: float
+) -> float:
+    """Seconds after the first sound at which a player that begins then has each later sound when its turn comes: the largest
+    of the times at which windows will be done, less the sound before them.
+
+    code_s: of sound that a code has. interval_s: from one code to the next as they come. decode_s: that a window takes. first_codes_at:
+    when the codes of the first window were there; heard_at: when its sound was.
+    """
+    first = schedule.window(0, 1 << 62, ended=False)
+    if first is None:
+        return 0.0
+    done, due, wait = heard_at, heard_at + (first.end - first.begin) * code_s, 0.0
+    for number in count(1):
+        window = schedule.window(number, 1 << 62, ended=False)
+        if window is None or window.end * code_s >= HORIZON_S:
+            break
+        there = first_codes_at + (window.past - first.past) * interval_s
+        done = max(there, done) + decode_s(window)
+        wait = max(wait, done - due)
+        due += (window.end - window.begin) * code_s
+    return wait
