@@ -203,12 +203,25 @@ async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wa
             assert all(len(sound.samples) for sound in rest)
 
 
+@pytest.mark.parametrize("profile", STREAMED)
+async def test_sound_goes_on_in_what_would_be_the_next_window(quick: FlowCode2Wav, seed: int, profile: str) -> None:
+    """A speech that ends where a window is already whole but for what it looks ahead at: there the last one reaches beyond its chunk, also
+    where the next would be fresh."""
+    source, (sizes, ahead) = random.Random(seed), PROFILES[profile]
+    schedule = Schedule(sizes, ahead, BLOCK)
+    fresh = next(number for number in range(1, 99) if schedule.first_code(number) < schedule.begin(number))
+    codes, request = drawn(source, schedule.begin(fresh) + source.randint(2, ahead * BLOCK - 1)), WaveRequest(seed, profile)
+    whole = await samples(quick, codes, request)
+    for sample in (SAMPLES * (schedule.begin(fresh) + 1), len(whole) - 1, source.randrange(SAMPLES * schedule.begin(fresh), len(whole))):
+        assert np.array_equal(await samples(quick, codes, request, sample=sample), whole[sample:])
+
+
 async def test_what_must_be_computed_again_is_bounded(quick: FlowCode2Wav) -> None:
     """However long the speech is."""
     for profile in STREAMED:
         prepared = await quick.prepare(WaveRequest(0, profile))
         behind = [sample // SAMPLES - quick.first_frame(prepared, sample) for sample in range(0, 1 << 24, 4801)]
-        assert min(behind) >= 0 and max(behind) <= (24 + 6 + 2) * BLOCK
+        assert min(behind) >= 0 and max(behind) <= (24 + 6 + 2 + 2) * BLOCK
 
 
 @lengths.rounds(6, 14)

@@ -44,8 +44,11 @@ def test_windows_are_a_function_of_their_number(profile: str, seed: int) -> None
             assert window.begin == schedule.begin(number) and not window.begin % BLOCK
             assert window.first == window.begin - window.context and window.context == (CONTEXT * BLOCK if number and window.fresh else 0)
             assert window.past <= codes and (window.last or (window.ahead == ahead * BLOCK and not window.end % BLOCK))
-            refreshed = schedule.refreshed(source.randrange(window.begin, window.end))
-            assert at_once[refreshed].fresh and not any(each.fresh for each in at_once[refreshed + 1 : number + 1])
+            code = source.randrange(window.begin, window.end)
+            refreshed = schedule.refreshed(code)
+            assert at_once[refreshed].fresh
+            between = at_once[refreshed + 1 : number + 1]
+            assert not any(each.fresh for each in between if each.begin <= code - ahead * BLOCK)
             assert schedule.first_code(refreshed) == at_once[refreshed].first
 
 

@@ -68,15 +68,17 @@ class Schedule:
         return (sum(self.sizes[:growing]) + (number - growing) * self.sizes[-1]) * self.block
 
     def refreshed(self, code: int) -> int:
-        """The last fresh window whose chunk begins at a code or before it: where a session begins that needs sound from that code on."""
+        """The fresh window with which a session begins that needs sound from a code on: the last one whose chunk begins there or before,
+        but that the last window of a speech may reach beyond its own chunk, by less than what is looked at ahead. Whether it does nobody
+        knows before the speech ends."""
         if not self.sizes:
             return 0
         # Of windows of the last size, the first one is number `growing`.
-        passed = (code // self.block - sum(self.sizes[:-1])) // self.sizes[-1]
+        passed = (code // self.block - self.ahead - sum(self.sizes[:-1])) // self.sizes[-1]
         return self.growing + passed // self._every * self._every if passed >= self._every else 0
 
     def first_code(self, number: int) -> int:
-        """That a fresh window of a number needs."""
+        """That a window of a number needs, besides what the one before it left."""
         return self.begin(number) - self._context(number)
 
     @property

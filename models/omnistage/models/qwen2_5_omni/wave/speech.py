@@ -70,9 +70,8 @@ class Speech:
         self._left, self._before = job.leaves, job.final
         self._number += 1
         self._over = job.leaves is None
-        begin, fresh = schedule.begin(self._number), schedule.refreshed(schedule.begin(self._number))
-        needed = schedule.first_code(fresh)
-        self._forget(needed if fresh == self._number else begin)
+        self._forget(schedule.first_code(self._number))
+        needed = schedule.first_code(schedule.refreshed(schedule.begin(self._number)))
         return Sound(samples[max(self._first_sample - begins, 0) :, None].numpy(), needed)
 
     def _take(self, first: int, codes: NDArray[np.int64]) -> None:
