@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVIC
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -79,6 +79,12 @@ bench-engine: setup-dev model ## figures of the engine: benchmarks/out/engine.js
 
 bench-talker: setup-dev ## figures of speech while text is written: benchmarks/out/talker.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.talker $(ARGS)
+
+bench-pipeline: setup-dev ## figures of Qwen2.5-Omni from question to sound, beside Transformers: benchmarks/out/pipeline.json; the same
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline $(ARGS)
+
+bench-code2wav: setup-dev model ## figures of sound made while it is spoken: benchmarks/out/code2wav.json; the same (ARGS=--docs: into the docs too)
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.code2wav $(ARGS)
 
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)

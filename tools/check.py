@@ -27,7 +27,7 @@ def checks() -> dict[str, list[str]]:
         "buf breaking": [sys.executable, "tools/breaking.py"],
         "stubs fresh": [sys.executable, "tools/protos.py", "--check"],
         "house rules": [sys.executable, "-m", "pytest", "-q", "tests/house"],
-        "compose": [f"{BIN}/docker-compose", "--file", "docker-compose.yml", "config", "--quiet"],
+        "compose": [f"{BIN}/docker-compose", "--file", "docker-compose.yml", "--profile", "*", "config", "--quiet"],
         "hadolint": [f"{BIN}/hadolint", *dockerfiles],
     }
 

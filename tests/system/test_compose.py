@@ -35,7 +35,7 @@ READY = "omnistage-test-ready"
 """Base images: nothing is installed, everything is."""
 ROUTER_FROM_BASE = f"services: {{router: {{build: {{args: {{BASE_IMAGE: {BASE}}}}}}}}}\n"
 """Goes behind docker-compose.yml where BASE_IMAGE names the other one."""
-ROUTER = "127.0.0.1:50050"
+ROUTER, OMNI_ROUTER = "127.0.0.1:50050", "127.0.0.1:50060"
 CONTAINER_USER = 10001
 SERVERS = ("router", "thinker", "talker", "code2wav")
 TALKERS = {"talker": 2}
@@ -75,14 +75,14 @@ class Containers:
         (found,) = [container for service in SERVERS for container in self.of(service) if self.daemon.inspect(container, template) == host]
         return found
 
-    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, asked: dict[str, Any], router: str = ROUTER) -> dict[str, Any]:
         """The account of a whole answer."""
-        with self.asking(asked) as client:
+        with self.asking(asked, router=router) as client:
             return client.read()
 
     @contextmanager
-    def asking(self, asked: dict[str, Any], what: str = "ask") -> Iterator[Asker]:
-        command = self.daemon.beside(sys.executable, str(Path(daemons.__file__).with_name("asker.py")), ROUTER, what, json.dumps(asked))
+    def asking(self, asked: dict[str, Any], what: str = "ask", router: str = ROUTER) -> Iterator[Asker]:
+        command = self.daemon.beside(sys.executable, str(Path(daemons.__file__).with_name("asker.py")), router, what, json.dumps(asked))
         with self.started(*command) as process:
             yield Asker(process)
 
@@ -201,6 +201,17 @@ def test_a_client_inside_the_network_gets_an_answer(stack: Containers) -> None:
     printed = stack.compose("run", "--rm", "--no-TTY", "ask", QUESTION["prompt"], "--seed", "1", "--max-tokens", "40", "--json")
     told = json.loads(printed.strip().splitlines()[-1])
     assert told["text"] and told["audio_s"] > 1
+
+
+def test_qwen2_5_omni_speaks_in_its_profile(stack: Containers, omni_checkpoint: Path) -> None:
+    if stack.base == READY:
+        pytest.skip("three more servers: in the long form")
+    profile = ("--profile", "qwen2_5_omni")
+    stack.daemon.environment["CHECKPOINT"] = str(omni_checkpoint)
+    stack.compose(*profile, "up", "--detach", "--wait", "omni-router")
+    answer = stack.ask({"prompt": "What is a river?", "seed": 1, "max_tokens": 20, "max_frames": 50}, OMNI_ROUTER)
+    assert answer["text"] and answer["loudness"] > 0.001 and 0 < answer["samples"] <= 50 * 480 and not answer["samples"] % 480
+    stack.compose(*profile, "rm", "--stop", "--force", "omni-router", "omni-thinker", "omni-talker", "omni-code2wav")
 
 
 def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talker_comes_back(

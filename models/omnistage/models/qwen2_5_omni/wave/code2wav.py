@@ -17,7 +17,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.ports import CODES
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
-from omnistage.models.qwen2_5_omni.wave.forecast import Arrivals, prebuffer_s
+from omnistage.models.qwen2_5_omni.wave.forecast import Arrivals, Pace, prebuffer_s
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
@@ -42,7 +42,7 @@ class FlowCode2Wav:
         trial: Trial,
     ) -> None:
         self.config, self.windows, self._queue, self._worker = config, windows, queue, worker
-        self._schedules, self._speakers, self._info, self._trial = schedules, speakers, info, trial
+        self._schedules, self._speakers, self._info, self._trial, self._pace = schedules, speakers, info, trial, Pace()
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> FlowCode2Wav:
@@ -82,8 +82,10 @@ class FlowCode2Wav:
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (job := speech.next()) is not None:
-                begun = clock()
+                begun, beside = clock(), self._queue.waiting + 1
                 await self._queue.run(job, begun if heard is None else heard)
+                if (expected_s := self._trial.seconds.get(form(speech.window))) is not None:
+                    self._pace.took(clock() - begun, expected_s, beside)
                 sound, last = speech.finish(job), job.leaves is None
                 del job
                 if len(sound.samples):
@@ -94,11 +96,8 @@ class FlowCode2Wav:
                     yield sound
 
     def _prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
-        """Of a speech whose first window took so long, beside all that this machine has to do."""
-        window, seconds = schedule.window(0, 1 << 62, ended=False), self._trial.seconds
-        if window is None:
-            return 0.0
-        slowness = (done - begun) / seconds[form(window)]
+        """Of a speech whose first window was begun and done then."""
+        slowness, seconds = self._pace.slowness(self._queue.waiting + 1), self._trial.seconds
         code_s = self.config.code_samples / self.config.sample_rate_hz
         return prebuffer_s(schedule, code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 

@@ -97,7 +97,7 @@ class Schedule:
         return -(-REFRESH_BLOCKS // self.sizes[-1])
 
     def _is_fresh(self, number: int) -> bool:
-        return number == 0 or ((number - self.growing) % self._every == 0 and number > self.growing)
+        return number == 0 or (bool(self.sizes) and (number - self.growing) % self._every == 0 and number > self.growing)
 
     def _context(self, number: int) -> int:
         return CONTEXT * self.block if number and self._is_fresh(number) else 0

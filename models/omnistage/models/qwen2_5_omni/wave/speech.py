@@ -35,6 +35,8 @@ class Speech:
     def __init__(self, config: WaveConfig, windows: Windows, prepared: Prepared, first_sample: int = 0) -> None:
         self._config, self._windows, self._prepared = config, windows, prepared
         self._first_sample = first_sample
+        self.window: Window | None = None
+        """That `next` gave last."""
         self._number = prepared.schedule.refreshed(first_sample // config.code_samples)
         self._first = prepared.schedule.first_code(self._number)
         self._codes = np.empty(0, np.int64)
@@ -59,8 +61,8 @@ class Speech:
         """The next window, if all of its codes are there."""
         if self._over:
             return None
-        window = self._prepared.schedule.window(self._number, self._first + len(self._codes), ended=self._ended)
-        return None if window is None else self._job(window)
+        self.window = self._prepared.schedule.window(self._number, self._first + len(self._codes), ended=self._ended)
+        return None if self.window is None else self._job(self.window)
 
     def finish(self, job: Job) -> Sound:
         """What was made of the window that `next` gave last."""

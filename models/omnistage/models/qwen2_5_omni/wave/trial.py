@@ -89,8 +89,10 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
     return Trial(together, results, _speakers(config, windows, schedules[PACED], together), paced)
 
 
-def form(window: Window) -> Hashable:
-    """What windows have in common that take equally long, but for the last of a speech."""
+def form(window: Window | None) -> Hashable:
+    """What windows have in common that take equally long; that of the last one of a speech is like no other."""
+    if window is None or window.last:
+        return None
     return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
 
 

@@ -1,0 +1,268 @@
+"""`python -m benchmarks.code2wav`: what sound costs that is made while it is still being spoken, and how it differs from sound that is made
+of the whole. Qwen2.5-Omni's Code2Wav with random weights; and the default voice, which is real, with its word error rate."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.asr import heard, recogniser, word_error_rate
+from benchmarks.figures import OUT, Figure, Report, arguments, median
+from helpers.speech import rows_of
+from omnistage.models.interface import Code2WavModel, Piece, WaveRequest
+from omnistage.models.makers import Order, make_tiny
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
+from omnistage.models.smol.code2wav import SmolCode2Wav
+from omnistage.models.smol.store import model_directory
+from omnistage.models.smol.talker import SmolTalker
+
+ROUNDS = 3
+CODES = 500
+SPEAKERS = 8
+PROFILES = ("latency", "balanced", "quality", "offline")
+TEXTS = (
+    "The sky is blue because the air scatters the light of the sun. Short waves are scattered more than long ones.",
+    "A kite is a light frame with cloth on it, which flies in the wind at the end of a long string.",
+    "Plants make their food from water, air and light. They take in the air through small holes in their leaves.",
+    "Bread is made of flour, water, salt and yeast. The dough has to rest for an hour before it goes into the oven.",
+)
+SAME_DB = 120.0
+"""What differs by less are roundings of float32."""
+LATE_S = 5.0
+"""What is heard so late is left out of the picture."""
+PAGE = Path(__file__).parent.parent / "docs" / "latency-and-quality.md"
+PICTURE = PAGE.parent / "images" / "latency-and-quality.png"
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sounded:
+    """Sound of all items. first_items: that had come when the first sound was there. first_s: what was computed until then, cost_s: in all,
+    seconds of a CPU. first_sound_s: how long the first sound is."""
+
+    samples: NDArray[np.float32]
+    first_items: int
+    first_s: float
+    cost_s: float
+    first_sound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A profile: seconds of speech that have come before there is a sound, seconds of computing then, signal over difference from the whole
+    in dB, log-spectral distance in dB, cost over the whole, word error rate."""
+
+    voice: str
+    profile: str
+    speech_s: float
+    computed_s: float
+    snr: float
+    distance: float
+    cost: float
+    errors: float | None = None
+
+
+async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array) -> Sounded:
+    """Items come one by one, each when nothing is left to do with those before it."""
+    prepared, port, came = await model.prepare(request), model.info.accepts[0].name, 0
+    rate_hz = model.info.produces[0].rate_hz
+
+    async def one_by_one() -> AsyncIterator[Piece]:
+        nonlocal came
+        for came in range(1, len(items) + 1):
+            yield Piece(port, came - 1, came == len(items), items[came - 1 : came].copy())
+
+    begun, first, parts = time.process_time(), None, []
+    async for sound in model.decode(prepared, one_by_one(), {model.info.produces[0].name: 0}):
+        if first is None:
+            first = came, time.process_time() - begun, len(sound.samples) / rate_hz
+        parts.append(sound.samples[:, 0])
+    assert first is not None
+    return Sounded(np.concatenate(parts), first[0], first[1], time.process_time() - begun, first[2])
+
+
+def decibels(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
+    """Of the signal over what differs; 150 where that is nothing."""
+    noise = ((made.astype(np.float64) - whole) ** 2).mean()
+    return min(float(10 * np.log10((whole.astype(np.float64) ** 2).mean() / max(noise, 1e-30))), 150.0)
+
+
+def spectral_distance(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
+    """Root mean square of the difference of the spectra in dB, 1024 samples each, those below -60 dB of the loudest as if they were there;
+    mean over time."""
+    window = torch.hann_window(1024)
+    spectra = [torch.stft(torch.from_numpy(each.copy()), 1024, 256, window=window, return_complex=True).abs() for each in (made, whole)]
+    floor = 1e-3 * spectra[1].max()
+    logs = [20 * each.clamp(min=floor).log10() for each in spectra]
+    return float((logs[0] - logs[1]).square().mean(0).sqrt().mean())
+
+
+async def lines(
+    voice: str, model: Code2WavModel[Any], speeches: Sequence[Array], seconds_of_item: float
+) -> tuple[list[Line], Mapping[str, list[Sounded]]]:
+    """Each profile beside the whole; costs are medians of rounds in turn."""
+    made: dict[str, list[Sounded]] = {profile: [] for profile in PROFILES}
+    await sounded(model, WaveRequest(0), speeches[0])
+    costs: dict[str, list[float]] = {profile: [] for profile in PROFILES}
+    firsts: dict[str, list[float]] = {profile: [] for profile in PROFILES}
+    for turn in range(ROUNDS):
+        for profile in PROFILES:
+            each = [await sounded(model, WaveRequest(n, profile), items) for n, items in enumerate(speeches)]
+            costs[profile].append(sum(one.cost_s for one in each))
+            firsts[profile].append(median([one.first_s for one in each]))
+            made[profile] = each if turn == 0 else made[profile]
+    found = []
+    for profile in PROFILES:
+        pairs = [(one.samples, whole.samples) for one, whole in zip(made[profile], made["offline"], strict=True)]
+        found.append(
+            Line(
+                voice,
+                profile,
+                median([one.first_items for one in made[profile]]) * seconds_of_item,
+                median(firsts[profile]),
+                median([decibels(*pair) for pair in pairs]),
+                median([spectral_distance(*pair) for pair in pairs]),
+                median([one / whole for one, whole in zip(costs[profile], costs["offline"], strict=True)]),
+            )
+        )
+    return found, made
+
+
+async def flow(report: Report, folder: Path) -> list[Line]:
+    """Qwen2.5-Omni's."""
+    make_tiny("qwen2.5-omni", folder, Order(size="small"))
+    model = load_code2wav(folder, LoadOptions(path=folder))
+    source = np.random.default_rng(0)
+    codes = source.integers(0, 8192, (CODES, 1)).astype(np.uint32)
+    found, made = await lines("qwen2_5_omni (small, random weights)", model, [codes], 0.02)
+    how = f"{CODES} codes, one thread, CPU time; small; median of {ROUNDS} in turn"
+    by = {line.profile: line for line in found}
+    report.add(
+        Figure("x_cost_balanced", by["balanced"].cost, "x", "<= 1.35", f"over the whole sequence at once; {how}"),
+        Figure("x_cost_latency", by["latency"].cost, "x", "", how),
+        Figure("x_cost_quality", by["quality"].cost, "x", "", how),
+        Figure(
+            "first_packet_codes",
+            made["balanced"][0].first_items,
+            "codes",
+            "<= 24",
+            "balanced: that had come when the first sound was there",
+        ),
+        Figure("first_packet", made["balanced"][0].first_sound_s, "s", "", "how long it is"),
+        Figure("snr_balanced", by["balanced"].snr, "dB", "", "of the whole over what differs from it"),
+        Figure("snr_quality", by["quality"].snr, "dB", "", "the same"),
+    )
+    alone, together = [], []
+    for n in range(ROUNDS):
+        alone.append(await all_s(model, [WaveRequest(n)], codes[:200]))
+        together.append(await all_s(model, [WaveRequest(n + speaker) for speaker in range(SPEAKERS)], codes[:200]))
+    speed = median([SPEAKERS * one / many for one, many in zip(alone, together, strict=True)])
+    report.add(
+        Figure("x_speakers_8", speed, "x", "", f"sound a second of {SPEAKERS} at once over one alone: {model.info.settings['batch']}")
+    )
+    await model.close()
+    return found
+
+
+async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], items: Array) -> float:
+    begun = time.perf_counter()
+    await asyncio.gather(*(sounded(model, request, items) for request in requests))
+    return time.perf_counter() - begun
+
+
+async def default_voice(report: Report) -> list[Line]:
+    """What is spoken is heard by a recogniser."""
+    folder = model_directory()
+    talker, model = SmolTalker.from_directory(folder / "talker"), SmolCode2Wav.from_directory(folder / "code2wav")
+    speeches = [await rows_of(talker, text) for text in TEXTS]
+    found, made = await lines("default", model, speeches, 1 / 40)
+    listener = await asyncio.to_thread(recogniser)
+    told = []
+    for line in found:
+        pairs = [(text, heard(listener, one.samples, 24000)) for text, one in zip(TEXTS, made[line.profile], strict=True)]
+        told.append(replace(line, errors=word_error_rate(pairs)))
+        report.add(Figure(f"default_word_error_rate_{line.profile}", told[-1].errors or 0.0, "", "<= 0.04", f"{len(TEXTS)} texts"))
+        report.add(Figure(f"default_spectral_distance_{line.profile}", line.distance, "dB", "", "from the whole"))
+    await asyncio.gather(talker.close(), model.close())
+    return told
+
+
+# The page --------------------------------------------------------------------------------------------------------------------------
+
+
+def table(found: Sequence[Line]) -> str:
+    head = "| voice | profile | speech before the first sound | computing | of the whole | spectral distance | cost | words heard wrong |"
+    rows = [head, "|---|---|---|---|---|---|---|---|"]
+    for line in found:
+        errors = "" if line.errors is None else f"{100 * line.errors:.1f} %"
+        whole = "the same" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
+        pace = f"{line.speech_s:.2f} s | {1000 * line.computed_s:.0f} ms"
+        rows.append(f"| {line.voice} | {line.profile} | {pace} | {whole} | {line.distance:.3f} dB | {line.cost:.2f} x | {errors} |")
+    return "\n".join(rows) + "\n"
+
+
+def draw(path: Path, found: Sequence[Line]) -> None:
+    """First sound against cost, with how near it is to the whole."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Drawing
+
+    voices = list(dict.fromkeys(line.voice for line in found))
+    drawing = Drawing(figsize=(9, 3.4), dpi=160, layout="constrained")
+    FigureCanvasAgg(drawing)
+    for axes, voice in zip(drawing.subplots(1, len(voices), squeeze=False)[0], voices, strict=True):
+        shown = [line for line in found if line.voice == voice and line.speech_s < LATE_S]
+        axes.scatter([line.speech_s for line in shown], [line.cost for line in shown], s=70, c="#0f9d8a", zorder=3)
+        for line in shown:
+            near = "the same sound" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
+            where = (line.speech_s, line.cost)
+            axes.annotate(f"{line.profile}\n{near}", where, textcoords="offset points", xytext=(9, -6), fontsize=8)
+        axes.set_title(voice, fontsize=9, loc="left")
+        axes.set_xlabel("speech that has come before the first sound (s)", fontsize=8)
+        axes.set_ylabel("cost, over that of the whole at once", fontsize=8)
+        axes.margins(0.3)
+        axes.grid(color="#e4e7eb")
+        axes.tick_params(labelsize=8)
+    drawing.savefig(path)
+
+
+def write(found: Sequence[Line], *, docs: bool) -> None:
+    """docs: into the page too, between its marks."""
+    OUT.mkdir(exist_ok=True)
+    (OUT / "latency-and-quality.md").write_text(table(found))
+    draw(OUT / PICTURE.name, found)
+    if docs:
+        shutil.copy(OUT / PICTURE.name, PICTURE)
+        begin, rest = PAGE.read_text().split("<!-- made by make bench-code2wav -->\n")
+        PAGE.write_text(f"{begin}<!-- made by make bench-code2wav -->\n{table(found)}{rest[rest.index('<!-- end -->') :]}")
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--docs", action="store_true", help="write the table and the picture into docs/latency-and-quality.md")
+    given = parser.parse_args()
+    report = Report("code2wav")
+    torch.set_num_threads(1)
+    found: list[Line] = []
+    with tempfile.TemporaryDirectory() as folder, report.part("flow"):
+        found += asyncio.run(flow(report, Path(folder)))
+    with report.part("default voice"):
+        found += asyncio.run(default_voice(report))
+    write(found, docs=given.docs)
+    return report.finish(judge=not given.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
