@@ -226,9 +226,9 @@ def draw(path: Path, found: Sequence[Line]) -> None:
         shown = [line for line in found if line.voice == voice and line.speech_s < LATE_S]
         axes.scatter([line.speech_s for line in shown], [line.cost for line in shown], s=70, c="#0f9d8a", zorder=3)
         for line in shown:
-            near = "the same sound" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
+            near = "same" if line.snr >= SAME_DB else f"{line.snr:.0f} dB"
             where = (line.speech_s, line.cost)
-            axes.annotate(f"{line.profile}\n{near}", where, textcoords="offset points", xytext=(9, -6), fontsize=8)
+            axes.annotate(f"{line.profile}, {near}", where, textcoords="offset points", xytext=(8, -3), fontsize=8)
         axes.set_title(voice, fontsize=9, loc="left")
         axes.set_xlabel("speech that has come before the first sound (s)", fontsize=8)
         axes.set_ylabel("cost, over that of the whole at once", fontsize=8)
