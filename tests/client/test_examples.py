@@ -28,6 +28,12 @@ def test_stream(toy_address: str, tmp_path: Path) -> None:
     assert "real-time factor" in run("stream.py", "Hi", "--address", toy_address, folder=tmp_path)
 
 
+def test_omni(toy_address: str, tmp_path: Path) -> None:
+    output = run("omni.py", "Hi", "--address", toy_address, "--seconds", "2", "--out", "answer.flac", folder=tmp_path)
+    assert "[first sound after " in output and output.endswith(" s of sound in answer.flac\n")
+    assert (tmp_path / "answer.flac").read_bytes().startswith(b"fLaC")
+
+
 def test_chat(toy_address: str, tmp_path: Path) -> None:
     output = run("chat.py", "--address", toy_address, text="Hello\n\nAnd then?\n", folder=tmp_path)
     first, second = output.splitlines()
