@@ -160,6 +160,16 @@ def test_files_of_every_kind(toy_address: str, tmp_path: Path, name: str, words:
     assert name in ("x.opus", "x.MP3") or np.array_equal(samples, expected)
 
 
+def test_who_speaks_how_and_for_how_long(toy_address: str, tmp_path: Path) -> None:
+    """One frame of the toy voice is 240 samples; of one that there is not the error names the option."""
+    words = ("say", "one two three four", "--voice", "toy", "--profile", "latency", "--max-frames", "2", "--json", "--address", toy_address)
+    told = last_object(omnistage(*words, "--out", tmp_path / "x.wav"))
+    assert told["audio_s"] == pytest.approx(2 * formulas.SAMPLES_PER_FRAME / formulas.SAMPLE_RATE_HZ)
+    done = omnistage("ask", "Hi", "--voice", "Nobody", "--address", toy_address)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --voice: no voice 'Nobody'; there is only 'toy'")
+
+
 def test_a_rate_that_is_not_possible_is_refused_in_the_words_of_the_command(toy_address: str, tmp_path: Path) -> None:
     done = omnistage("say", "Hi", "--sample-rate", "12345", "--out", tmp_path / "x.wav", "--address", toy_address)
     assert done.returncode == 1
@@ -248,6 +258,9 @@ def test_nobody_at_the_address(free_port: int) -> None:
         ["ask", "Hi", "--sample-rate", "16000", "--text-only"],
         ["say", "Hi", "--sample-rate", "0"],
         ["say", "Hi", "--encoding", "mp3"],
+        ["say", "Hi", "--profile", "quick"],
+        ["say", "Hi", "--max-frames", "0"],
+        ["ask", "Hi", "--voice", "toy", "--text-only"],
         ["ask", "Hi", "--encoding", "float32", "--text-only"],
         ["say", "Hi", "--text-only"],
         ["serve", "toy", "--replicas", "talker=0"],

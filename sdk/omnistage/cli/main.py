@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -38,6 +38,12 @@ SampleRate = Annotated[
 Encoding = Annotated[
     Literal["pcm16", "float32"] | None, typer.Option(help="In what form samples come, and stand in a .wav; default: pcm16.")
 ]
+Voice = Annotated[str | None, typer.Option(metavar="NAME", help="Who speaks: `omnistage pipelines --address` tells whom there is.")]
+Profile = Annotated[
+    Literal["latency", "balanced", "quality", "offline"] | None,
+    typer.Option(help="How soon sound is heard, against what it costs and how good it is; default: balanced."),
+]
+MaxFrames = Annotated[int | None, typer.Option("--max-frames", min=1, help="Longest speech, in frames; Qwen2.5-Omni has 50 a second.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
@@ -75,6 +81,9 @@ def ask(
     system: System = None,
     address: Address = None,
     out: Out = None,
+    voice: Voice = None,
+    profile: Profile = None,
+    max_frames: MaxFrames = None,
     sample_rate: SampleRate = None,
     encoding: Encoding = None,
     text_only: TextOnly = False,
@@ -96,8 +105,9 @@ def ask(
     """
     if text_only and out is not None:
         raise typer.BadParameter("--out needs sound; leave --text-only out")
-    if text_only and (sample_rate is not None or encoding is not None):
-        raise typer.BadParameter("--sample-rate and --encoding are those of the sound; leave --text-only out")
+    sound = _sound(voice=voice, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    if text_only and sound:
+        raise typer.BadParameter("--voice, --profile, --max-frames, --sample-rate and --encoding are those of sound; leave --text-only out")
     if video_sound and not videos:
         raise typer.BadParameter("--video-sound is for films; give one with --video")
     attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
@@ -107,7 +117,7 @@ def ask(
         raise typer.BadParameter("a text keeps to one of --json-schema, --regex and --choice only")
     from omnistage.cli.speak import Question
 
-    options = _options(address, pipeline, seed, timeout, sample_rate, encoding)
+    options = _options(address, pipeline, seed, timeout, sound)
     if text_only:
         options["outputs"] = ["text"]
     elif out is not None:
@@ -128,6 +138,9 @@ def say(
     text: TextArgument,
     address: Address = None,
     out: Out = None,
+    voice: Voice = None,
+    profile: Profile = None,
+    max_frames: MaxFrames = None,
     sample_rate: SampleRate = None,
     encoding: Encoding = None,
     timeline: Timeline = None,
@@ -140,25 +153,23 @@ def say(
     """Speak exactly this text."""
     from omnistage.cli.speak import Question
 
-    options = _options(address, pipeline, seed, timeout, sample_rate, encoding)
+    sound = _sound(voice=voice, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    options = _options(address, pipeline, seed, timeout, sound)
     _speak(Question(text, True, out, timeline, json, options), address, pipeline, verbose)
 
 
-def _options(
-    address: str | None, pipeline: str, seed: int | None, timeout: float, sample_rate: int | None, encoding: str | None
-) -> Options:
-    """What both commands ask of a router. pipeline: the router that is started for a call has no other."""
-    from omnistage.client.request import Options
+def _sound(**typed: str | int | None) -> Options:
+    """What was said of the sound, by name of the option of a call."""
+    return cast("Options", {name: value for name, value in typed.items() if value is not None})
 
-    options = Options(timeout_s=timeout)
+
+def _options(address: str | None, pipeline: str, seed: int | None, timeout: float, sound: Options) -> Options:
+    """What both commands ask of a router. pipeline: the router that is started for a call has no other."""
+    options = cast("Options", {"timeout_s": timeout, **sound})
     if seed is not None:
         options["seed"] = seed
     if address is not None and pipeline:
         options["pipeline"] = pipeline
-    if sample_rate is not None:
-        options["sample_rate_hz"] = sample_rate
-    if encoding is not None:
-        options["encoding"] = encoding
     return options
 
 

@@ -34,6 +34,8 @@ from omnistage.client.sound_file import write_sound
 REFUSED = (
     ("outputs", "--out", "Leave --out out for the text alone."),
     ("code2wav.sample_rate_hz", "--sample-rate", "Give another one, or none for the model's own."),
+    ("talker.voice", "--voice", "Leave it out for the usual voice."),
+    ("code2wav.voice", "--voice", "Leave it out for the usual voice."),
 )
 """Field of a request, the option that set it, and what to do."""
 

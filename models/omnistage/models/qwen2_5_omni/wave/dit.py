@@ -76,11 +76,12 @@ class Dit:
         self._layers = [self._layer(weight, linear, index) for index in range(config.layers)]
         self._leave = linear("proj_out", mel, hidden)
         embedded = functional.silu(_embedded(linear, torch.tensor(times, device=self.device), hidden))
-        self._modulation = torch.stack(
-            [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden)(embedded) for index in range(config.layers)], 1
-        )
-        """[times, layers, 6 * hidden]"""
-        self._last_modulation = linear("norm_out.linear", 2 * hidden, hidden)(embedded)
+        norms = [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden) for index in range(config.layers)]
+        self._modulation = torch.stack([norm(embedded) for norm in norms], 1).view(len(times), config.layers, 6, hidden)
+        """[times, layers, 6, hidden]: shift, scale and gate of the attention, then of what comes after it."""
+        self._modulation[:, :, (1, 4)] += 1
+        self._last_modulation = linear("norm_out.linear", 2 * hidden, hidden)(embedded).view(len(times), 2, hidden)
+        self._last_modulation[:, 0] += 1
         self._turns = [(cosines.to(self.device), sines.to(self.device)) for cosines, sines in _turns(config)]
 
     def kept_shape(self) -> tuple[int, ...]:
@@ -125,15 +126,16 @@ class Dit:
         masks = _Masks.of(self.config.block_frames, blocks, frames, left is not None, BRANCHES * windows, points.device)
         kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
         which = torch.tensor(evaluations, device=points.device).repeat_interleave(BRANCHES)
+        modulation = self._modulation[which].unsqueeze(3)
         x = functional.linear(points.repeat_interleave(BRANCHES, 0), self._enter) + conditions
         for index, layer in enumerate(self._layers):
-            shift, scale, gate, shift_up, scale_up, gate_up = self._modulation[which, index].unsqueeze(1).chunk(6, 2)
+            shift, scale, gate, shift_up, scale_up, gate_up = modulation[:, index].unbind(1)
             attended = self._attend(layer, _normed(x, scale, shift), masks, left, kept, keep)
             x = torch.addcmul(x, gate, attended)
             raised = _gelu(layer.up(_normed(x, scale_up, shift_up)))
             x = torch.addcmul(x, gate_up, layer.down(raised))
             between()
-        scale, shift = self._last_modulation[which].unsqueeze(1).chunk(2, 2)
+        scale, shift = self._last_modulation[which].unsqueeze(2).unbind(1)
         given, without = self._leave(_normed(x, scale, shift)).view(windows, BRANCHES, padded, mel).unbind(1)
         return given + (given - without) * GUIDANCE, kept
 
@@ -148,11 +150,11 @@ class Dit:
     ) -> torch.Tensor:
         config, (rows, padded, _) = self.config, x.shape
         shape = (rows, padded // config.block_frames, config.block_frames, 3, config.heads, config.head_size)
-        query, key, value = layer.query_key_value(x).view(shape).unbind(3)
+        made = layer.query_key_value(x).view(shape)
+        query, key, value = made.unbind(3)
+        plain_key = key[..., 0, :].clone() if layer.ahead or layer.back is not None else key
         # Only the first head turns, in training by mistake, and so for ever.
-        plain_key = key[..., 0, :].clone()
-        query[..., 0, :] = self._turned(query[..., 0, :], 0)
-        key[..., 0, :] = self._turned(plain_key, 0)
+        made[..., :2, 0, :] = self._turned(made[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
         keys, values = [key], [value]
         if layer.back is not None:
             behind = key.clone()
@@ -172,18 +174,17 @@ class Dit:
                 parts.append(torch.cat((each[:, 1:], torch.zeros_like(each[:, :1])), 1))
         seen = functional.scaled_dot_product_attention(
             query.flatten(0, 1).transpose(1, 2),
-            torch.cat(keys, 2).flatten(0, 1).transpose(1, 2),
-            torch.cat(values, 2).flatten(0, 1).transpose(1, 2),
+            _joined(keys).flatten(0, 1).transpose(1, 2),
+            _joined(values).flatten(0, 1).transpose(1, 2),
             attn_mask=masks.of_layer(layer.back is not None, layer.ahead),
         )
         return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
 
     def _turned(self, x: torch.Tensor, block: int) -> torch.Tensor:
-        """Vectors of one head, [..., block_frames, head_size], turned to their places: block: of theirs as seen from where they are looked
+        """Vectors of one head, [..., block_frames, head_size], turned to their places. block: theirs as seen from where they are looked
         at, from -1 to 1."""
         cosines, sines = self._turns[block + 1]
-        half = x.shape[-1] // 2
-        return x * cosines + torch.cat((-x[..., half:], x[..., :half]), -1) * sines
+        return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
     def _layer(self, weight: ShapedNeed, linear: Callable[[str, int, int], _Linear], index: int) -> _Layer:
         config, name = self.config, f"transformer_blocks.{index}"
@@ -239,7 +240,12 @@ class _Masks:
 
 
 def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), 1 + scale)
+    return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of the blocks that a layer sees, [rows, blocks, frames, heads, head_size]."""
+    return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
@@ -258,8 +264,10 @@ def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, h
 
 
 def _turns(config: DitConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Cosines and sines of the places of the block before, the own one and the next, each [block_frames, head_size]."""
+    """Cosines and sines of the places of the block before, the own one and the next, each [block_frames, head_size]. The first half of the
+    sines is negative: a vector turns with the sum of it by cosines and of its halves, exchanged, by these."""
     frequencies = 1.0 / (config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size))
     places = torch.arange(-config.block_frames, 2 * config.block_frames, dtype=torch.float64)
     angles = (places[:, None] * frequencies).repeat(1, 2).view(3, config.block_frames, config.head_size)
-    return [(angles[block].cos().float(), angles[block].sin().float()) for block in range(3)]
+    signs = torch.cat((-torch.ones(config.head_size // 2), torch.ones(config.head_size // 2)))
+    return [(angles[block].cos().float(), (angles[block].sin() * signs).float()) for block in range(3)]
