@@ -143,7 +143,7 @@ class Model(Protocol):
     def load(self) -> Load: ...
 
     async def warm_up(self) -> None:
-        """Run one small session, so that the first real one is not the slow one."""
+        """Run small sessions, so that the first real one is not the slow one. What is measured with them becomes one of `info.settings`."""
 
     async def close(self) -> None:
         """Stop the thread and free the memory. No session is running."""

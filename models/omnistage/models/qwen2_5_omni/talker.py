@@ -8,9 +8,11 @@ it: what 5.20 to 5.23 compute for a request alone is something else, since they 
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +32,11 @@ from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelIn
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.opening import Opening
-from omnistage.models.qwen2_5_omni.ports import AXES, CODES, HIDDEN, PLACES, PROMPT
+from omnistage.models.qwen2_5_omni.ports import AXES, CODE_RATE_HZ, CODES, HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
+
+SPEAKERS = 8
+"""At once, when it is measured how many of them there can be."""
 
 _EMPTY = np.empty((0, 1), np.uint32)
 
@@ -89,13 +94,20 @@ class QwenTalker(EngineModel):
         return load_talker(folder, options)
 
     async def warm_up(self) -> None:
-        """Speak two codes: touches every weight."""
+        """Speak a little, which touches every weight, and then with several at once, to tell how many speak in real time."""
+        await self._spoken(SpeechRequest(seed=0, max_frames=2))
+        begun = time.perf_counter()
+        codes = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=self.config.block)) for seed in range(SPEAKERS)))
+        seconds = max(sum(codes), 1) / CODE_RATE_HZ
+        told = f"{seconds / (time.perf_counter() - begun):.1f}, measured with {SPEAKERS} at once, with nothing else on this machine"
+        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told})
+
+    async def _spoken(self, request: SpeechRequest) -> int:
+        """Codes of an answer of one token."""
         rows = array_of(self._text.behind[:1])
         pieces = [Piece(PROMPT, 0, True, rows), Piece(PLACES, 0, True, np.zeros((1, AXES), np.int32)), Piece(HIDDEN, 0, True, rows)]
-        prepared = await self.prepare(SpeechRequest(seed=0, max_frames=2))
-        async with aclosing(self.speak(prepared, _in_turn(pieces), {CODES: 0})) as frames:
-            async for _ in frames:
-                pass
+        async with aclosing(self.speak(await self.prepare(request), _in_turn(pieces), {CODES: 0})) as frames:
+            return sum([len(made.rows) async for made in frames])
 
     async def prepare(self, request: SpeechRequest) -> Prepared:
         """See TalkerModel.prepare."""

@@ -44,6 +44,7 @@ class ModelStage(ABC, Generic[M]):
 
     async def warm_up(self) -> None:
         await self._model.warm_up()
+        self.description.settings.update(self._model.info.settings)  # It may have measured something.
 
     async def close(self) -> None:
         await self._model.close()
