@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+import structlog
+
 from omnistage.host.watchdog import Watched
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Load, Model
@@ -17,6 +19,8 @@ from omnistage.stage.server import main
 from omnistage.stage.settings import StageSettings
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import kind_name
+
+log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=Model)
 
@@ -44,7 +48,10 @@ class ModelStage(ABC, Generic[M]):
 
     async def warm_up(self) -> None:
         await self._model.warm_up()
-        self.description.settings.update(self._model.info.settings)  # It may have measured something.
+        told = self.description.settings
+        if measured := {name: value for name, value in self._model.info.settings.items() if told.get(name) != value}:
+            told.update(measured)
+            log.info("model.measured", model=self._model.info.name, **measured)
 
     async def close(self) -> None:
         await self._model.close()
