@@ -1,7 +1,8 @@
 """A client in a process of its own, so that it can run in another network: `python asker.py ADDRESS ask|serving JSON`.
 
 ask: streams the answer to the arguments of `Omni.stream` and prints its account. "save" names an .npy file for the samples. With "pause": N
-it all but stops at the first sound, prints {"talkers": [...]} once N Talkers have a session, and reads on when it gets a line.
+it all but stops at the first sound, prints {"talkers": [...]} once N Talkers have a session, and reads on when it gets a line. With
+"held" it first prints {} and asks when it gets a line: to start it takes longer than many an answer.
 serving: waits until that many replicas of each named stage take sessions, {"talker": 2}, and prints their addresses.
 """
 
@@ -24,7 +25,10 @@ SIP_S = 1.0
 """A paused client reads an event so often: a client that leaves its answer unread for some seconds loses it."""
 
 
-def ask(omni: Omni, pause: int = 0, save: str = "", **asked: Any) -> dict[str, Any]:
+def ask(omni: Omni, pause: int = 0, save: str = "", held: bool = False, **asked: Any) -> dict[str, Any]:
+    if held:
+        tell({})
+        sys.stdin.readline()
     texts: list[str] = []
     sounds: list[AudioChunk] = []
     failovers: list[dict[str, str]] = []

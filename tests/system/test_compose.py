@@ -188,13 +188,15 @@ def test_a_question_through_the_published_port_is_answered_in_words_that_can_be_
 def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -> None:
     found = stack.wait_serving(**TALKERS)["talker"]
     assert sorted(map(stack.at, found)) == sorted(stack.of("talker"))
-    with stack.asking({**LONG, "pause": 1}) as one:
+    with stack.asking({**LONG, "pause": 1, "held": True}) as one, stack.asking({**LONG, "pause": 2, "held": True}) as other:
+        assert one.read() == other.read() == {}
+        one.go_on()
         assert len(one.read()["talkers"]) == 1
-        with stack.asking({**LONG, "pause": 2}) as other:
-            assert sorted(other.read()["talkers"]) == sorted(found)
-            one.go_on()
-            other.go_on()
-            assert same(one.read(), other.read())
+        other.go_on()
+        assert sorted(other.read()["talkers"]) == sorted(found)
+        one.go_on()
+        other.go_on()
+        assert same(one.read(), other.read())
 
 
 def test_a_client_inside_the_network_gets_an_answer(stack: Containers) -> None:

@@ -19,6 +19,8 @@ def main() -> None:
     """Run the command line of this process; ends in SystemExit with the exit code."""
     interrupt.exit_at_once()
     _open_standard_streams()
+    # A router that ends while it is asked is told about in the words of this command, not also in those of gRPC.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     gc.disable()  # What is imported stays to the end: to look for garbage in it takes a fifth of the time of a short command.
     try:
         from omnistage.cli.main import app
