@@ -25,7 +25,7 @@ def texts(text: str) -> list[str]:
 
 def plain(text: str) -> str:
     converter = PlainText()
-    return converter.feed(text) + converter.flush()
+    return "".join(character for character, _ in converter.feed(text) + converter.flush())
 
 
 def cut_at_random(text: str, draw: random.Random) -> list[str]:
@@ -38,6 +38,27 @@ def test_phrases_do_not_depend_on_the_pieces(text: str, draw: random.Random) -> 
     whole = phrases(text)
     assert phrases(*cut_at_random(text, draw)) == whole
     assert phrases(*text) == whole
+
+
+@given(st.text(alphabet=MARKDOWN, max_size=200))
+def test_every_character_knows_where_it_stands_in_the_markdown(text: str) -> None:
+    """Words for signs ("times") and commas between cells stand nowhere."""
+    reached = -1
+    for phrase in phrases(text):
+        assert len(phrase.places) == len(phrase.text)
+        assert list(phrase.places) == sorted(phrase.places) and phrase.places[0] >= reached
+        reached = phrase.places[-1]
+        for character, place in zip(phrase.text, phrase.places, strict=True):
+            assert character == text[place] or character in "times ,"
+    assert [phrase.places for phrase in phrases(*text)] == [phrase.places for phrase in phrases(text)]
+
+
+@pytest.mark.parametrize("text", ["| a | b |", "|a| b  |c |", "| a |  | b |", "| **a** |[b](c)|"])
+def test_the_cells_of_a_row_do_not_depend_on_the_pieces(text: str) -> None:
+    converter = PlainText()
+    one_by_one = [placed for character in text for placed in converter.feed(character)] + converter.flush()
+    whole = PlainText()
+    assert one_by_one == whole.feed(text) + whole.flush()
 
 
 @given(st.text(alphabet="ab A1.!?;:,' ", max_size=600))
@@ -122,7 +143,7 @@ def test_pauses(text: str, pauses: list[str]) -> None:
         ("> quoted\n> again", "quoted again"),
         ("before\n```python\nprint(1)\n```\nafter", "before\nafter"),
         ("before\n~~~~\n```\n~~~~\nAfter", "before\nAfter"),
-        ("| a | b |\n|---|:-:|\n| 1 | 2 |", "a,  b, \n\n1,  2, "),
+        ("| a | b |\n|---|:-:|\n| 1 | 2 |", "a, b, \n\n1, 2, "),
         ("one\n\n---\n\ntwo", "one\ntwo"),
         ("a wrapped\nline", "a wrapped line"),
         ("2 * 3 and 2*3", "2 times 3 and 2 times 3"),

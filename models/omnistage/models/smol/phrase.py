@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omnistage.models.smol.plain_text import PlainText
 
@@ -50,10 +50,12 @@ class Pause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Text to be spoken in one breath, without line breaks."""
+    """Text to be spoken in one breath, without line breaks. places: of its characters in the whole text, as PlainText gives them; a phrase
+    that comes from no text has none."""
 
     text: str
     pause: Pause
+    places: tuple[int, ...] = field(default=(), compare=False)
 
 
 class PhraseCutter:
@@ -62,6 +64,7 @@ class PhraseCutter:
     def __init__(self) -> None:
         self._plain = PlainText()
         self._text = ""
+        self._places: list[int] = []
         self._words = 0
         self._in_word = False
         self._end: int | None = None
@@ -69,19 +72,19 @@ class PhraseCutter:
 
     def feed(self, text: str) -> Iterator[Phrase]:
         """Take more of the text; yield the phrases that are complete now."""
-        for character in self._plain.feed(text):
-            yield from self._take(character)
+        for placed in self._plain.feed(text):
+            yield from self._take(*placed)
 
     def flush(self) -> Iterator[Phrase]:
         """The text ends here: yield what is left."""
-        for character in self._plain.flush():
-            yield from self._take(character)
+        for placed in self._plain.flush():
+            yield from self._take(*placed)
         if self._end is not None:
             yield from self._cut(self._end, Pause.SENTENCE)
         last = self._text.rstrip().rstrip(_CLOSERS)[-1:]
         yield from self._cut(len(self._text), Pause.CLAUSE if last in _CLAUSE_ENDS and last else Pause.SENTENCE)
 
-    def _take(self, character: str) -> Iterator[Phrase]:
+    def _take(self, character: str, place: int) -> Iterator[Phrase]:
         if character == "\n":
             yield from self._cut(len(self._text), Pause.PARAGRAPH)
             return
@@ -90,6 +93,7 @@ class PhraseCutter:
             if not character.islower():
                 yield from self._cut(end, Pause.SENTENCE)
         self._text += character
+        self._places.append(place)
         if character.isspace():
             self._in_word = False
             yield from self._word_ended()
@@ -127,13 +131,16 @@ class PhraseCutter:
             yield from self._cut(len(self._text), Pause.NONE)
 
     def _cut(self, end: int, pause: Pause) -> Iterator[Phrase]:
-        phrase, self._text = self._text[:end].strip(), self._text[end:].lstrip()
+        phrase, rest = self._text[:end].strip(), self._text[end:].lstrip()
+        begin = end - len(self._text[:end].lstrip())
+        places = tuple(self._places[begin : begin + len(phrase)])
+        self._text, self._places = rest, self._places[len(self._text) - len(rest) :]
         self._end = None
         self._words = len([word for word in self._text.split() if _WORD.search(word)])
         self._in_word = bool(self._text) and bool(_WORD.search(self._text.split()[-1])) and not self._text[-1].isspace()
         if _WORD.search(phrase):
             self._first = False
-            yield Phrase(phrase, pause)
+            yield Phrase(phrase, pause, places)
 
 
 def _goes_on(word: str) -> bool:

@@ -2,13 +2,14 @@
 
 Works on the characters in their order and never on the pieces they came in, so the result does not depend on the pieces. Headings,
 bullets, quotes, emphasis, rules and HTML tags lose their marks; a link keeps its text; code blocks are left out; the cells of a table are
-separated by commas. What comes out has one line for a paragraph, heading, list item or row.
+separated by commas. What comes out has one line for a paragraph, heading, list item or row, and every character knows its place in the
+Markdown: where it stands, or, of what stands nowhere, that of what it was put for or behind.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 MAX_LINK_TEXT = 200
 MAX_LINK_TARGET = 1000
@@ -21,16 +22,25 @@ _HEADING = re.compile(r"#{1,6}\s")
 _FENCE = re.compile(r"(`{3,}|~{3,})")
 _RULE = re.compile(r"(?:[-*_=]\s*){3,}")
 _TABLE_RULE = re.compile(r"[|:\-\s]+")
+_OPENERS = re.compile(r"!\[|[\[<]")
 _AUTOLINK = re.compile(r"(?:https?|ftp)://\S+|mailto:\S+|\S+@\S+")
+
+
+Placed = tuple[str, int]
+"""A character and its place: how many characters of the Markdown come before it."""
 
 
 class PlainText:
     """The converter of one text. `feed` returns what is certain by then; `flush` returns the rest."""
 
     def __init__(self) -> None:
-        self._out: list[str] = []
+        self._out: list[Placed] = []
+        self._at = -1
+        self._put_at = 0
+        self._filled = False
         self._state: Callable[[str], None] = self._line_start
         self._mark = ""
+        self._mark_at = 0
         self._break = ""
         self._fence = ""
         self._row = False
@@ -38,24 +48,36 @@ class PlainText:
         self._last = ""
         self._run = ""
         self._held = ""
+        self._held_at = 0
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str) -> list[Placed]:
         """Take more of the text."""
         for character in text:
+            self._at += 1
             self._state(character)
         return self._taken()
 
-    def flush(self) -> str:
+    def flush(self) -> list[Placed]:
         """The text ends here. An unfinished mark is read as what it would be without its end."""
         if self._state == self._fenced:
-            return ""
+            return []
+        self._at += 1
         self._state("\n")
-        return self._taken().removesuffix("\n")
+        out = self._taken()
+        return out[:-1] if out and out[-1][0] == "\n" else out
 
-    def _taken(self) -> str:
-        out = "".join(self._out)
-        self._out.clear()
+    def _taken(self) -> list[Placed]:
+        """What is certain: a space in a row may be that before a comma."""
+        kept = 1 if self._row and self._out and self._out[-1][0] == " " else 0
+        out, self._out = self._out[: len(self._out) - kept], self._out[len(self._out) - kept :]
         return out
+
+    def _replay(self, text: str, at: int) -> None:
+        """Read characters again that stand at `at` and behind it."""
+        now = self._at
+        for self._at, character in enumerate(text, at):
+            self._state(character)
+        self._at = now
 
     # What a line begins with --------------------------------------------------------------------------------------------------------
 
@@ -67,9 +89,10 @@ class PlainText:
             pass
         elif character == "|" and not self._mark:
             self._new_line(structure=True)
-            self._row = True
+            self._row, self._filled = True, False
             self._state = self._table_mark
         else:
+            self._mark_at = self._mark_at if self._mark else self._at
             self._mark += character
             self._decide()
 
@@ -109,15 +132,14 @@ class PlainText:
     def _text_line(self, mark: str) -> None:
         """The line is text and begins with `mark`."""
         self._mark = ""
-        self._new_line(structure=not mark[0].islower())
+        self._new_line(structure=not mark[0].islower(), before=self._at - self._mark_at)
         self._state = self._body
-        for character in mark:
-            self._state(character)
+        self._replay(mark, self._mark_at)
 
-    def _new_line(self, structure: bool) -> None:
+    def _new_line(self, structure: bool, before: int = 0) -> None:
         """Begin a line. A line that goes on with a small letter was wrapped, not ended."""
         if self._last and self._break != " ":
-            self._put("\n" if structure or self._break == "\n" else " ")
+            self._put("\n" if structure or self._break == "\n" else " ", before)
         self._break = " "
 
     # Lines that are left out --------------------------------------------------------------------------------------------------------
@@ -170,16 +192,22 @@ class PlainText:
         elif character == "|" and self._row:
             self._cell()
         elif character in " \t":
-            self._put(" ")
+            if not self._row or self._last != " ":
+                self._put(" ")
         else:
             self._put(character)
 
-    def _put(self, text: str) -> None:
-        self._out.append(text)
+    def _put(self, text: str, before: int = 0) -> None:
+        """before: characters that came behind it by now."""
+        self._out += [(character, self._at - before) for character in text]
         self._last = text[-1]
+        if not text[-1].isspace():
+            self._put_at = self._at - before
+            self._filled = self._row and text != ","
 
     def _hold(self, character: str, state: Callable[[str], None]) -> None:
         self._held = character
+        self._held_at = self._at
         self._state = state
 
     def _end_line(self, line_break: str) -> None:
@@ -196,15 +224,19 @@ class PlainText:
         run, self._run = self._run, ""
         before = self._last
         if run == "*" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
-            self._put(" times " if before.isdigit() else "times")
+            self._put(" times " if before.isdigit() else "times", 1)
         elif run == "~" or (run == "_" and before.isalnum() and following.isalnum()):
-            self._put(run)
+            self._put(run, 1)
 
     def _cell(self) -> None:
-        if self._last not in ("", "\n", " ", ","):
-            self._put(",")
-        elif self._last == " " and self._out and self._out[-1] == " ":
-            self._out[-1] = ", "
+        """A comma behind the cell, in front of its last space, which is held back for that; none behind an empty one."""
+        if not self._filled:
+            return
+        self._filled = False
+        if self._last == " " and self._out:
+            self._out.insert(-1, (",", self._put_at))
+        elif self._last != ",":
+            self._put(",", self._at - self._put_at)
 
     def _escaped(self, character: str) -> None:
         """After a backslash: a punctuation mark is only itself."""
@@ -218,36 +250,36 @@ class PlainText:
         """An exclamation mark, or the beginning of a picture, which is read as its description."""
         self._state = self._body
         if character != "[":
-            self._put("!")
+            self._put("!", 1)
         self._state(character)
 
     def _link_text(self, character: str) -> None:
         if character == "]":
             self._state = self._after_link_text
         elif self._held == "[!" and character == "[":
-            self._held = "["  # a picture in a link: its description is the text
+            self._hold("[", self._link_text)  # a picture in a link: its description is the text
         elif character == "\n" or len(self._held) > MAX_LINK_TEXT:
-            self._release(self._held[1:], character)
+            self._release(1, character)
         else:
             self._held += character
 
     def _after_link_text(self, character: str) -> None:
         text = self._held[1:]
         if character in "([":
-            self._release(text, "")
+            self._release(1, "")
             self._held = ")" if character == "(" else "]"
             self._state = self._link_target
         elif re.fullmatch(r"\^?\d{0,3}|[ xX]", text):
-            self._release("", character)  # a footnote mark or a box to tick
+            self._release(len(self._held), character)  # a footnote mark or a box to tick
         else:
-            self._release(text, character)
+            self._release(1, character)
 
     def _link_target(self, character: str) -> None:
         """Where the link leads, which nobody wants to hear."""
         if character == self._held[0]:
             self._state = self._body
         elif character == "\n" or len(self._held) > MAX_LINK_TARGET:
-            self._release("", character)
+            self._release(len(self._held), character)
         else:
             self._held += character
 
@@ -255,21 +287,33 @@ class PlainText:
         held = self._held
         if character == ">":
             inner = held[1:]
-            self._release(inner.removeprefix("mailto:") if _AUTOLINK.fullmatch(inner) else " ", "")
+            is_link = _AUTOLINK.fullmatch(inner) is not None
+            self._release(len(held) - len(inner.removeprefix("mailto:")) if is_link else len(held), "" if is_link else " ")
         elif len(held) == 1 and not (character.isalpha() or character in "/!"):
             self._state = self._body
-            self._put("<")
+            self._put("<", 1)
             self._state(character)
         elif character in "\n<" or len(held) > MAX_TAG:
             self._state = self._body
-            self._put("<")
-            self._release(held[1:], character)
+            self._put("<", len(held))
+            self._release(1, character)
         else:
             self._held += character
 
-    def _release(self, held: str, following: str) -> None:
-        """Read held characters as text after all, then the one that followed. What was held once is not held again: the time is linear."""
-        self._held = ""
+    def _release(self, skipped: int, following: str) -> None:
+        """Read what is held as text after all, but for its first characters, then the one that followed. What was held once is not held
+        again: the time is linear."""
+        held, at, self._held = self._held, self._held_at, ""
         self._state = self._body
-        for character in held.replace("![", "").replace("[", "").replace("<", "") + following:
+        for part in _between(held, skipped):
+            self._replay(held[part], at + part.start)
+        for character in following:
             self._state(character)
+
+
+def _between(held: str, first: int) -> Iterator[slice]:
+    """Where the text lies that is no beginning of a link, a picture or a tag, from a place on."""
+    for opener in _OPENERS.finditer(held, first):
+        yield slice(first, opener.start())
+        first = opener.end()
+    yield slice(first, len(held))
