@@ -100,6 +100,7 @@ class OneProcess:
         async def fill() -> None:
             speech = await self._talker.prepare(SpeechRequest(seed))
             async for frames in self._talker.speak(speech, text, {"features": 0}):
+                assert isinstance(frames, Frames)
                 await queue.put(frames)
             await queue.put(None)
 

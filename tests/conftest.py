@@ -38,6 +38,7 @@ DEAREST = (
     "system/test_omni_speech.py",
     "models/qwen2_5_omni/test_code2wav.py",
     "system/test_default_resume.py",
+    "system/test_spoken_words.py",
     "system/test_ranks.py",
     "system/test_default_model.py",
     "models/test_team.py",

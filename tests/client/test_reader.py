@@ -68,6 +68,68 @@ async def test_codes_of_speech_come_as_frames() -> None:
         await read(STARTED, codes(0, 0, [[1, 2], [3]], 2, last=True), USAGE)
 
 
+def alignment(seq: int, first: int, words: Sequence[tuple[int, int, int]], *, last: bool = False) -> omni_pb2.GenerateResponse:
+    """words: first character, count, and begin in ms; each lasts 100 ms."""
+    spoken = [
+        chunk_pb2.SpokenWord(first_character=at, character_count=n, begin_us=ms * 1000, end_us=ms * 1000 + 100_000) for at, n, ms in words
+    ]
+    carried = chunk_pb2.AlignmentChunk(words=spoken) if spoken else None
+    return omni_pb2.GenerateResponse(
+        chunk=chunk_pb2.Chunk(port="alignment", seq=seq, first=first, count=len(words), last=last, alignment=carried)
+    )
+
+
+def tokens(seq: int, first: int, words: str, count: int, *, last: bool = False) -> omni_pb2.GenerateResponse:
+    chunk = text(seq, first, words, last=last)
+    chunk.chunk.count = count
+    chunk.chunk.text.token_ids[:] = range(count)
+    return chunk
+
+
+async def test_words_come_with_their_text_however_it_was_cut_and_tokens_with_their_times() -> None:
+    answer = await read(
+        STARTED,
+        tokens(0, 0, "**", 1),
+        tokens(1, 1, "Good", 1),
+        alignment(0, 0, [(2, 4, 50)]),
+        tokens(2, 2, "** mor", 2),
+        tokens(3, 4, "nin", 1),
+        tokens(4, 5, "g, on 3", 1),
+        tokens(5, 6, " May 😀 it is", 3),
+        alignment(1, 1, [(9, 8, 200), (18, 8, 700)]),
+        alignment(2, 3, [(29, 2, 900)]),
+        tokens(6, 9, " so. 🙂", 1),
+        tokens(7, 10, "!", 1, last=True),
+        alignment(3, 4, [(35, 3, 1500)]),
+        alignment(4, 5, [], last=True),
+        USAGE,
+    )
+    assert [word.text for word in answer.words] == ["Good", "morning,", "on 3 May", "it", "so."]
+    assert [answer.text[word.first_character :][: len(word.text)] for word in answer.words] == [word.text for word in answer.words]
+    assert [(word.begin_s, word.end_s) for word in answer.words] == [(0.05, 0.15), (0.2, 0.3), (0.7, 0.8), (0.9, 1.0), (1.5, 1.6)]
+    assert answer.token_begins_s() == [0.05, 0.05, 0.2, 0.2, 0.2, 0.2, 0.7, 0.7, 0.7, 1.5, 1.6]
+
+
+async def test_an_answer_whose_words_are_not_told_has_none() -> None:
+    answer = await read(STARTED, text(0, 0, "abc", last=True), USAGE)
+    assert (answer.words, answer.token_begins_s()) == ((), [])
+    alone = await read(STARTED, alignment(0, 0, [(3, 4, 0)], last=True), USAGE)
+    assert [(word.text, word.first_character) for word in alone.words] == [("", 3)]
+
+
+async def test_words_that_are_not_what_is_said_of_them_are_an_error() -> None:
+    for bad in (
+        [alignment(0, 0, [(5, 2, 0), (3, 2, 200)], last=True)],
+        [alignment(0, 0, [(5, 2, 0)]), alignment(1, 1, [(4, 1, 200)], last=True)],
+    ):
+        with pytest.raises(ProtocolError, match="out of its turn"):
+            await read(STARTED, *bad, USAGE)
+    fewer = alignment(0, 0, [(0, 1, 0), (2, 1, 200)], last=True)
+    del fewer.chunk.alignment.words[1]
+    with pytest.raises(ProtocolError, match="1 words are not 2"):
+        await read(STARTED, fewer, USAGE)
+
+
 async def test_every_token_comes_with_its_logprob_where_that_was_asked_for() -> None:
     first, last = text(0, 0, "ab"), text(1, 2, "c", last=True)
     assert (await read(STARTED, first, last, USAGE)).logprobs == ()

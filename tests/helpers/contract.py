@@ -196,6 +196,8 @@ def _bytes(output: Output) -> bytes:
             return audio.data
         case chunk_pb2.VideoChunk() as video:
             return video.data
+        case chunk_pb2.AlignmentChunk() as alignment:
+            return alignment.SerializeToString()  # Those of several, one after the other, are that of all their words.
         case chunk_pb2.ImageChunk() as image if not image.HasField("preview_step"):
             return image.data.data
     return b""
@@ -286,6 +288,8 @@ async def check_every_port_ends_once_and_carries_what_it_says(loaded: Loaded, rn
             assert output.count and len(output.payload.data) <= MAX_CLIP_BYTES
         if isinstance(output.payload, chunk_pb2.ImageChunk):
             assert len(output.payload.data.data) <= MAX_PART_BYTES
+        if isinstance(output.payload, chunk_pb2.AlignmentChunk):
+            assert len(output.payload.words) == output.count
         if isinstance(output.payload, chunk_pb2.CodeChunk):
             assert output.payload.codebook_count == port.width and len(output.payload.codes) == output.count * port.width
     assert sorted(ended) == sorted(loaded.produces)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnistage.models.interface import Piece, Rows, SpeechRequest, TalkerModel, TextPiece, TextRequest, ThinkerModel, no_inputs
+from omnistage.models.interface import Frames, Piece, Rows, SpeechRequest, TalkerModel, TextPiece, TextRequest, ThinkerModel, no_inputs
 
 ROW_PORTS = ("prompt", "places", "hidden")
 
@@ -64,6 +64,7 @@ async def speak(
     thinking = asyncio.create_task(think())
     async with aclosing(talker.speak(await talker.prepare(speech), line.inputs(), {"codes": begun[0]})) as frames:
         async for made in frames:
+            assert isinstance(made, Frames)
             said.codes += made.rows[:, 0].tolist()
             said.events += ["code"] * len(made.rows)
     await thinking

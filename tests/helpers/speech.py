@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import Frames, Piece, Sound, SpeechRequest, TextPiece, WaveRequest
+from omnistage.models.interface import Alignment, Frames, Piece, Sound, SpeechRequest, SpokenWord, TextPiece, WaveRequest
 from omnistage.models.smol.code2wav import SmolCode2Wav
 from omnistage.models.smol.prosody import FEATURE_WIDTH
 from omnistage.models.smol.talker import SmolTalker
@@ -35,8 +35,21 @@ async def arrays(parts: Iterable[Array], first: int = 0) -> AsyncIterator[Piece]
 
 async def frames_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None, first: int = 0) -> list[Frames]:
     """Everything the Talker yields for the deltas, from frame `first` on."""
+    return [made for made in await made_of(talker, *texts, request=request, wanted={"features": first}) if isinstance(made, Frames)]
+
+
+async def words_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None, first: int = 0) -> list[SpokenWord]:
+    """The words that are spoken, from word `first` on."""
+    made = await made_of(talker, *texts, request=request, wanted={"alignment": first})
+    return [word for one in made if isinstance(one, Alignment) for word in one.words]
+
+
+async def made_of(
+    talker: SmolTalker, *texts: str, wanted: Mapping[str, int], request: SpeechRequest | None = None
+) -> list[Frames | Alignment]:
+    """Everything the Talker yields for the deltas, of the ports that are wanted."""
     prepared = await talker.prepare(request or SpeechRequest(seed=0))
-    return [frames async for frames in talker.speak(prepared, pieces(texts), {"features": first})]
+    return [made async for made in talker.speak(prepared, pieces(texts), wanted)]
 
 
 async def rows_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None) -> Array:
@@ -68,6 +81,7 @@ async def spoken(talker: SmolTalker, code2wav: SmolCode2Wav, text: str) -> Array
     async def rows() -> AsyncIterator[Piece]:
         first = 0
         async for frames in talker.speak(SpeechRequest(seed=0), pieces([text]), {"features": 0}):
+            assert isinstance(frames, Frames)
             assert frames.rows.shape[1] == FEATURE_WIDTH
             yield Piece("features", first, frames.finish_reason is not None, frames.rows)
             first += len(frames.rows)

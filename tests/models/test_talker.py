@@ -13,7 +13,7 @@ import pytest
 from helpers.speech import frames_of, pieces, rows_of
 from omnistage.engine.types import FinishReason
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.interface import BadRequest, Piece, SpeechRequest
+from omnistage.models.interface import BadRequest, Frames, Piece, SpeechRequest
 from omnistage.models.smol.prosody import COUNT, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX
 from omnistage.models.smol.talker import SmolTalker
 
@@ -52,9 +52,11 @@ async def test_first_rows_come_before_the_text_is_complete(talker: SmolTalker) -
         await more.wait()
 
     speech = talker.speak(SpeechRequest(seed=0), text(), {"features": 0})
-    assert len((await anext(speech)).rows) > 0
+    first = await anext(speech)
+    assert isinstance(first, Frames) and len(first.rows) > 0
     more.set()
-    assert (await anext(speech)).finish_reason is FinishReason.STOP
+    last = await anext(speech)
+    assert isinstance(last, Frames) and last.finish_reason is FinishReason.STOP
 
 
 async def test_speed_changes_the_length(talker: SmolTalker) -> None:
@@ -88,7 +90,7 @@ async def test_20000_characters_come_in_bounded_phrases(talker: SmolTalker, unit
     text = unit * (20_000 // len(unit))
     phrases = 0
     async for frames in talker.speak(SpeechRequest(seed=0), pieces([text]), {"features": 0}):
-        assert len(frames.rows) < 120 * FRAME_RATE_HZ
+        assert isinstance(frames, Frames) and len(frames.rows) < 120 * FRAME_RATE_HZ
         phrases += 1
         if phrases == 8:
             break

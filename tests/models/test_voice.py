@@ -69,7 +69,7 @@ def test_nets_follow_the_original(original: hibari.Hibari, features: FeatureNet,
     for sentence, speed in itertools.product(SENTENCES[:4], (1.0, 0.7, 1.6)):
         ids = original.ids(original.phonemize(sentence)[0])
         *maps, f0 = run_original(original, ids, speed)
-        rows = features(torch.tensor(ids), speed, ALL_SILENCE)
+        rows = features(features.timed(torch.tensor(ids), speed, ALL_SILENCE))
         assert abs(2 * len(rows) - len(f0)) <= 2
         if 2 * len(rows) != len(f0):
             continue

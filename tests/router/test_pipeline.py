@@ -62,6 +62,7 @@ def test_every_shipped_pipeline_is_well_formed(name: str):
         ({"defaults": {"thinker": {"max_token": 3}}}, "defaults of thinker.*max_token"),
         ({"defaults": {"thinker": {"max_tokens": "many"}}}, "defaults of thinker.*max_tokens"),
         ({"defaults": {"singer": {}}}, "singer"),
+        ({"on_request": ["audio", "codes"]}, "name audio twice"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -146,6 +147,8 @@ def test_two_stages_with_a_port_of_one_name():
 def test_an_output_that_nobody_makes():
     with pytest.raises(PipelineError, match="no stage produces the output 'video'"):
         check(Pipeline.model_validate({**FILE, "outputs": ["text", "video"]}))
+    with pytest.raises(PipelineError, match="no stage produces the output 'alignment'"):
+        check(Pipeline.model_validate({**FILE, "on_request": ["alignment"]}))
 
 
 def test_a_first_stage_that_needs_input():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.run import messages
-from omnistage.router.pipeline import Pipeline
+from omnistage.router.pipeline import Pipeline, load_pipeline
 from omnistage.router.request import validate
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
@@ -102,6 +102,24 @@ def test_outputs_and_model_default_to_the_pipelines():
     valid = validate(omni_pb2.GenerateRequest(), PIPELINES)
     assert valid.pipeline.name == "speaker" and valid.outputs == {"text", "audio"}
     assert validate(omni_pb2.GenerateRequest(model="other", outputs=["text"]), PIPELINES).outputs == {"text"}
+
+
+def test_what_is_given_on_request_is_given_to_who_names_it():
+    pipelines = {"speaker": Pipeline.model_validate({**FILE, "on_request": ["alignment"]}), "other": PIPELINES["other"]}
+    assert validate(omni_pb2.GenerateRequest(), pipelines).outputs == {"text", "audio"}
+    named = validate(omni_pb2.GenerateRequest(outputs=["audio", "alignment"]), pipelines)
+    assert named.outputs == {"audio", "alignment"} and named.pipeline.name == "speaker"
+    for asked, there in (("speaker", "text, audio, alignment, not 'codes'"), ("other", "text, audio, not 'alignment', 'codes'")):
+        with pytest.raises(StageError, match=there) as refused:
+            validate(omni_pb2.GenerateRequest(model=asked, outputs=["text", "alignment", "codes"]), pipelines)
+        assert (refused.value.reason, refused.value.metadata) == ("BAD_REQUEST", {"field": "outputs"})
+
+
+def test_who_asks_qwen_for_the_times_of_words_is_told_what_it_gives():
+    pipelines = {"qwen2_5_omni": load_pipeline("qwen2_5_omni")}
+    with pytest.raises(StageError, match="qwen2_5_omni gives text, audio, not 'alignment'") as refused:
+        validate(omni_pb2.GenerateRequest(outputs=["text", "audio", "alignment"]), pipelines)
+    assert (refused.value.reason, refused.value.metadata) == ("BAD_REQUEST", {"field": "outputs"})
 
 
 def test_a_seed_is_kept_or_drawn():

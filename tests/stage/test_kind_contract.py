@@ -37,6 +37,7 @@ PAYLOAD_OF_PORT = {
     "audio": "audio",
     "image": "image",
     "progress": "progress",
+    "alignment": "alignment",
 }
 
 
@@ -152,6 +153,8 @@ def content(heard: Heard, port: str) -> bytes:
             return heard.samples().tobytes()
         case "image":
             return b"".join(chunk.image.data.data for chunk in heard.of(port))
+        case "alignment":
+            return b"".join(chunk.alignment.SerializeToString() for chunk in heard.of(port))
     return heard.rows(port).tobytes()
 
 
@@ -184,6 +187,31 @@ def resume_of(case: Case, held: Mapping[str, Sequence[chunk_pb2.Chunk]]) -> stag
         ],
         history=[chunk for port, chunks in held.items() if port in compact for chunk in chunks],
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_SMOL, reason="the models extra is not installed")
+async def test_the_times_of_words_keep_to_their_credit_and_are_not_sent_to_who_does_not_want_them(seed: int):
+    async with local_stage(family_logic("smol", "talker")) as server, stage_stub(server.address) as stub:
+        description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
+        text = await inputs_of("smol", "talker", seed, "")
+        plenty = {"features": 1 << 20}
+        caller = Caller(stub)
+        await caller.send(open=open_of(description, {**plenty, "alignment": 1}))
+        await caller.opened()
+        await caller.send(chunk=text[0])
+        await caller.until_silent()
+        (first,) = caller.heard.of("alignment")
+        assert [word.first_character for word in first.alignment.words] == [0, 6]
+        await caller.send(credit=stage_pb2.Credit(port="alignment", total=9))
+        heard = await caller.finish()
+        heard.check_whole(["features", "alignment"])
+        spoken = [word for chunk in heard.of("alignment") for word in chunk.alignment.words]
+        assert [SPOKEN[word.first_character :][: word.character_count] for word in spoken] == SPOKEN.split()
+        unwanted = await run_once(stub, open_of(description, plenty, unwanted=["alignment"]), text)
+        unwanted.check_whole(["features"])
+        assert content(unwanted, "features") == content(heard, "features")
+        assert dict(unwanted.reports[0].output_items) == {"features": len(unwanted.rows("features")), "alignment": 0}
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -172,14 +172,14 @@ async def test_the_default_talker_goes_on_at_any_frame(seed: int):
         for cut in [0, len(rows), *(rng.randrange(len(rows)) for _ in range(8))]:
             made = await run_logic(logic, params("talker"), text, start_at({"features": cut}))
             assert equal(made.rows("features"), rows, cut)
-            assert made.ended() == ["features"]
+            assert made.ended() == ["alignment", "features"]
 
 
-@pytest.mark.parametrize(("family", "port"), [("toy", "codes"), pytest.param("smol", "features", marks=SMOL)])
-async def test_a_talker_that_has_said_all_gives_nothing(family: str, port: str):
+@pytest.mark.parametrize(("family", "port", "others"), [("toy", "codes", []), pytest.param("smol", "features", ["alignment"], marks=SMOL)])
+async def test_a_talker_that_has_said_all_gives_nothing(family: str, port: str, others: list[str]):
     async with loaded(family, "talker") as logic:
         history = [history_of_codes(np.zeros((3, formulas.CODEBOOKS), np.uint32))] if port == "codes" else []
-        start = start_at({port: 3}, *history, ended=[port])
+        start = start_at({port: 3}, *history, ended=[port, *others])
         assert (await run_logic(logic, params("talker", max_frames=3), start=start)).outputs == []
 
 

@@ -63,6 +63,7 @@ class Content(enum.Enum):
     TENSOR = "tensor"
     PROGRESS = "progress"
     MEDIA = "media"
+    ALIGNMENT = "alignment"
 
 
 class ElementType(enum.Enum):
@@ -310,15 +311,36 @@ class Frames:
     finish_reason: FinishReason | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word of the text, or several that are read as one thing. first_character: of all text, from 0; character_count: up to its end.
+    begin_us, end_us: of its sound, microseconds from the beginning of the speech on."""
+
+    first_character: int
+    character_count: int
+    begin_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """When the next words are spoken, as SpokenWord in chunk.proto says. words may be empty only where `last`, after which none comes."""
+
+    words: tuple[SpokenWord, ...]
+    last: bool = False
+
+
 class TalkerModel(Model, Protocol[P]):
-    """Speech frames from text, rows, or both."""
+    """Speech frames from text, rows, or both: one port of them. A model that knows when it speaks which word has a second port, of content
+    ALIGNMENT; it is no function of how the text was cut into pieces."""
 
     async def prepare(self, request: SpeechRequest) -> P:
         """What `speak` needs. Raises BadRequest."""
 
-    def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
-        """inputs: pieces of all input ports in order of arrival; always all of them, from item 0. Yields the frames of the only output port
-        from the wanted one on. Raises BadRequest for speech that ends before it."""
+    def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Alignment, None]:
+        """inputs: pieces of all input ports in order of arrival; always all of them, from item 0. Yields the frames, and words where they
+        are wanted, from the wanted ones on; words before or right after their frames. Raises BadRequest for speech that ends before
+        them."""
 
 
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def _lacks(pipeline: Pipeline, request: omni_pb2.GenerateRequest, given: list[st
     kinds = {stage.kind for stage in pipeline.stages}
     told = [f"has no {kind}" for kind in KINDS if request.HasField(kind) and kind not in kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
-    told += [f"gives no {_word(output)}" for output in sorted(set(request.outputs)) if output not in pipeline.outputs]
+    told += [f"gives no {_word(output)}" for output in sorted(set(request.outputs)) if output not in pipeline.offered]
     return ", ".join(told[:MOST_NAMED])
 
 

@@ -272,6 +272,7 @@ def _model(served: Served) -> omni_pb2.Model:
         stages=[KINDS[stage.kind] for stage in pipeline.stages],
         inputs=pipeline.inputs,
         outputs=pipeline.outputs,
+        on_request=pipeline.on_request,
         voices=sorted({voice for description in served.descriptions.values() for voice in description.voices}),
         description=pipeline.description.strip(),
     )

@@ -50,7 +50,7 @@ class StageSpec(BaseModel):
 
 
 class Pipeline(BaseModel):
-    """One pipeline file."""
+    """One pipeline file. outputs: ports that a client gets; on_request: those that it gets only if it names them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,6 +58,7 @@ class Pipeline(BaseModel):
     description: str
     inputs: tuple[Literal["text", "image", "audio", "video"], ...]
     outputs: tuple[str, ...] = Field(min_length=1)
+    on_request: tuple[str, ...] = ()
     stages: tuple[StageSpec, ...] = Field(min_length=1, max_length=9)
     defaults: dict[Kind, dict[str, Any]] = Field(default_factory=dict)
 
@@ -68,8 +69,15 @@ class Pipeline(BaseModel):
         for number, stage in enumerate(self.stages):
             if bool(stage.takes) != bool(number):
                 raise ValueError(f"stage {stage.kind}: every stage but the first takes ports of the one before it")
+        if twice := sorted(name for name in set(self.offered) if self.offered.count(name) > 1):
+            raise ValueError(f"outputs and on_request name {', '.join(twice)} twice")
         self.default_params()
         return self
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """All ports that a client may ask for."""
+        return self.outputs + self.on_request
 
     def default_params(self) -> dict[str, stage_pb2.StageParams]:
         """Params of every stage as the file has them."""
@@ -123,7 +131,7 @@ def check_pipeline(pipeline: Pipeline, descriptions: Mapping[str, stage_pb2.Desc
     first = pipeline.stages[0].kind
     if ports := ", ".join(port.name for port in descriptions[first].accepts if port.payload not in STREAMED):
         raise PipelineError(f"{pipeline.name}: the first stage, {first}, has input ports ({ports}); a client streams media and sound only")
-    for output in pipeline.outputs:
+    for output in pipeline.offered:
         if output not in seen:
             raise PipelineError(f"{pipeline.name}: no stage produces the output {output!r}")
 

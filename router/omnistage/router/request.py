@@ -64,9 +64,9 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
         if _ID.fullmatch(getattr(request, name)) is None:
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
     outputs = frozenset(request.outputs or pipeline.outputs)
-    if not outputs <= set(pipeline.outputs):
-        missing = ", ".join(repr(name[:16]) for name in sorted(outputs - set(pipeline.outputs)))
-        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.outputs)}, not {missing}")
+    if not outputs <= set(pipeline.offered):
+        missing = ", ".join(repr(name[:16]) for name in sorted(outputs - set(pipeline.offered)))
+        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}")
     kinds = {stage.kind for stage in pipeline.stages}
     for kind in KINDS:
         if request.HasField(kind) and kind not in kinds:

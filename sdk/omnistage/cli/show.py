@@ -32,7 +32,7 @@ COLOURS = {"serving": "green", "draining": "yellow"}
 
 
 async def show_pipelines(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description}]}.
+    """The pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request}]}.
 
     address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve.
     """
@@ -93,6 +93,7 @@ def _pipeline_of(pipeline_name: str) -> Pipeline:
         outputs=pipeline.outputs,
         voices=(),
         description=pipeline.description,
+        on_request=pipeline.on_request,
     )
 
 
@@ -107,7 +108,8 @@ def _pipelines_table(pipelines: Sequence[Pipeline]) -> Table:
     for name in ("name", "stages", "takes", "gives", "voices", "about"):
         table.add_column(name, no_wrap=name == "name")
     for pipeline in pipelines:
-        lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), ", ".join(pipeline.outputs), ", ".join(pipeline.voices))
+        gives = ", ".join([*pipeline.outputs, *(f"{name} (on request)" for name in pipeline.on_request)])
+        lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), gives, ", ".join(pipeline.voices))
         table.add_row(f"[bold]{pipeline.name}[/]", *lists, pipeline.description)
     return table
 

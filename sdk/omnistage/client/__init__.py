@@ -35,7 +35,20 @@ from omnistage.client.errors import (
     UnknownModelError,
     WrongLoopError,
 )
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, SpeechCodes, StageReport, TextDelta, TokenLogprob, Usage
+from omnistage.client.events import (
+    Alignment,
+    AudioChunk,
+    Done,
+    Event,
+    Failover,
+    Picture,
+    SpeechCodes,
+    SpokenWord,
+    StageReport,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
@@ -45,6 +58,7 @@ from omnistage.client.request import Conversation, Options
 from omnistage.client.sound_file import SoundFile
 
 __all__ = [
+    "Alignment",
     "Answer",
     "AsyncOmni",
     "Audio",
@@ -78,6 +92,7 @@ __all__ = [
     "SoundEncoder",
     "SoundFile",
     "SpeechCodes",
+    "SpokenWord",
     "StackError",
     "StackSettings",
     "StageLostError",

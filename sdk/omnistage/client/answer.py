@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from os import PathLike
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from omnistage.client.encoder import format_of
 from omnistage.client.errors import NotSpokenError, ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, SpeechCodes, TextDelta, Usage
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, Picture, SpeechCodes, SpokenWord, TextDelta, Usage
 from omnistage.client.playback import Timing
 from omnistage.client.sound_file import write_sound
 
@@ -39,7 +41,8 @@ class Answer(dict[str, str]):
 
     text: str. token_ids: of its tokens. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
     no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
-    speech, or None where the pipeline gives none. pictures: finished ones, without previews.
+    speech, or None where the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; what is not
+    spoken is not among them. pictures: finished ones, without previews.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
     client saw. failovers: servers that were lost on the way and replaced, oldest first.
     """
@@ -51,13 +54,17 @@ class Answer(dict[str, str]):
         pictures: tuple[Picture, ...],
         done: Done,
         codes: NDArray[np.uint32] | None = None,
+        words: tuple[SpokenWord, ...] = (),
     ) -> None:
         self.text = "".join(delta.text for delta in deltas)
         super().__init__(role="assistant", content=self.text)
         self.token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
+        lengths = accumulate((len(delta.text) for delta in deltas), initial=0)
+        self._token_characters = [first for first, delta in zip(lengths, deltas, strict=False) for _ in delta.token_ids]
         self.logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
         self.audio = audio
         self.codes = codes
+        self.words = words
         self.pictures = pictures
         self.pipeline: str = done.pipeline
         self.session_id: str = done.session_id
@@ -66,6 +73,14 @@ class Answer(dict[str, str]):
         self.usage: Usage = done.usage
         self.timing: Timing = done.timing
         self.failovers: tuple[Failover, ...] = done.failovers
+
+    def token_begins_s(self) -> list[float]:
+        """When the speech of each token begins, seconds from the first sample on; empty if `words` is. A token begins with the first word
+        that ends behind the token's first character: one that is not spoken with what is spoken next, and behind all words it is the end of
+        the last one. Tokens whose text came in one piece begin as one."""
+        ends = [word.first_character + len(word.text) for word in self.words]
+        begins = [*(word.begin_s for word in self.words), *(word.end_s for word in self.words[-1:])]
+        return [begins[bisect_right(ends, first)] for first in self._token_characters] if begins else []
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the sound to a file, see `Audio.save`. Raises NotSpokenError if there is none."""
@@ -83,6 +98,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
     deltas: list[TextDelta] = []
     sounds: list[AudioChunk] = []
     codes: list[NDArray[np.uint32]] = []
+    words: list[SpokenWord] = []
     pictures: list[Picture] = []
     async for event in events:
         match event:
@@ -90,13 +106,15 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                 deltas.append(event)
             case AudioChunk():
                 sounds.append(event)
+            case Alignment():
+                words += event.words
             case SpeechCodes():
                 codes.append(event.codes)
             case Picture():
                 if event.preview_step is None:
                     pictures.append(event)
             case Done():
-                return Answer(deltas, _audio(sounds), tuple(pictures), event, np.concatenate(codes) if codes else None)
+                return Answer(deltas, _audio(sounds), tuple(pictures), event, np.concatenate(codes) if codes else None, tuple(words))
     raise ProtocolError("the stream ended without its account")
 
 

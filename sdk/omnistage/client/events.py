@@ -62,6 +62,27 @@ class SpeechCodes:
 
 
 @dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word of the answer, or several that are read as one thing, such as a date, and when it is spoken. text: as it stands in the answer;
+    empty where that was not asked for. first_character: its place there. begin_s, end_s: of its sound, seconds from the first sample on:
+    it begins at sample `round(begin_s * sample_rate)`."""
+
+    text: str
+    first_character: int
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """When the next words are spoken, of a pipeline that tells it, for a call that asks for it: `outputs=["text", "audio", "alignment"]`.
+    It comes no later than their sound."""
+
+    words: tuple[SpokenWord, ...]
+    arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """One encoded picture. index: which result. preview_step: the step that a preview shows, else None. layer: of layered pictures."""
 
@@ -138,4 +159,4 @@ class Done:
     failovers: tuple[Failover, ...] = ()
 
 
-Event = TextDelta | AudioChunk | SpeechCodes | Picture | Failover | Done
+Event = TextDelta | AudioChunk | Alignment | SpeechCodes | Picture | Failover | Done

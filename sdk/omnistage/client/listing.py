@@ -11,7 +11,7 @@ from omnistage.v1 import omni_pb2
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What can be asked."""
+    """What can be asked. on_request: outputs that come only if a call names them."""
 
     name: str
     stages: tuple[str, ...]
@@ -19,11 +19,14 @@ class Pipeline:
     outputs: tuple[str, ...]
     voices: tuple[str, ...]
     description: str
+    on_request: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: omni_pb2.Model) -> Pipeline:
         stages = tuple(stage_name(kind) for kind in model.stages)
-        return cls(model.name, stages, tuple(model.inputs), tuple(model.outputs), tuple(model.voices), model.description)
+        return cls(
+            model.name, stages, tuple(model.inputs), tuple(model.outputs), tuple(model.voices), model.description, tuple(model.on_request)
+        )
 
 
 @dataclass(frozen=True, slots=True)

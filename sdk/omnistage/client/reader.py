@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,20 @@ from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 
 from omnistage.client.errors import NotSpokenError, ProtocolError
-from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, SpeechCodes, StageReport, TextDelta, TokenLogprob, Usage
+from omnistage.client.events import (
+    Alignment,
+    AudioChunk,
+    Done,
+    Event,
+    Failover,
+    Picture,
+    SpeechCodes,
+    SpokenWord,
+    StageReport,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
@@ -53,6 +67,9 @@ class Reader:
         self._received = Received()
         self._loss: Loss | None = None
         self._text: list[TextArrival] = []
+        self._unspoken: deque[str] = deque()
+        self._unspoken_from = 0
+        self._spoken_to = 0
         self._audio: list[AudioArrival] = []
         self._failovers: list[Failover] = []
         self._sample_rate_hz = 0
@@ -135,6 +152,8 @@ class Reader:
                 return self._take_audio(chunk, arrival_s)
             case "codes":
                 return _codes(chunk, arrival_s)
+            case "alignment":
+                return self._take_alignment(chunk, arrival_s)
             case "image":
                 return self._take_image(chunk, arrival_s)
             case None | "progress":
@@ -144,6 +163,7 @@ class Reader:
     def _take_text(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> TextDelta | None:
         text = chunk.text.text
         self._text.append(TextArrival(arrival_s, len(text)))
+        self._unspoken.append(text)
         if not text and not chunk.count:
             return None
         top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)
@@ -161,6 +181,27 @@ class Reader:
         encoding = "float32" if chunk.audio.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32 else "pcm16"
         told = chunk.audio.prebuffer_ms / 1000 if chunk.audio.HasField("prebuffer_ms") else None
         return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding, told)
+
+    def _take_alignment(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Alignment | None:
+        words = chunk.alignment.words
+        if len(words) != chunk.count:
+            raise ProtocolError(f"port {chunk.port}: {len(words)} words are not {chunk.count}")
+        return Alignment(tuple(map(self._spoken, words)), arrival_s) if words else None
+
+    def _spoken(self, word: chunk_pb2.SpokenWord) -> SpokenWord:
+        """A word with its text. Text before it is not needed again."""
+        first, end, count = word.first_character, self._unspoken_from, word.character_count
+        if first < self._spoken_to or word.end_us < word.begin_us:
+            raise ProtocolError(f"the word at character {first} came out of its turn")
+        self._spoken_to = first + count
+        while self._unspoken and end + len(self._unspoken[0]) <= first:
+            end += len(self._unspoken.popleft())
+        self._unspoken_from, text = end, ""
+        for piece in self._unspoken:
+            text += piece
+            if end + len(text) >= first + count:
+                break
+        return SpokenWord(text[first - end : first - end + count], first, word.begin_us / 1e6, word.end_us / 1e6)
 
     def _take_image(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Picture | None:
         """Put the pieces of a picture together; None until it is whole."""

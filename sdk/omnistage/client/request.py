@@ -23,7 +23,7 @@ class Options(TypedDict, total=False):
     pipeline: str
     """Pipeline name, from `pipelines()`."""
     outputs: Sequence[str]
-    """Ports wanted: text, audio, image."""
+    """Ports wanted: text, audio, image; alignment, where a pipeline gives that on request. Absent: all but those on request."""
     seed: int
     """0 to 2**64 - 1: the same seed gives the same answer. Absent: random, and told in `Answer.seed`."""
     max_tokens: int

@@ -29,7 +29,7 @@ AUDIO_ENCODING_PCM16: AudioEncoding
 AUDIO_ENCODING_FLOAT32: AudioEncoding
 
 class Chunk(_message.Message):
-    __slots__ = ("port", "seq", "first", "count", "last", "text", "codes", "audio", "image", "video", "tensor", "progress", "media")
+    __slots__ = ("port", "seq", "first", "count", "last", "text", "codes", "audio", "image", "video", "tensor", "progress", "media", "alignment")
     PORT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class Chunk(_message.Message):
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
     port: str
     seq: int
     first: int
@@ -56,7 +57,8 @@ class Chunk(_message.Message):
     tensor: _tensor_pb2.Tensor
     progress: ProgressChunk
     media: MediaChunk
-    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., last: _Optional[bool] = ..., text: _Optional[_Union[TextChunk, _Mapping]] = ..., codes: _Optional[_Union[CodeChunk, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., image: _Optional[_Union[ImageChunk, _Mapping]] = ..., video: _Optional[_Union[VideoChunk, _Mapping]] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., progress: _Optional[_Union[ProgressChunk, _Mapping]] = ..., media: _Optional[_Union[MediaChunk, _Mapping]] = ...) -> None: ...
+    alignment: AlignmentChunk
+    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., last: _Optional[bool] = ..., text: _Optional[_Union[TextChunk, _Mapping]] = ..., codes: _Optional[_Union[CodeChunk, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., image: _Optional[_Union[ImageChunk, _Mapping]] = ..., video: _Optional[_Union[VideoChunk, _Mapping]] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., progress: _Optional[_Union[ProgressChunk, _Mapping]] = ..., media: _Optional[_Union[MediaChunk, _Mapping]] = ..., alignment: _Optional[_Union[AlignmentChunk, _Mapping]] = ...) -> None: ...
 
 class Chunks(_message.Message):
     __slots__ = ("chunks",)
@@ -143,3 +145,21 @@ class ProgressChunk(_message.Message):
     done: int
     total: int
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class AlignmentChunk(_message.Message):
+    __slots__ = ("words",)
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    words: _containers.RepeatedCompositeFieldContainer[SpokenWord]
+    def __init__(self, words: _Optional[_Iterable[_Union[SpokenWord, _Mapping]]] = ...) -> None: ...
+
+class SpokenWord(_message.Message):
+    __slots__ = ("first_character", "character_count", "begin_us", "end_us")
+    FIRST_CHARACTER_FIELD_NUMBER: _ClassVar[int]
+    CHARACTER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    first_character: int
+    character_count: int
+    begin_us: int
+    end_us: int
+    def __init__(self, first_character: _Optional[int] = ..., character_count: _Optional[int] = ..., begin_us: _Optional[int] = ..., end_us: _Optional[int] = ...) -> None: ...

@@ -155,20 +155,22 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description")
+    __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     VOICES_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ON_REQUEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     stages: _containers.RepeatedScalarFieldContainer[_stage_pb2.StageKind]
     inputs: _containers.RepeatedScalarFieldContainer[str]
     outputs: _containers.RepeatedScalarFieldContainer[str]
     voices: _containers.RepeatedScalarFieldContainer[str]
     description: str
-    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ...) -> None: ...
+    on_request: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_stage_pb2.StageKind, str]]] = ..., inputs: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[str]] = ..., voices: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., on_request: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListReplicasRequest(_message.Message):
     __slots__ = ()

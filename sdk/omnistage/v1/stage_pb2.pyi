@@ -31,6 +31,7 @@ class Payload(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PAYLOAD_TENSOR: _ClassVar[Payload]
     PAYLOAD_PROGRESS: _ClassVar[Payload]
     PAYLOAD_MEDIA: _ClassVar[Payload]
+    PAYLOAD_ALIGNMENT: _ClassVar[Payload]
 
 class Replay(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +52,7 @@ PAYLOAD_VIDEO: Payload
 PAYLOAD_TENSOR: Payload
 PAYLOAD_PROGRESS: Payload
 PAYLOAD_MEDIA: Payload
+PAYLOAD_ALIGNMENT: Payload
 REPLAY_UNSPECIFIED: Replay
 REPLAY_ALL: Replay
 REPLAY_WINDOW: Replay

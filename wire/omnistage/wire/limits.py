@@ -64,6 +64,7 @@ COUNTS: Mapping[str, int] = {
     "TopLogprobs.logprobs": MAX_TOP_LOGPROBS << 12,
     "TopLogprobs.pieces": MAX_TOP_LOGPROBS << 12,
     "CodeChunk.codes": 1 << 20,
+    "AlignmentChunk.words": 1 << 12,
     "Tensor.shape": 8 * MAX_BATCH,
     "Open.route": MAX_HOPS,
     "Open.credits": MAX_PORTS,

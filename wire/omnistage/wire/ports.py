@@ -19,6 +19,7 @@ MessagePayload = (
     | chunk_pb2.VideoChunk
     | chunk_pb2.ProgressChunk
     | chunk_pb2.MediaChunk
+    | chunk_pb2.AlignmentChunk
 )
 
 Payload = MessagePayload | NDArray[np.generic]
@@ -91,6 +92,8 @@ class PortWriter:
                 chunk.progress.CopyFrom(payload)
             case chunk_pb2.MediaChunk():
                 chunk.media.CopyFrom(payload)
+            case chunk_pb2.AlignmentChunk():
+                chunk.alignment.CopyFrom(payload)
         self.seq += 1
         self.first += count
         self.ended = last

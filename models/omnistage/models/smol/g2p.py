@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 PAD = 0
 MAX_PHONEMES = 400
@@ -54,35 +56,104 @@ def _short_or_spelled(match: re.Match[str]) -> str:
     return " ".join(" ".join(run) if len(run) > 4 or len(runs) == 1 else run for run in runs)
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a text is read. normal: as words that the lexicon reads one by one. phonemes: their letters; empty where there is nothing to say.
+    starts: the place of each word in them, and that of the end."""
+
+    normal: str
+    phonemes: str
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenRun:
+    """Words from begin to end of a text, counted between its spaces, and the letters of its phonemes from first to last, at which they
+    sound. Ends are behind."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
 class Phonemizer:
     """English text to the ids of a voice. Not for use by two threads at once."""
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
         from hibari.g2p import G2P
+        from hibari.g2p.normalize import normalize
 
         # For words that are not in its lexicon it loads onnxruntime, which otherwise reports to its maker over the network.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         self._g2p = G2P()
+        self._normalize: Callable[[str], str] = normalize
         self._symbols = dict(symbols)
 
-    def phonemes(self, text: str) -> str:
-        """One phrase in phoneme letters; empty where there is nothing to say."""
+    def read(self, text: str) -> Reading:
+        """One phrase."""
+        normal = self._normal(text)
+        letters = [""]
+        for token in self._g2p.phonemize_tokens(self._g2p.tokenize(normal)) if normal else ():
+            letters[-1] += self._g2p.unk if token.phonemes is None else token.phonemes
+            if token.whitespace:
+                letters[-1] += " "
+                letters.append("")
+        phonemes = "".join(letters).lstrip()
+        unread = sum(map(len, letters)) - len(phonemes)
+        starts = tuple(max(place - unread, 0) for place in accumulate(map(len, letters), initial=0))
+        phonemes = phonemes.rstrip()
+        return Reading(normal, phonemes if any(letter.isalpha() for letter in phonemes) else "", starts)
+
+    def ids(self, phonemes: str) -> Iterator[tuple[list[int], list[int]]]:
+        """Ids of these phonemes with a pad first and last, in as many parts as MAX_PHONEMES demands, and the places of all but the pads."""
+        for begin, part in _parts(phonemes):
+            places = [place for place, letter in enumerate(part, begin) if letter in self._symbols]
+            yield [PAD, *(self._symbols[phonemes[place]] for place in places), PAD], places
+
+    def runs(self, text: str, reading: Reading) -> Iterator[SpokenRun]:
+        """Which words of a text sound at which letters of its reading. A word is alone where it can be: what is read as its neighbours
+        demand, such as the unit of a number, is in one run with them."""
+        words = text.split()
+        alone = [self._normal(word) for word in words]
+        for (begin, first), (end, last) in pairwise(self._borders(words, alone, reading)):
+            letters = range(reading.starts[first], min(reading.starts[last], len(reading.phonemes)))
+            sounds = [place for place in letters if reading.phonemes[place].isalpha() and reading.phonemes[place] in self._symbols]
+            if sounds:
+                read = [word for word in range(begin, end) if any(map(str.isalnum, alone[word]))] or range(begin, end)
+                yield SpokenRun(read[0], read[-1] + 1, sounds[0], sounds[-1] + 1)
+
+    def _borders(self, words: Sequence[str], alone: Sequence[str], reading: Reading) -> list[tuple[int, int]]:
+        """Numbers of words of a text and of its reading that begin at the same place. There is one before a word if what is before it and
+        what follows, each read by itself, are read as in the whole. alone: the words as each is read by itself."""
+        ends = [(0, 0), (len(words), len(reading.starts) - 1)]
+        if len(reading.normal.split()) != len(reading.starts) - 1:
+            return ends
+        if _joined(alone) == reading.normal:
+            return list(enumerate(accumulate((len(normal.split()) for normal in alone), initial=0)))
+        between = []
+        for word in range(1, len(words)):
+            before, after = (self._normal(" ".join(part)) for part in (words[:word], words[word:]))
+            if _joined((before, after)) == reading.normal:
+                between.append((word, len(before.split())))
+        return [ends[0], *between, ends[1]]
+
+    def _normal(self, text: str) -> str:
         plain = speakable(text)
-        phonemes: str = self._g2p(plain) if plain else ""
-        return phonemes if any(c.isalpha() for c in phonemes) else ""
-
-    def ids(self, text: str) -> Iterator[list[int]]:
-        """Ids with a pad first and last, in as many parts as MAX_PHONEMES demands; none where there is nothing to say."""
-        for part in _parts(self.phonemes(text)):
-            yield [PAD, *(self._symbols[letter] for letter in part if letter in self._symbols), PAD]
+        return self._normalize(plain) if plain else ""
 
 
-def _parts(phonemes: str) -> Iterator[str]:
-    """Pieces of at most MAX_PHONEMES letters, cut at spaces where there are any."""
-    while len(phonemes) > MAX_PHONEMES:
-        space = phonemes.rfind(" ", 1, MAX_PHONEMES)
-        cut = space if space > 0 else MAX_PHONEMES
-        yield phonemes[:cut]
-        phonemes = phonemes[cut:].lstrip()
-    if phonemes:
-        yield phonemes
+def _joined(parts: Iterable[str]) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _parts(phonemes: str) -> Iterator[tuple[int, str]]:
+    """Pieces of at most MAX_PHONEMES letters and their places, cut at spaces where there are any."""
+    begin = 0
+    while len(phonemes) - begin > MAX_PHONEMES:
+        space = phonemes.rfind(" ", begin + 1, begin + MAX_PHONEMES)
+        end = space if space > 0 else begin + MAX_PHONEMES
+        yield begin, phonemes[begin:end]
+        begin = len(phonemes) - len(phonemes[end:].lstrip())
+    if begin < len(phonemes):
+        yield begin, phonemes[begin:]

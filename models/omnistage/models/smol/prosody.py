@@ -34,6 +34,28 @@ class Silence:
     after: int
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Phonemes and how long they last. ids: [n] int64. text: their text features, [n, 192]. durations: in rows, [n] int64. first, end: the
+    rows that are kept of all of them."""
+
+    ids: Tensor
+    text: Tensor
+    durations: Tensor
+    first: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """Rows that are kept."""
+        return self.end - self.first
+
+    def begins(self) -> list[int]:
+        """The row of those that are kept with which each phoneme begins, and at last their number."""
+        ends = self.durations.cumsum(0) - self.first
+        return [0, *ends.clamp(0, self.count).tolist()]
+
+
 class ProsodyNet(nn.Module):
     """How long each phoneme lasts, and pitch and energy of every frame."""
 
@@ -69,15 +91,20 @@ class FeatureNet(nn.Module):
         self.m = nn.ModuleDict({"text": TextEncoder(symbols, TEXT_WIDTH, 2 * TEXT_WIDTH, heads, repeats=4)})
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, speed: float, silence: Silence) -> Tensor:
-        """Phoneme ids [n] int64, a pad first and last -> rows [t, FEATURE_WIDTH] float32, t >= n. speed: 2 speaks twice as fast."""
+    def timed(self, ids: Tensor, speed: float, silence: Silence) -> Timed:
+        """Phoneme ids [n] int64, a pad first and last. speed: 2 speaks twice as fast."""
         text = self.pn.text(ids)
         durations = self.pn.durations(text, speed)
-        phoneme = torch.repeat_interleave(torch.arange(len(ids)), durations)
-        f0, energy = self.pn.contour(text[phoneme])
-        # The contour net has seen phrases with all of their silence: it is cut off behind it, not in front.
         first = max(int(durations[0]) - silence.before, 0)
-        end = len(phoneme) - max(int(durations[-1]) - silence.after, 0)
-        count = end - first
-        place = torch.stack([torch.arange(count), torch.full((count,), count)], dim=1)
-        return torch.cat([self.m["text"](ids)[phoneme[first:end]], f0[first:end], energy[first:end], place.float()], dim=1)
+        end = int(durations.sum()) - max(int(durations[-1]) - silence.after, 0)
+        return Timed(ids, text, durations, first, end)
+
+    @torch.inference_mode()
+    def forward(self, timed: Timed) -> Tensor:
+        """Their rows [t, FEATURE_WIDTH] float32, t >= n."""
+        phoneme = torch.repeat_interleave(torch.arange(len(timed.ids)), timed.durations)
+        # The contour net has seen phrases with all of their silence: it is cut off behind it, not in front.
+        f0, energy = self.pn.contour(timed.text[phoneme])
+        kept = slice(timed.first, timed.end)
+        place = torch.stack([torch.arange(timed.count), torch.full((timed.count,), timed.count)], dim=1)
+        return torch.cat([self.m["text"](timed.ids)[phoneme[kept]], f0[kept], energy[kept], place.float()], dim=1)

@@ -1,8 +1,10 @@
-"""The default Talker: text in, feature rows out, a phrase at a time."""
+"""The default Talker: text in, feature rows out, a phrase at a time, and the time of every word."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import (
     Activity,
+    Alignment,
     BadRequest,
     Content,
     FinishReason,
@@ -25,20 +28,23 @@ from omnistage.models.interface import (
     Piece,
     PortSpec,
     SpeechRequest,
+    SpokenWord,
     TextPiece,
     Wanted,
 )
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol.g2p import Phonemizer
+from omnistage.models.smol.g2p import Phonemizer, SpokenRun
 from omnistage.models.smol.phrase import Pause, Phrase, PhraseCutter
-from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureNet, Silence
+from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureNet, Silence, Timed
 
 Rows = NDArray[np.float32]
 
-CODE_REVISION = "1"
-"""To be raised whenever a change of the code changes the rows."""
+CODE_REVISION = "2"
+"""To be raised whenever a change of the code changes the rows, or the times of words."""
 VOICE = "heart"
 FEATURES = "features"
+ALIGNMENT = "alignment"
+ROW_US = 1_000_000 // FRAME_RATE_HZ
 MAX_SESSIONS = 64
 SILENCE = {
     Pause.NONE: Silence(before=2, after=2),
@@ -67,12 +73,15 @@ class SmolTalker:
         net = FeatureNet(config.value("embeddings", int), config.value("heads", int))
         load_weights(net, directory)
         phonemizer = Phonemizer(config.table("symbols", int))
-        spoken = computed(partial(_rows_of, net, phonemizer, FIRST_PHRASE, 1.0), threads)
+        spoken = computed(partial(_first_rows, net, phonemizer), threads)
         info = ModelInfo(
             name="hibari-talker",
             revision=revision(directory, CODE_REVISION, dtype="float32", device="cpu", threads=threads, results=(spoken,)),
             accepts=(PortSpec("text", Content.TEXT),),
-            produces=(PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH),),
+            produces=(
+                PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH),
+                PortSpec(ALIGNMENT, Content.ALIGNMENT),
+            ),
             max_sessions=max_sessions,
             voices=(VOICE,),
         )
@@ -100,41 +109,129 @@ class SmolTalker:
             raise BadRequest("talker.voice", f"{request.voice!r} is not one of {', '.join(self._info.voices)}")
         return request
 
-    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+    async def speak(
+        self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> AsyncGenerator[Frames | Alignment, None]:
         """See TalkerModel.speak. Only the text of the pieces counts, not how it is cut into them. Text without a word gives no rows."""
-        request, first = prepared, wanted[FEATURES]
-        made, rest, finish_reason = 0, np.empty((0, FEATURE_WIDTH), np.float32), FinishReason.STOP
+        speech = _Speech(self._net, self._phonemizer, prepared, wanted)
         async for phrase in _phrases(inputs):
-            rows = await self._worker.run(partial(self._rows, phrase, request.speed), urgent=made <= first)
-            if request.max_frames and made + len(rows) > request.max_frames:
-                rows, finish_reason = rows[: request.max_frames - made], FinishReason.LENGTH
-            fresh = rows[max(first - made, 0) :]
-            made += len(rows)
-            if finish_reason is FinishReason.LENGTH:
-                rest = fresh
+            part = await self._worker.run(partial(speech.say, phrase), urgent=speech.is_waited_for)
+            if part.words:
+                yield Alignment(part.words)
+            if len(part.rows):
+                yield Frames(part.rows)
+            if speech.finish_reason is FinishReason.LENGTH:
                 break
-            if len(fresh):
-                yield Frames(fresh)
-        if made < first:
-            raise BadRequest("resume.positions", f"the speech has {made} frames: it cannot go on at frame {first}")
-        yield Frames(rest, finish_reason)
-
-    def _rows(self, phrase: Phrase, speed: float) -> Rows:
-        return _rows_of(self._net, self._phonemizer, phrase, speed)
+        speech.check_reached()
+        if ALIGNMENT in wanted:
+            yield Alignment((), last=True)
+        if FEATURES in wanted:
+            yield Frames(_NO_ROWS, speech.finish_reason)
 
     async def warm_up(self) -> None:
         """Speak a sentence on the thread that speaks."""
-        await self._worker.run(partial(self._rows, FIRST_PHRASE, 1.0))
+        await self._worker.run(partial(_first_rows, self._net, self._phonemizer))
 
     async def close(self) -> None:
         """End the thread. No session is running."""
         await self._worker.close()
 
 
-def _rows_of(net: FeatureNet, phonemizer: Phonemizer, phrase: Phrase, speed: float) -> Rows:
-    silence = SILENCE[phrase.pause]
-    parts = [net(torch.tensor(ids), speed, silence).numpy() for ids in phonemizer.ids(_with_full_stop(phrase))]
-    return np.concatenate(parts) if parts else np.empty((0, FEATURE_WIDTH), np.float32)
+_WORD = re.compile(r"\S+")
+
+_NO_ROWS = np.empty((0, FEATURE_WIDTH), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one phrase gives."""
+
+    rows: Rows
+    words: tuple[SpokenWord, ...]
+
+
+class _Speech:
+    """One text that is being spoken: how far it is, and what is wanted of it. A phrase whose rows are not wanted has its times only."""
+
+    def __init__(self, net: FeatureNet, phonemizer: Phonemizer, request: SpeechRequest, wanted: Wanted) -> None:
+        self._net = net
+        self._phonemizer = phonemizer
+        self._request = request
+        self._wanted = wanted
+        self._rows = 0
+        self._words = 0
+        self.finish_reason = FinishReason.STOP
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Nothing that is wanted has come yet."""
+        return self._rows <= self._wanted.get(FEATURES, 0)
+
+    def check_reached(self) -> None:
+        """Raises BadRequest for a text that is over before what is wanted of it."""
+        for port, reached, unit in ((FEATURES, self._rows, "frames"), (ALIGNMENT, self._words, "words")):
+            first = self._wanted.get(port, 0)
+            if reached < first:
+                raise BadRequest("resume.positions", f"the speech has {reached} {unit}: it cannot go on at number {first}")
+
+    def say(self, phrase: Phrase) -> _Part:
+        """The next phrase: what of it is wanted. Computes; ends with LENGTH where no more frames may come."""
+        text = _with_full_stop(phrase)
+        reading = self._phonemizer.read(text)
+        silence = SILENCE[phrase.pause]
+        parts = [
+            (self._net.timed(torch.tensor(ids), self._request.speed, silence), places)
+            for ids, places in self._phonemizer.ids(reading.phonemes)
+        ]
+        begun, count = self._rows, sum(timed.count for timed, _ in parts)
+        if self._request.max_frames and begun + count > self._request.max_frames:
+            count, self.finish_reason = self._request.max_frames - begun, FinishReason.LENGTH
+        self._rows += count
+        words: list[SpokenWord] = []
+        if ALIGNMENT in self._wanted:
+            sounds = _sounds(parts)
+            for run in self._phonemizer.runs(text, reading):
+                begin, end = sounds[run.first][0], min(sounds[run.last - 1][1], count)
+                if begin < count:
+                    words.append(_word(phrase, run, begun + begin, begun + end))
+        unheard, self._words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0), self._words + len(words)
+        return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[unheard:]))
+
+    def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
+        """Of a phrase of `count` rows, those that are wanted. begun: rows before it."""
+        first = max(self._wanted[FEATURES] - begun, 0) if FEATURES in self._wanted else count
+        if first >= count:
+            return _NO_ROWS
+        return np.concatenate([self._net(timed).numpy() for timed in parts])[first:count]
+
+
+def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int, int]]:
+    """Of letters of phonemes, by their places: the row of the phrase with which the sound begins, and the one behind it."""
+    sounds, begun = dict[int, tuple[int, int]](), 0
+    for timed, places in parts:
+        begins = [begun + row for row in timed.begins()]
+        for number, place in enumerate(places, 1):  # The first id is a pad.
+            sounds[place] = begins[number], begins[number + 1]
+        begun += timed.count
+    return sounds
+
+
+def _word(phrase: Phrase, run: SpokenRun, begin: int, end: int) -> SpokenWord:
+    """A run of words of a phrase that sounds from row `begin` to row `end` of all. A mark that the Markdown parts from it is left out, as
+    the full stop behind a link."""
+    words = list(_WORD.finditer(phrase.text))
+    characters = range(words[run.begin].start(), words[run.end - 1].end())
+    letters = [number for number in characters if phrase.text[number].isalnum()] or characters
+    first, last = letters[0], letters[-1]
+    while first > characters[0] and phrase.places[first] - phrase.places[first - 1] == 1:
+        first -= 1
+    while last < characters[-1] and phrase.places[last + 1] - phrase.places[last] == 1:
+        last += 1
+    return SpokenWord(phrase.places[first], phrase.places[last] + 1 - phrase.places[first], begin * ROW_US, end * ROW_US)
+
+
+def _first_rows(net: FeatureNet, phonemizer: Phonemizer) -> Rows:
+    return _Speech(net, phonemizer, SpeechRequest(seed=0), {FEATURES: 0}).say(FIRST_PHRASE).rows
 
 
 async def _phrases(inputs: AsyncIterator[Piece]) -> AsyncIterator[Phrase]:

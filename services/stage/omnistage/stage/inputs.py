@@ -31,6 +31,7 @@ _PAYLOAD_FIELD = {
     stage_pb2.PAYLOAD_TENSOR: "tensor",
     stage_pb2.PAYLOAD_PROGRESS: "progress",
     stage_pb2.PAYLOAD_MEDIA: "media",
+    stage_pb2.PAYLOAD_ALIGNMENT: "alignment",
 }
 
 Reply = Callable[[stage_pb2.RunResponse], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""From TalkerParams and text, rows or both to speech frames."""
+"""From TalkerParams and text, rows or both to speech frames, and to the times of words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import Content, Frames, P, SpeechRequest, TalkerModel
+from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import HISTORY, bad_request, check_kind, refusals, sampling_of
@@ -28,7 +28,9 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
 
     def __init__(self, model: TalkerModel[P]) -> None:
         super().__init__(model)
-        (self._output,) = model.info.produces
+        timings = [port.name for port in model.info.produces if port.content is Content.ALIGNMENT]
+        self._alignment = timings[0] if timings else ""
+        (self._output,) = (port for port in model.info.produces if port.name != self._alignment)
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "talker")
@@ -42,13 +44,13 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         return Work(partial(self._run, prepared))
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
-        wanted = start.wanted([self._output])
+        wanted = start.wanted(self._model.info.produces)
         if not wanted:
             return
         with refusals():
             async with aclosing(self._model.speak(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
-                async for frames in made:
-                    for output in self._outputs(frames):
+                async for piece in made:
+                    for output in self._words(piece) if isinstance(piece, Alignment) else self._outputs(piece):
                         yield output
 
     def _codes(self, start: Start) -> NDArray[np.uint32]:
@@ -58,6 +60,18 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         if codes.size != history.count * width or (history.count and history.codes.codebook_count != width):
             raise bad_request(HISTORY, f"{history.count} frames of {width} codes were expected on port {self._output.name!r}")
         return codes.reshape(history.count, width)
+
+    def _words(self, piece: Alignment) -> list[Output]:
+        words = [
+            chunk_pb2.SpokenWord(
+                first_character=word.first_character,
+                character_count=word.character_count,
+                begin_us=word.begin_us,
+                end_us=word.end_us,
+            )
+            for word in piece.words
+        ]
+        return [Output(self._alignment, len(words), chunk_pb2.AlignmentChunk(words=words) if words else None, piece.last)]
 
     def _outputs(self, frames: Frames) -> list[Output]:
         last = frames.finish_reason is not None

@@ -1,0 +1,193 @@
+"""When each word is spoken, from real processes of the default model: told to who asks, the same whatever is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from helpers import lengths
+from helpers.ask import Answer, ask, refused, request
+from helpers.converse import Conversation
+from helpers.disturbed import Step, after_text, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
+from helpers.fleet import Fleet, fleet
+from helpers.servers import omni_stub
+from omnistage.client import Alignment, AsyncOmni, AudioChunk, TextDelta
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ALL = ("text", "audio", "alignment")
+TOKENS = 100
+SEED = 11
+QUESTION = "How do plants make food?"
+MOMENTS = {"as it begins": begun, "in text": text_chunks(20), "in speech": audio_chunks(6), "late": after_text(8)}
+VERBATIM = "Dr. Lee came on **March 3**, 1999.\n\nNobody was at home: [the door](https://x.y/z) was open!\n\n- Salt\n- Bread 🍞"
+WORDS = ["Dr. Lee", "came", "on", "March 3", "1999.", "Nobody", "was", "at", "home:", "the", "door", "was", "open!", "Salt", "Bread"]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two of each kind; every tensor goes through shared memory."""
+    with fleet(tmp_path_factory.mktemp("logs"), replicas=2, family="smol", pipeline="smol", stage_args=["--inline-limit", "0"]) as running:
+        yield running
+
+
+def question(*outputs: str, tokens: int = TOKENS, seed: int = SEED) -> omni_pb2.GenerateRequest:
+    return request(QUESTION, seed, outputs=outputs or ALL, thinker={"max_tokens": tokens, "ignore_eos": True})
+
+
+def verbatim(text: str, *outputs: str) -> omni_pb2.GenerateRequest:
+    return omni_pb2.GenerateRequest(seed=1, outputs=outputs or ALL, thinker=stage_pb2.ThinkerParams(verbatim=text))
+
+
+def words(answer: Answer) -> list[chunk_pb2.SpokenWord]:
+    """All of them, with whole chunks and in their order."""
+    for chunk in answer.of("alignment"):
+        assert len(chunk.alignment.words) == chunk.count
+    told = [word for chunk in answer.of("alignment") for word in chunk.alignment.words]
+    for before, after in pairwise(told):
+        assert before.begin_us < before.end_us <= after.begin_us
+        assert before.first_character + before.character_count <= after.first_character
+    return told
+
+
+def check_same(answer: Answer, whole: Answer) -> None:
+    answer.check_whole()
+    assert answer.text() == whole.text() and len(answer.tokens()) == TOKENS
+    assert words(answer) == words(whole) and len(words(whole)) > 30
+    assert np.array_equal(answer.samples(), whole.samples())
+
+
+@pytest.mark.parametrize("kind", ["thinker", "talker", "code2wav"])
+@lengths.one_or_all("moment", MOMENTS)
+async def test_words_are_the_same_whoever_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
+    async def kill() -> None:
+        await killed_holder(house, kind)
+
+    strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
+    async with disturbed(house, alike=False, after=question(tokens=5)) as stub:
+        answer = await ask_through(stub, question(), Step(strikes, kill))
+        assert len(answer.failovers) == 1
+        check_same(answer, await ask(stub, question()))
+
+
+async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet) -> None:
+    """From any place, with fewer of them than of sound or more; the text is whole by then or not."""
+    async with omni_stub(house.address("router")) as stub:
+        whole = await ask(stub, question())
+        for moment in (text_chunks(15), audio_chunks(5), after_text(1)):
+            begin, call = Answer(), stub.Generate(question(), timeout=60)
+            async for event in call:
+                begin.take(event)
+                if moment(begin):
+                    break
+            call.cancel()
+            check_same(joined(begin, await ask(stub, continued(question(), begin))), whole)
+
+
+async def test_every_word_of_what_is_said_is_told_with_its_place(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        answer = await ask(stub, verbatim(VERBATIM))
+        answer.check_whole()
+        text, spoken = answer.text(), words(answer)
+        assert [text[word.first_character : word.first_character + word.character_count] for word in spoken] == WORDS
+        assert spoken[0].begin_us <= 100_000
+        assert spoken[-1].end_us / 1e6 <= len(answer.samples()) / 24_000
+
+
+async def test_who_does_not_ask_is_told_nothing_and_hears_the_same(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        asked = question()
+        del asked.outputs[:]
+        whole, usual = await ask(stub, question()), await ask(stub, asked)
+        assert list(usual.chunks.keys()) == ["text", "audio"]
+        assert usual.text() == whole.text() and np.array_equal(usual.samples(), whole.samples())
+        assert usual.usage is not None
+        assert [stage.output_items.get("alignment", 0) for stage in usual.usage.stages] == [0, 0, 0]
+
+
+async def test_words_alone_need_no_sound(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        alone = await ask(stub, question("alignment"))
+        assert words(alone) == words(await ask(stub, question())) and list(alone.chunks) == ["alignment"]
+        assert alone.usage is not None
+        _, talker = alone.usage.stages
+        assert talker.output_items["features"] == 0 and talker.output_items["alignment"] == len(words(alone))
+
+
+async def test_a_turn_of_a_conversation_tells_them_too(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        talk = Conversation(stub)
+        first = await talk.turn(question())
+        silent = question("text", "audio")
+        second = await talk.turn(silent)
+        await talk.send(credit=stage_pb2.Credit(port="alignment", total=1 << 20))
+        third = await talk.turn(question())
+        await talk.call.done_writing()
+        check_same(first, await ask(stub, question()))
+        check_same(third, first)
+        assert second.of("alignment") == []
+
+
+async def test_speed_and_the_longest_speech(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        whole = words(await ask(stub, verbatim(VERBATIM)))
+        slow, cut = verbatim(VERBATIM), verbatim(VERBATIM)
+        slow.talker.speed, cut.talker.max_frames = 0.5, 100
+        slower = words(await ask(stub, slow))
+        assert len(slower) == len(whole) and slower[-1].begin_us > 1.5 * whole[-1].begin_us
+        heard = [word.first_character for word in whole if word.begin_us < 2_500_000]
+        assert [word.first_character for word in words(await ask(stub, cut))] == heard and len(heard) < len(whole)
+
+
+async def test_a_pipeline_is_asked_for_what_it_does_not_give(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        told = await refused(stub, question("text", "pictures"))
+        assert (told.reason, told.metadata["field"]) == ("BAD_REQUEST", "outputs") and "text, audio, alignment" in told.message
+        (model,) = (await stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).models
+        assert (list(model.outputs), list(model.on_request)) == (["text", "audio"], ["alignment"])
+
+
+async def test_the_client_gives_words_with_their_text_and_tokens_their_times(house: Fleet) -> None:
+    async with AsyncOmni(address=house.address("router")) as omni:
+        answer = await omni.generate(QUESTION, outputs=ALL, max_tokens=40, seed=3, ignore_eos=True)
+        assert answer.audio is not None and answer.words
+        for word in answer.words:
+            assert answer.text[word.first_character :].startswith(word.text) and word.text.strip() == word.text != ""
+            assert 0 <= word.begin_s < word.end_s <= answer.audio.duration_s
+        begins = answer.token_begins_s()
+        assert len(begins) == len(answer.token_ids) == 40 and begins == sorted(begins)
+        assert {word.begin_s for word in answer.words} >= set(begins) - {answer.words[-1].end_s}
+        events = [event async for event in omni.stream(QUESTION, outputs=ALL, max_tokens=40, seed=3, ignore_eos=True)]
+        streamed = [word for event in events if isinstance(event, Alignment) for word in event.words]
+        assert tuple(streamed) == answer.words
+        assert not (await omni.generate(QUESTION, max_tokens=10, seed=3)).words
+        check_words_come_before_their_sound(events)
+
+
+def check_words_come_before_their_sound(events: Sequence[object]) -> None:
+    text, told_s, heard_s = "", 0.0, 0.0
+    for event in events:
+        match event:
+            case TextDelta():
+                text += event.text
+            case Alignment():
+                assert event.words[0].begin_s >= heard_s
+                assert all(text[word.first_character :].startswith(word.text) for word in event.words)
+                told_s = event.words[-1].end_s
+            case AudioChunk():
+                heard_s = (event.first_sample + len(event.samples)) / event.sample_rate_hz
+    assert told_s <= heard_s
+
+
+@lengths.rounds(4, 20)
+async def test_many_at_once_are_each_told_their_own(house: Fleet, seed: int, rounds: int) -> None:
+    asked = [question(tokens=20 + 3 * number, seed=seed + number) for number in range(rounds)]
+    async with omni_stub(house.address("router")) as stub:
+        for one, answer in zip(asked, await asyncio.gather(*(ask(stub, one) for one in asked)), strict=True):
+            alone = await ask(stub, one)
+            assert (words(answer), answer.text()) == (words(alone), alone.text())
