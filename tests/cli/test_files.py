@@ -52,6 +52,8 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
         (["--out", "pipe.wav"], "this is no file but a device or a pipe"),
         (["--out", f"{'x' * 300}.wav"], "cannot be written: File name too long"),
         (["--timeline", "x.jpg"], "only PNG can be written"),
+        (["--captions", "x.txt"], "only SubRip and WebVTT can be written"),
+        (["--captions", "absent/x.srt"], "--captions absent/x.srt: its folder does not exist"),
         (["--timeline", "-"], "standard output is for the text"),
         (["--out", "x.wav", "--timeline", "absent/x.png"], "--timeline absent/x.png: its folder does not exist"),
     ],

@@ -46,6 +46,7 @@ Profile = Annotated[
 MaxFrames = Annotated[int | None, typer.Option("--max-frames", min=1, help="Longest speech, in frames; Qwen2.5-Omni has 50 a second.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
+Captions = Annotated[Path | None, typer.Option(metavar="F", help="Write when which words are spoken to this file: .srt or .vtt.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
 PipelineName = Annotated[
@@ -70,6 +71,10 @@ Choice = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text
 Temperature = Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 
 
+SPOKEN_AND_TOLD = ("text", "audio", "alignment")
+"""Outputs of an answer with captions."""
+
+
 @app.command(cls=Attaching)
 def ask(
     context: typer.Context,
@@ -88,6 +93,7 @@ def ask(
     encoding: Encoding = None,
     text_only: TextOnly = False,
     timeline: Timeline = None,
+    captions: Captions = None,
     json: Json = False,
     seed: Seed = None,
     pipeline: PipelineName = "",
@@ -103,8 +109,8 @@ def ask(
 
     Media stand before the words, in the order given.
     """
-    if text_only and out is not None:
-        raise typer.BadParameter("--out needs sound; leave --text-only out")
+    if text_only and (out is not None or captions is not None):
+        raise typer.BadParameter("--out and --captions need sound; leave --text-only out")
     sound = _sound(voice=voice, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
     if text_only and sound:
         raise typer.BadParameter("--voice, --profile, --max-frames, --sample-rate and --encoding are those of sound; leave --text-only out")
@@ -120,6 +126,8 @@ def ask(
     options = _options(address, pipeline, seed, timeout, sound)
     if text_only:
         options["outputs"] = ["text"]
+    elif captions is not None:
+        options["outputs"] = SPOKEN_AND_TOLD
     elif out is not None:
         options["outputs"] = ["text", "audio"]
     if max_tokens is not None:
@@ -130,7 +138,12 @@ def ask(
         options["regex"] = regex
     if choice:
         options["choice"] = choice
-    _speak(Question(text or "", False, out, timeline, json, options, system, attached, schema=json_schema), address, pipeline, verbose)
+    _speak(
+        Question(text or "", False, out, timeline, json, options, system, attached, schema=json_schema, captions=captions),
+        address,
+        pipeline,
+        verbose,
+    )
 
 
 @app.command()
@@ -144,6 +157,7 @@ def say(
     sample_rate: SampleRate = None,
     encoding: Encoding = None,
     timeline: Timeline = None,
+    captions: Captions = None,
     json: Json = False,
     seed: Seed = None,
     pipeline: PipelineName = "",
@@ -155,7 +169,9 @@ def say(
 
     sound = _sound(voice=voice, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
     options = _options(address, pipeline, seed, timeout, sound)
-    _speak(Question(text, True, out, timeline, json, options), address, pipeline, verbose)
+    if captions is not None:
+        options["outputs"] = SPOKEN_AND_TOLD
+    _speak(Question(text, True, out, timeline, json, options, captions=captions), address, pipeline, verbose)
 
 
 def _sound(**typed: str | int | None) -> Options:

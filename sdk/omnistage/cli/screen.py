@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from omnistage.cli.wrap import Wrap
-from omnistage.client.events import AudioChunk
+from omnistage.client.events import AudioChunk, SpokenWord
 
 ERASE_BELOW = "\x1b[J"
 DOWN = "\x1bD"
@@ -33,11 +33,12 @@ FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 
 @dataclass(slots=True)
 class Spoken:
-    """What has come so far. sounds is filled only if a file is wanted."""
+    """What has come so far. sounds is filled only if a file is wanted, words if captions are."""
 
     text: str = ""
     audio_s: float = 0.0
     sounds: list[AudioChunk] = field(default_factory=list)
+    words: list[SpokenWord] = field(default_factory=list)
 
 
 class Screen(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from rich.markup import escape
 
 from omnistage.cli.attached import Attached
+from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
@@ -26,7 +27,7 @@ from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.conversation import Conversation
 from omnistage.client.encoder import FORMATS, format_of
 from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
-from omnistage.client.events import AudioChunk, Done, Event, Failover, TextDelta
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, TextDelta
 from omnistage.client.media import Medium
 from omnistage.client.request import Options, for_conversation
 from omnistage.client.sound_file import write_sound
@@ -42,9 +43,9 @@ REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline: files to write.
-    system: what the model is told first. attached: goes before the text. parts: of these, when they are read. schema: a file to read, until
-    checked."""
+    """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline, captions: files to
+    write. system: what the model is told first. attached: goes before the text. parts: of these, when they are read. schema: a file to
+    read, until checked."""
 
     text: str
     verbatim: bool
@@ -56,6 +57,7 @@ class Question:
     attached: Sequence[Attached] = ()
     parts: Sequence[Medium] = ()
     schema: Path | None = None
+    captions: Path | None = None
 
     @property
     def inputs(self) -> list[str]:
@@ -65,7 +67,7 @@ class Question:
     @property
     def outputs(self) -> Sequence[str]:
         """What a pipeline must give."""
-        return ["audio"] if self.verbatim else self.options.get("outputs", ())
+        return self.options.get("outputs", ["audio"] if self.verbatim else ())
 
     @property
     def conversation(self) -> Conversation:
@@ -84,7 +86,7 @@ class Question:
                 option = "timeout" if name == "timeout_s" else name
                 raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
         with ExitStack() as tried:
-            _open_files(self.out, self.timeline, tried)
+            _open_files(self, tried)
         if self.out is not None:
             format_of(self.out).check(self.options.get("sample_rate_hz", 0), self.options.get("encoding", "pcm16"))
         options = self.options if self.schema is None else Options(**self.options, json_schema=_read_schema(self.schema))
@@ -122,20 +124,20 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
         )
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.
-        out, picture = _open_files(question.out, question.timeline, files)
+        out = _open_files(question, files)
         async with connected(target, question.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
             screen = screen_for(question.as_json)
-            keeping = Keeping(screen) if out is not None or picture is not None else None
+            keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
             if question.verbatim:
                 events = omni.stream_say(question.text, **question.options)
             else:
                 events = omni.stream_chat(question.conversation, **question.options)
-            with _refusals():
-                spoken, done = await follow(events, keeping or screen, keep_sound=out is not None)
+            with _refusals(question):
+                spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None)
             work.complete()
             try:
                 # Before another word, which may have lost its reader.
-                written = _write(question, out, picture, spoken, done)
+                written = _write(question, out, spoken, done)
             finally:
                 if not question.as_json:
                     _tell(*(sentence(failover, done.timing) for failover in done.failovers), figures(done))
@@ -148,35 +150,53 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """What was typed is refused by a router, or a stage, in words of the protos; --out asks for sound by name."""
+def _refusals(question: Question) -> Iterator[None]:
+    """What was typed is refused by a router, or a stage, in words of the protos; --out asks for sound by name, --captions for words."""
     try:
         yield
     except BadRequestError as error:
         for field, option, hint in REFUSED:
             if [violation.field for violation in error.fields] == [field]:
+                if field == "outputs" and question.captions is not None and "'alignment'" in error.message:
+                    option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
                 raise RequestError(f"{option}: {error.message.removeprefix(f'{field}: ')}", hint=hint) from error
         raise
 
 
-def _open_files(out: Path | None, timeline: Path | None, files: ExitStack) -> tuple[OutputFile | None, OutputFile | None]:
-    kinds = {ending: form.name for ending, form in FORMATS.items()}
-    sound = files.enter_context(OutputFile(out, "--out", kinds)) if out is not None else None
-    picture = files.enter_context(OutputFile(timeline, "--timeline", {".png": "PNG"})) if timeline is not None else None
-    return sound, picture
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Those that were asked for."""
+
+    sound: OutputFile | None
+    picture: OutputFile | None
+    captions: OutputFile | None
 
 
-def _write(question: Question, out: OutputFile | None, picture: OutputFile | None, spoken: Spoken, done: Done) -> list[str]:
-    """Write the files that were asked for; returns their names. Raises NotSpokenError if there is no sound to write."""
+def _open_files(question: Question, files: ExitStack) -> _Files:
+    def opened(path: Path | None, option: str, kinds: Mapping[str, str]) -> OutputFile | None:
+        return None if path is None else files.enter_context(OutputFile(path, option, kinds))
+
+    sound = opened(question.out, "--out", {ending: form.name for ending, form in FORMATS.items()})
+    picture = opened(question.timeline, "--timeline", {".png": "PNG"})
+    return _Files(sound, picture, opened(question.captions, "--captions", KINDS))
+
+
+def _write(question: Question, out: _Files, spoken: Spoken, done: Done) -> list[str]:
+    """Write the files that were asked for; returns their names. Raises NotSpokenError if there is no sound, or no word, to write."""
     written = []
-    if out is not None and spoken.sounds:
-        out.write(lambda path: save(spoken, path, out.path.suffix))
-        written.append(str(out.path))
+    sound, picture, captions = out.sound, out.picture, out.captions
+    if sound is not None and spoken.sounds:
+        sound.write(lambda path: save(spoken, path, sound.path.suffix))
+        written.append(str(sound.path))
     if picture is not None:
         picture.write(lambda path: draw(path, done, spoken.text or question.text))
         written.append(str(picture.path))
-    if out is not None and not spoken.sounds:
-        raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: {out.path} was not written")
+    if captions is not None and spoken.words:
+        captions.write(lambda path: write_captions(spoken.words, path, captions.path.suffix.lower()))
+        written.append(str(captions.path))
+    for file, content in ((sound, spoken.sounds), (captions, spoken.words)):
+        if file is not None and not content:
+            raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: {file.path} was not written")
     return written
 
 
@@ -202,6 +222,8 @@ async def follow(events: AsyncGenerator[Event, None], screen: Screen, keep_sound
                         if keep_sound:
                             spoken.sounds.append(event)
                         screen.show(spoken, "")
+                    case Alignment():
+                        spoken.words += event.words
                     case Done():
                         return spoken, event
     raise ProtocolError("the stream ended without its account")
