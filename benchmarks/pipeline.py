@@ -26,7 +26,7 @@ from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
-from omnistage.models.qwen2_5_omni.wave.speech import Speech
+from omnistage.models.qwen2_5_omni.wave.speech import Speech, sound
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 from omnistage.wire.batches import chunks_of
 
@@ -148,11 +148,14 @@ def first_window_s(model: FlowCode2Wav, prepared: object, seed: int) -> float:
     codes = torch.randint(0, 8192, (FIRST_CODES, 1), generator=torch.Generator().manual_seed(seed)).numpy().astype("uint32")
     begun = time.perf_counter()
     speech.feed(0, codes, last=False)
-    job = speech.next()
-    assert job is not None
-    while not job.done:
-        model.windows.step([job])
-    speech.finish(job)
+    flow = speech.next()
+    assert flow is not None
+    while not flow.done:
+        model.windows.step([flow])
+    vocoding = speech.solved(flow)
+    while not vocoding.done:
+        model.windows.step([vocoding])
+    sound(vocoding)
     return time.perf_counter() - begun
 
 

@@ -16,17 +16,19 @@ import pytest
 from helpers.ask import ask, read_all, request
 from helpers.run import PLENTY, Caller, Heard, params
 from helpers.servers import Stack, all_free, omni_stub, stack, stage_stub, watch_until
-from omnistage.link.feed import MAX_UNSENT
+from omnistage.link.feed import MAX_UNSENT, MAX_UNSENT_CODES
 from omnistage.models.toy import formulas
-from omnistage.stage.inputs import WINDOW
+from omnistage.stage.inputs import CODES_WINDOW, WINDOW
 from omnistage.v1 import stage_pb2, tensor_pb2
 
 LONG = 1000
 """Tokens: far more than may run ahead."""
 
-AHEAD = (MAX_UNSENT + WINDOW) + (MAX_UNSENT + WINDOW) // formulas.FRAMES_PER_ROW
-"""Rows between the Thinker and a sound that nobody takes, with one row, or one frame, to a chunk: what the link to the Talker keeps and the
-Talker's window, and the same in frames, two to a row, at the next edge. Each of the three stages works on one more."""
+AHEAD = MAX_UNSENT + WINDOW
+"""Rows between the Thinker and a sound that nobody takes, with one row to a chunk: what the link to the Talker keeps and the Talker's window.
+What becomes codes at the next edge is less than the half of it at which credit is renewed. Each of the three stages works on one more."""
+
+assert (MAX_UNSENT_CODES + CODES_WINDOW) / formulas.FRAMES_PER_ROW < WINDOW / 2
 
 SLACK = 4
 WIDE = 65536

@@ -12,12 +12,12 @@ import grpc.aio
 
 from helpers.ask import ask, read, read_all, refusal, request
 from helpers.servers import ServerProcess, all_free, local_stage, omni_stub, stack
-from omnistage.link.feed import MAX_UNSENT
+from omnistage.link.feed import MAX_UNSENT, MAX_UNSENT_CODES
 from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 from omnistage.router.session import WINDOW as CLIENT_WINDOW
-from omnistage.stage.inputs import WINDOW
+from omnistage.stage.inputs import CODES_WINDOW, WINDOW
 from omnistage.thinker.stage import ThinkerStage
 
 SAMPLES = 24_000
@@ -77,7 +77,7 @@ async def test_the_thinker_stops_the_client_is_cancelled_and_the_others_do_not_n
             told = refusal(error)
         assert (told.code, told.reason) == (grpc.StatusCode.CANCELLED, "CLIENT_STALLED")
 
-        frames = sound + CLIENT_WINDOW + 1 + WINDOW + MAX_UNSENT + 2
+        frames = sound + CLIENT_WINDOW + 1 + CODES_WINDOW + MAX_UNSENT_CODES + 2
         bound = frames // formulas.FRAMES_PER_ROW + 1 + WINDOW + MAX_UNSENT + 2
         print(f"{made} of {TOKENS} tokens were made, the bound is {bound}; {sound * SAMPLES * 2} bytes of sound were under way")
         assert made == thinker.made <= bound < TOKENS

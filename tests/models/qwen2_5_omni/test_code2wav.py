@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import lengths
+from helpers.waiting import until
 from helpers.wave_reference import WaveReference
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.worker import Worker
@@ -26,7 +28,8 @@ from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav, read_parts
 from omnistage.models.qwen2_5_omni.wave.schedule import PROFILES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
-from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
+from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
+from omnistage.models.qwen2_5_omni.wave.window import Flow, Vocoding
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +101,18 @@ def joined(made: Sequence[Sound]) -> Samples:
     return np.concatenate([np.empty(0, np.float32), *(sound.samples[:, 0] for sound in made)])
 
 
+def solved(model: FlowCode2Wav, flow: Flow) -> Flow:
+    while not flow.done:
+        model.windows.step([flow])
+    return flow
+
+
+def sounded(model: FlowCode2Wav, vocoding: Vocoding) -> Sound:
+    while not vocoding.done:
+        model.windows.step([vocoding])
+    return sound(vocoding)
+
+
 def decibels(made: Samples, expected: Samples) -> float:
     """Of the signal over what differs."""
     return float(10 * np.log10((expected.astype(np.float64) ** 2).mean() / ((made.astype(np.float64) - expected) ** 2).mean()))
@@ -137,9 +152,7 @@ async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick:
         speech.feed(0, codes, last=True)
         made = list[Sound]()
         while (job := speech.next()) is not None:
-            while not job.done:
-                quick.windows.step([job])
-            made.append(speech.finish(job))
+            made.append(sounded(quick, speech.solved(solved(quick, job))))
         near.append(decibels(joined(made), whole))
     assert near[0] < 90 < near[1] and near[2] > 90, near
 
@@ -147,8 +160,8 @@ async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick:
 @pytest.mark.parametrize("evaluations", [1, 2, 4])
 def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, seed: int, evaluations: int) -> None:
     """Each evaluation sees one block more ahead and two more back."""
-    source, blocks, solver, worker = random.Random(seed), 14, Solver.of("euler", evaluations), Worker("flow", 1)
-    windows, speakers = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"), worker)
+    source, blocks, solver = random.Random(seed), 14, Solver.of("euler", evaluations)
+    windows, speakers = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"))
     config, dit, speaker = windows.dit.config, windows.dit, speakers["Chelsie"]
     codes, changed = torch.from_numpy(drawn(source, blocks * BLOCK)[:, 0].astype(np.int64)), source.randrange(4, 6)
 
@@ -156,7 +169,7 @@ def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, s
         point = torch.randn(1, blocks * config.block_frames, config.mel_bins, generator=torch.Generator().manual_seed(seed))
         condition = dit.conditions(codes, speaker, blocks)
         for number, (begin, end) in enumerate(zip(solver.times[:-1], solver.times[1:], strict=True)):
-            slope, _ = dit.slopes(point, condition, [number], blocks * config.block_frames, None, None, lambda: None)
+            slope, _ = dit.slopes(point, condition, [number], blocks * config.block_frames, None, None)
             point = point + slope * (end - begin)
         return point[0].view(blocks, -1)
 
@@ -164,7 +177,6 @@ def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, s
         others = codes.clone()
         others[changed * BLOCK + source.randrange(BLOCK)] += 1
         differs = (solved(codes) != solved(others)).any(1).nonzero()[:, 0].tolist()
-    asyncio.run(worker.close())
     assert differs[0] == max(changed - evaluations, 0) and differs[-1] == min(changed + 2 * evaluations, blocks - 1)
 
 
@@ -195,8 +207,8 @@ async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wa
     whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await quick.prepare(request)
     for sample in (0, 1, len(whole), *source.choices(borders, k=rounds), *(source.randrange(len(whole)) for _ in range(rounds))):
         asked, told = quick.first_frame(prepared, sample), 0
-        for border, sound in zip(borders, made, strict=True):
-            told = sound.needs if border <= sample else told
+        for border, each in zip(borders, made, strict=True):
+            told = each.needs if border <= sample else told
         for first in (asked, told, source.randint(0, max(asked, told))):
             rest = await sounds(quick, codes, request, sample=sample, first=min(first, asked), size=lambda: source.randint(1, 50))
             assert np.array_equal(joined(rest), whole[sample:]), f"sample {sample}, codes from {first}"
@@ -265,16 +277,38 @@ async def test_a_code_has_480_samples(quick: FlowCode2Wav, seed: int) -> None:
 async def test_the_first_sound_needs_two_blocks_of_codes(quick: FlowCode2Wav, seed: int) -> None:
     """12 codes of it are heard, 12 are looked at ahead."""
     codes = drawn(random.Random(seed), 25)
-    prepared, came = await quick.prepare(WaveRequest(seed, "balanced")), 0
+    prepared, heard = await quick.prepare(WaveRequest(seed, "balanced")), asyncio.Event()
 
     async def one_by_one() -> AsyncIterator[Piece]:
-        nonlocal came
-        for came in range(1, len(codes) + 1):
+        for came in range(1, 2 * BLOCK + 1):
             yield Piece("codes", came - 1, False, codes[came - 1 : came])
+        await heard.wait()
+        yield Piece("codes", 2 * BLOCK, True, codes[2 * BLOCK :])
 
-    made = quick.decode(prepared, one_by_one(), {"audio": 0})
-    assert len((await anext(made)).samples) == BLOCK * SAMPLES and came == 2 * BLOCK
-    await made.aclose()
+    async with aclosing(quick.decode(prepared, one_by_one(), {"audio": 0})) as made:
+        assert len((await anext(made)).samples) == BLOCK * SAMPLES
+        heard.set()
+        assert len((await anext(made)).samples) == (BLOCK + 1) * SAMPLES
+
+
+async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav, seed: int) -> None:
+    """And no more: who does not take its sound holds up who makes the codes."""
+    codes = drawn(random.Random(seed), 40 * BLOCK)
+    prepared, came = await quick.prepare(WaveRequest(seed, "balanced")), 0
+
+    async def by_blocks() -> AsyncIterator[Piece]:
+        nonlocal came
+        for came in range(BLOCK, len(codes) + 1, BLOCK):
+            yield Piece("codes", came - BLOCK, came == len(codes), codes[came - BLOCK : came])
+
+    async with aclosing(quick.decode(prepared, by_blocks(), {"audio": 0})) as made:
+        for number in range(6):
+            await anext(made)
+            needed = prepared.schedule.window(number + 2, 1 << 62, ended=False)
+            assert needed is not None
+            await until(lambda past=needed.past: came >= past)  # type: ignore[misc]
+            await until(lambda: quick.load().queued == 0)
+            assert came == needed.past
 
 
 async def test_a_speech_ends_with_what_ends_it(quick: FlowCode2Wav, seed: int) -> None:
@@ -294,12 +328,61 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
     for number in range(3000 // BLOCK):
         speech.feed(number * BLOCK, drawn(source, BLOCK), last=False)
         while (job := speech.next()) is not None:
-            # What it is computed from is what is asked here, not its sound.
-            job.mel, job.sounded, job.samples = job.trajectory.point[: job.frames], job.chunk, [torch.zeros(job.chunk * 240)]
-            speech.finish(job)
+            # What it is computed from is what is asked here, not its sound: noise is as good as what is made of it.
+            speech.solved(job)
             if number > 100:
                 sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
+
+
+# How many threads there are -----------------------------------------------------------------------------------------------------------
+
+
+@lengths.rounds(2, 20)
+async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, rounds: int) -> None:
+    others = [loaded(omni_checkpoint, solver="euler", steps=2, workers=workers) for workers in (1, 3)]
+    source = random.Random(seed)
+    for _ in range(rounds):
+        speeches = [drawn(source, source.randint(1, 150)) for _ in range(source.choice((1, 4)))]
+        request = WaveRequest(source.randrange(1 << 32), source.choice(STREAMED))
+        made = [await asyncio.gather(*(samples(model, codes, request) for codes in speeches)) for model in (quick, *others)]
+        assert all(np.array_equal(a, b) and np.array_equal(a, c) for a, b, c in zip(*made, strict=True))
+    assert {model.info.revision for model in others} == {quick.info.revision}
+    assert [len(model.threads) for model in others] == [1, 3]
+    await asyncio.gather(*(model.close() for model in others))
+
+
+@lengths.rounds(6, 60)
+async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path, seed: int, rounds: int) -> None:
+    """To the last bit only where it is found to be so; so near everywhere."""
+    source, solver, worker = random.Random(seed), Solver.of("euler", 3), Worker("aside", 1)
+    windows, _ = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"))
+    dit = windows.dit
+    for _ in range(rounds):
+        count, blocks, keep = source.randint(1, 3), source.randint(1, 8), source.choice((None, 0))
+        frames = blocks * dit.config.block_frames - source.choice((0, source.randrange(dit.config.block_frames)))
+        points = torch.randn(count, blocks * dit.config.block_frames, dit.config.mel_bins)
+        conditions = torch.randn(2 * count, points.shape[1], dit.config.hidden_size)
+        at = [source.randrange(3) for _ in range(count)]
+        left = source.choice((None, torch.randn(count, *dit.kept_shape())))
+        with torch.inference_mode():
+            one, two = (dit.slopes(points, conditions, at, frames, left, keep, aside) for aside in (None, worker.aside))
+        assert torch.allclose(one[0][:, :frames], two[0][:, :frames], rtol=1e-4, atol=1e-5)
+        if one[1] is not None and two[1] is not None:
+            assert torch.allclose(one[1], two[1], rtol=1e-4, atol=1e-5)
+        assert (one[1] is None) == (two[1] is None) == (keep is None)
+    await worker.close()
+
+
+async def test_an_error_of_the_second_thread_is_told(omni_checkpoint: Path) -> None:
+    """And neither thread is left with the work."""
+    solver, worker = Solver.of("euler", 1), Worker("aside", 1)
+    windows, _ = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"))
+    dit, frames = windows.dit, windows.dit.config.block_frames
+    points, conditions = torch.randn(1, frames, dit.config.mel_bins), torch.randn(2, frames, dit.config.hidden_size)
+    await worker.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        dit.slopes(points, conditions, [0], frames, None, None, worker.aside)
 
 
 # What is refused -------------------------------------------------------------------------------------------------------------------

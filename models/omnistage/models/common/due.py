@@ -1,7 +1,7 @@
-"""Steps of many jobs on one thread: the job that is due first steps next, and with it all others of its shape.
+"""Steps of many jobs on few threads: the job that is due first steps next, and with it others of its shape.
 
 Sound is due when its listener has heard what came before: at once for one who has heard nothing yet. So a new speaker overtakes those who
-are ahead, and nobody is passed by for ever. The order changes no job.
+are ahead, and nobody is passed by for ever. Who steps where and with whom changes no job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from omnistage.models.common.worker import Worker
+from omnistage.models.common.worker import Aside, Worker
 
 
 class Job(Protocol):
@@ -29,6 +29,7 @@ class _Waiting(Generic[J]):
     job: J
     due: float
     over: asyncio.Future[None]
+    stepping: bool = False
 
 
 def chosen(jobs: Sequence[tuple[float, Hashable]], most: Callable[[Hashable, int], int]) -> list[int]:
@@ -41,21 +42,25 @@ def chosen(jobs: Sequence[tuple[float, Hashable]], most: Callable[[Hashable, int
 
 
 class DueQueue(Generic[J]):
-    """step: of jobs of one shape, on the worker's thread; where it raises it has changed none of them. shape: may be another after a step.
-    most: see `chosen`. Used from one event loop."""
+    """step: of jobs of one shape, on the thread of a worker, the first of which gets most to do; where it raises it has changed none of
+    them. It is given a second thread for half of the work, if there is one with nothing to do and `halves` says that the shape is worth it.
+    shape: may be another after a step. most: see `chosen`; but jobs are spread over idle workers before they are put together. Used from
+    one event loop.
+    """
 
     def __init__(
         self,
-        worker: Worker,
-        step: Callable[[Sequence[J]], None],
+        workers: Sequence[Worker],
+        step: Callable[[Sequence[J], Aside | None], None],
         shape: Callable[[J], Hashable],
         most: Callable[[Hashable, int], int],
+        halves: Callable[[Hashable], bool],
     ) -> None:
-        self._worker, self._step, self._shape, self._most = worker, step, shape, most
+        self._step, self._shape, self._most, self._halves = step, shape, most, halves
+        self._idle = list(reversed(workers))
         self._jobs: list[_Waiting[J]] = []
-        self._running: asyncio.Task[None] | None = None
+        self._steps: set[asyncio.Task[None]] = set()
         self._stepped = asyncio.Event()
-        self._stepping: Sequence[_Waiting[J]] = ()
 
     @property
     def waiting(self) -> int:
@@ -67,8 +72,7 @@ class DueQueue(Generic[J]):
         what a step of it raises."""
         waiting = _Waiting(job, due, asyncio.get_running_loop().create_future())
         self._jobs.append(waiting)
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        self._begin()
         try:
             await waiting.over
         finally:
@@ -77,48 +81,66 @@ class DueQueue(Generic[J]):
             await self._not_stepping(waiting)
             del waiting  # An error of it leads to this frame.
 
-    async def _run(self) -> None:
-        try:
-            while self._jobs:
-                places = chosen([(each.due, self._shape(each.job)) for each in self._jobs], self._most)
-                await self._together([self._jobs[place] for place in places])
-        finally:
-            self._running = None
-            for each in self._jobs:
-                each.over.cancel()
+    def _begin(self) -> None:
+        """Give every worker that has nothing to do a step, if there is one."""
+        while self._idle and (free := [each for each in self._jobs if not each.stepping]):
+            share = -(-len(free) // len(self._idle))
+            shapes = [(each.due, self._shape(each.job)) for each in free]
+            places = chosen(shapes, partial(self._spread, share))
+            group = [free[place] for place in places]
+            workers = [self._idle.pop()]
+            if len(group) == len(free) and self._idle and self._halves(shapes[places[0]][1]):
+                workers.append(self._idle.pop())
+            for each in group:
+                each.stepping = True
+            task = asyncio.create_task(self._together(group, workers))
+            self._steps.add(task)
+            task.add_done_callback(self._steps.discard)
 
-    async def _together(self, group: Sequence[_Waiting[J]]) -> None:
-        """One step. Where it fails each is asked alone: one of them is the cause."""
-        self._stepping, failed = group, None
+    def _spread(self, share: int, shape: Hashable, there: int) -> int:
+        return self._most(shape, min(share, there))
+
+    async def _together(self, group: Sequence[_Waiting[J]], workers: Sequence[Worker]) -> None:
+        """One step. What ends it, but an error of the step, ends its jobs."""
         try:
-            await self._worker.run(partial(self._step, [each.job for each in group]))
-        except Exception as error:
-            failed = error
+            await self._one(group, workers)
+        except BaseException:
+            for each in group:
+                each.over.cancel()
+            raise
         finally:
-            self._stepping = ()
+            for each in group:
+                each.stepping = False
+                if each.over.done() and each in self._jobs:
+                    self._jobs.remove(each)
+            self._idle.extend(reversed(workers))
             self._stepped.set()
             self._stepped = asyncio.Event()
-        if failed is not None and len(group) > 1:
+        self._begin()
+
+    async def _one(self, group: Sequence[_Waiting[J]], workers: Sequence[Worker]) -> None:
+        """Where a step fails each of its jobs is asked alone: one of them is the cause."""
+        worker, *others = workers
+        try:
+            await worker.run(partial(self._step, [each.job for each in group], others[0].aside if others else None))
+        except Exception as error:
+            if len(group) == 1:
+                if not group[0].over.done():
+                    group[0].over.set_exception(error)
+                return
+        else:
             for each in group:
-                if not each.over.done():
-                    await self._together([each])
+                if each.job.done and not each.over.done():
+                    each.over.set_result(None)
             return
         for each in group:
-            if failed is None and not each.job.done:
-                continue
-            self._jobs.remove(each)
-            if each.over.done():
-                continue
-            if failed is None:
-                each.over.set_result(None)
-            else:
-                each.over.set_exception(failed)
-        del failed
+            if not each.over.done():
+                await self._one([each], workers)
 
     async def _not_stepping(self, waiting: _Waiting[J]) -> None:
         """Return when no step has it in it, whatever is cancelled meanwhile: what it works on would be freed under the thread."""
         cancelled = False
-        while waiting in self._stepping:
+        while waiting.stepping:
             try:
                 await self._stepped.wait()
             except asyncio.CancelledError:

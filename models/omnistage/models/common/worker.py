@@ -11,6 +11,7 @@ import bisect
 import itertools
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,6 +22,18 @@ from omnistage.engine.activity import Activity
 T = TypeVar("T")
 
 OVERTAKES = 64
+
+Aside = Callable[[Callable[[], None]], "Future[None]"]
+"""Has a call done on another thread, while the thread that asks goes on."""
+
+_here = threading.local()
+
+
+def still_working() -> None:
+    """Said by a unit of work on the thread that does it: it goes on, and is not to be taken for one that hangs, however long it is."""
+    activity: Activity | None = getattr(_here, "activity", None)
+    if activity is not None:
+        activity.step()
 
 
 @dataclass(order=True, slots=True)
@@ -74,6 +87,21 @@ class Worker:
                 await _settled(done)
             raise
 
+    def aside(self, call: Callable[[], None]) -> Future[None]:
+        """The same for another thread that computes, before all that waits here."""
+        done: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                call()
+            except BaseException as error:  # As above.
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._put(work, urgent=True)
+        return done
+
     async def close(self) -> None:
         """Finish what is queued and end the thread."""
         with self._changed:
@@ -102,6 +130,7 @@ class Worker:
     def _work(self) -> None:
         torch.set_num_threads(self._threads)
         self.activity.enter()
+        _here.activity = self.activity
         while True:
             with self._changed:
                 while not self._queue:

@@ -15,6 +15,7 @@ SOLVERS = ("rk4", "midpoint", "euler")
 """The first is the one that the model was published with."""
 
 MOST_STEPS = 100
+MOST_WORKERS = 64
 MOST_AHEAD = 36
 """Blocks: with the published solver and steps, the slope of a block depends on nothing behind them."""
 
@@ -53,11 +54,13 @@ class TalkerOptions:
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions:
     """solver: of the flow: one of SOLVERS. steps: of it, one less than `num_steps` of Transformers; 0 leaves it to the model. lookahead:
-    blocks of 12 codes that a window looks ahead; 0 leaves it to the profile of a request."""
+    blocks of 12 codes that a window looks ahead; 0 leaves it to the profile of a request. workers: threads that compute side by side, each
+    of which may have `threads` threads of torch's; 0: as many as there are cores, but few."""
 
     solver: str = SOLVERS[0]
     steps: int = 0
     lookahead: int = 0
+    workers: int = 0
 
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Code2WavOptions:
@@ -65,7 +68,7 @@ class Code2WavOptions:
         made = _not_negative(cls(**checked_options(options, cls(), "the code2wav of qwen2_5_omni")), "code2wav")
         if made.solver not in SOLVERS:
             raise LoadError(f"option solver of the code2wav of qwen2_5_omni is {made.solver!r}; there are {', '.join(SOLVERS)}")
-        for name, most in (("steps", MOST_STEPS), ("lookahead", MOST_AHEAD)):
+        for name, most in (("steps", MOST_STEPS), ("lookahead", MOST_AHEAD), ("workers", MOST_WORKERS)):
             if getattr(made, name) > most:
                 raise LoadError(f"option {name} of the code2wav of qwen2_5_omni is {getattr(made, name)}; {most} is the most")
         return made

@@ -22,6 +22,11 @@ WINDOW = 32
 MEDIA_WINDOW = 8
 """The same of a port of encoded media, of which a model has several: 2 MiB each."""
 
+CODES_WINDOW = 8
+"""The same of a port of codes: who makes sound of them needs the next window's, and who makes them computes beside it."""
+
+_WINDOWS = {stage_pb2.PAYLOAD_MEDIA: MEDIA_WINDOW, stage_pb2.PAYLOAD_CODES: CODES_WINDOW}
+
 _PAYLOAD_FIELD = {
     stage_pb2.PAYLOAD_TEXT: "text",
     stage_pb2.PAYLOAD_CODES: "codes",
@@ -42,7 +47,7 @@ class Inputs:
 
     def __init__(self, ports: Sequence[stage_pb2.Port], receiver: Receiver, reply: Reply, window: int = WINDOW) -> None:
         self._specs = {port.name: port for port in ports}
-        self._windows = {port.name: min(window, MEDIA_WINDOW) if port.payload == stage_pb2.PAYLOAD_MEDIA else window for port in ports}
+        self._windows = {port.name: min(window, _WINDOWS.get(port.payload, window)) for port in ports}
         self._readers = {port: PortReader(port, granted=granted) for port, granted in self._windows.items()}
         self._taken = dict.fromkeys(self._readers, 0)
         self._receiver = receiver

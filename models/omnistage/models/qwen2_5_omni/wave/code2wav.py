@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from omnistage.models.common.ahead import made_ahead
 from omnistage.models.common.due import DueQueue
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
@@ -18,11 +19,11 @@ from omnistage.models.qwen2_5_omni.ports import CODES
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.forecast import Arrivals, Pace, prebuffer_s
-from omnistage.models.qwen2_5_omni.wave.schedule import Schedule
+from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
-from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
+from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
 from omnistage.models.qwen2_5_omni.wave.trial import Trial, form
-from omnistage.models.qwen2_5_omni.wave.window import Job, Windows
+from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
 
 AUDIO = "audio"
 
@@ -34,15 +35,16 @@ class FlowCode2Wav:
         self,
         config: WaveConfig,
         windows: Windows,
-        queue: DueQueue[Job],
-        worker: Worker,
+        workers: Sequence[Worker],
         schedules: Mapping[str, Schedule],
         speakers: Mapping[str, Speaker],
         info: ModelInfo,
         trial: Trial,
     ) -> None:
-        self.config, self.windows, self._queue, self._worker = config, windows, queue, worker
+        self.config, self.windows, self._workers = config, windows, workers
         self._schedules, self._speakers, self._info, self._trial, self._pace = schedules, speakers, info, trial, Pace()
+        self._queue = DueQueue[Job](workers, windows.step, windows.shape, trial.most, trial.halves)
+        self._flows = 0
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> FlowCode2Wav:
@@ -57,7 +59,7 @@ class FlowCode2Wav:
 
     @property
     def threads(self) -> Sequence[Activity]:
-        return (self._worker.activity,)
+        return tuple(worker.activity for worker in self._workers)
 
     def load(self) -> Load:
         return Load(queued=self._queue.waiting)
@@ -73,31 +75,63 @@ class FlowCode2Wav:
         return schedule.first_code(schedule.refreshed(sample // self.config.code_samples))
 
     async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. No codes at all give no sound."""
-        speech = Speech(self.config, self.windows, prepared, wanted[AUDIO])
-        clock, arrivals = asyncio.get_running_loop().time, Arrivals()
-        heard: float | None = None
+        """See Code2WavModel.decode. No codes at all give no sound. While the sound of a window is on its way, that of the next one is made,
+        and the flow of the one after that is solved."""
+        arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
+        async with (
+            aclosing(made_ahead(self._solved(speech, inputs, arrivals))) as solved,
+            aclosing(made_ahead(self._sounds(prepared.schedule, solved, arrivals))) as sounds,
+        ):
+            async for each in sounds:
+                yield each
+
+    async def _solved(
+        self, speech: Speech, inputs: AsyncIterator[Piece], arrivals: Arrivals
+    ) -> AsyncGenerator[tuple[float, Vocoding], None]:
+        """What is to become sound, and by when: when its listener has heard what is before it, or at once."""
+        clock, due = asyncio.get_running_loop().time, 0.0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
-            while (job := speech.next()) is not None:
-                begun, beside = clock(), self._queue.waiting + 1
-                await self._queue.run(job, begun if heard is None else heard)
-                if (expected_s := self._trial.seconds.get(form(speech.window))) is not None:
-                    self._pace.took(clock() - begun, expected_s, beside)
-                sound, last = speech.finish(job), job.leaves is None
-                del job
-                if len(sound.samples):
-                    if heard is None:
-                        told = 0.0 if last else self._prebuffer_s(prepared.schedule, arrivals, begun, clock())
-                        sound = replace(sound, prebuffer_s=told)
-                    heard = max(clock(), heard or 0.0) + len(sound.samples) / self.info.produces[0].rate_hz
-                    yield sound
+            while (flow := speech.next()) is not None:
+                due = due or clock()
+                await self._solve(flow, speech.window, due)
+                vocoding = speech.solved(flow)
+                del flow
+                yield due, vocoding
+                due = max(clock(), due) + vocoding.wanted_frames * self.config.vocoder.frame_samples / self.config.sample_rate_hz
+
+    async def _solve(self, flow: Flow, window: Window | None, due: float) -> None:
+        clock = asyncio.get_running_loop().time
+        begun, self._flows = clock(), self._flows + 1
+        beside = self._flows
+        try:
+            await self._queue.run(flow, due)
+        finally:
+            self._flows -= 1
+        # The sound of the window before is made meanwhile: as long as that takes, and this, it is from one window to the next.
+        if flow.left is not None and (expected_s := self._trial.seconds.get(form(window))) is not None:
+            self._pace.took(clock() - begun, expected_s, beside)
+
+    async def _sounds(
+        self, schedule: Schedule, solved: AsyncIterator[tuple[float, Vocoding]], arrivals: Arrivals
+    ) -> AsyncGenerator[Sound, None]:
+        begun: float | None = None
+        async for due, vocoding in solved:
+            await self._queue.run(vocoding, due)
+            made, last = sound(vocoding), vocoding.last
+            del vocoding
+            if not len(made.samples):
+                continue
+            if begun is None:
+                begun, now = due, asyncio.get_running_loop().time()
+                made = replace(made, prebuffer_s=0.0 if last else self._prebuffer_s(schedule, arrivals, begun, now))
+            yield made
 
     def _prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
         """Of a speech whose first window was begun and done then."""
-        slowness, seconds = self._pace.slowness(self._queue.waiting + 1), self._trial.seconds
+        slowness, seconds = self._pace.slowness(max(self._flows, 1)), self._trial.seconds
         code_s = self.config.code_samples / self.config.sample_rate_hz
         return prebuffer_s(schedule, code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 
@@ -110,8 +144,9 @@ class FlowCode2Wav:
                 pass
 
     async def close(self) -> None:
-        """End the thread. No session is running."""
-        await self._worker.close()
+        """End the threads. No session is running."""
+        for worker in self._workers:
+            await worker.close()
 
 
 async def _one(codes: Array) -> AsyncIterator[Piece]:

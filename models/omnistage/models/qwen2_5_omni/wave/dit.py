@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as functional
 
+from omnistage.models.common.worker import Aside, still_working
 from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 
@@ -113,41 +116,53 @@ class Dit:
         frames: int,
         left: torch.Tensor | None,
         keep: int | None,
-        between: Callable[[], None],
+        aside: Aside | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The slope of every point, [S, F, mel_bins], and what block `keep` leaves to a next window, [S, *kept_shape()].
 
         points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: which of the times it is, of each window. frames: that there
-        are, F but for padding. left: what the block before the first one left, [S, *kept_shape()]; None: there is no such block. between:
-        called after each layer.
+        are, F but for padding. left: what the block before the first one left, [S, *kept_shape()]; None: there is no such block. aside: a
+        thread for one of the two branches; None: both are computed here, together.
         """
         windows, padded, mel = points.shape
-        blocks = padded // self.config.block_frames
-        masks = _Masks.of(self.config.block_frames, blocks, frames, left is not None, BRANCHES * windows, points.device)
         kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
-        which = torch.tensor(evaluations, device=points.device).repeat_interleave(BRANCHES)
-        modulation = self._modulation[which].unsqueeze(3)
-        x = functional.linear(points.repeat_interleave(BRANCHES, 0), self._enter) + conditions
-        for index, layer in enumerate(self._layers):
-            shift, scale, gate, shift_up, scale_up, gate_up = modulation[:, index].unbind(1)
-            attended = self._attend(layer, _normed(x, scale, shift), masks, left, kept, keep)
-            x = torch.addcmul(x, gate, attended)
-            raised = _gelu(layer.up(_normed(x, scale_up, shift_up)))
-            x = torch.addcmul(x, gate_up, layer.down(raised))
-            between()
-        scale, shift = self._last_modulation[which].unsqueeze(2).unbind(1)
-        given, without = self._leave(_normed(x, scale, shift)).view(windows, BRANCHES, padded, mel).unbind(1)
+        which = torch.tensor(evaluations, device=points.device)
+        made = points.new_empty(windows, BRANCHES, padded, mel)
+
+        def compute(branches: slice) -> None:
+            with torch.inference_mode():
+                edges = _Edges.of(frames, left, kept, keep, branches)
+                made[:, branches] = self._computed(points, conditions.view(windows, BRANCHES, padded, -1)[:, branches], which, edges)
+
+        if aside is None:
+            compute(slice(0, BRANCHES))
+        else:
+            other = aside(partial(compute, slice(1, BRANCHES)))
+            try:
+                compute(slice(0, 1))
+            finally:
+                wait([other])
+            other.result()
+        given, without = made.unbind(1)
         return given + (given - without) * GUIDANCE, kept
 
-    def _attend(
-        self,
-        layer: _Layer,
-        x: torch.Tensor,
-        masks: _Masks,
-        left: torch.Tensor | None,
-        kept: torch.Tensor | None,
-        keep: int | None,
-    ) -> torch.Tensor:
+    def _computed(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
+        """What the net makes of some branches of each window, [S, branches, F, mel_bins]. conditions: theirs, [S, branches, F, hidden]."""
+        branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
+        masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
+        which = evaluations.repeat_interleave(branches)
+        modulation = self._modulation[which].unsqueeze(3)
+        x = functional.linear(points.repeat_interleave(branches, 0), self._enter) + conditions.flatten(0, 1)
+        for index, layer in enumerate(self._layers):
+            shift, scale, gate, shift_up, scale_up, gate_up = modulation[:, index].unbind(1)
+            x = torch.addcmul(x, gate, self._attend(layer, _normed(x, scale, shift), masks, edges))
+            raised = _gelu(layer.up(_normed(x, scale_up, shift_up)))
+            x = torch.addcmul(x, gate_up, layer.down(raised))
+            still_working()
+        scale, shift = self._last_modulation[which].unsqueeze(2).unbind(1)
+        return self._leave(_normed(x, scale, shift)).view(len(points), branches, points.shape[1], -1)
+
+    def _attend(self, layer: _Layer, x: torch.Tensor, masks: _Masks, edges: _Edges) -> torch.Tensor:
         config, (rows, padded, _) = self.config, x.shape
         shape = (rows, padded // config.block_frames, config.block_frames, 3, config.heads, config.head_size)
         made = layer.query_key_value(x).view(shape)
@@ -159,13 +174,9 @@ class Dit:
         if layer.back is not None:
             behind = key.clone()
             behind[..., 0, :] = self._turned(plain_key, -1)
-            if kept is not None:
-                assert keep is not None
-                for place, each in enumerate((behind, value)):
-                    kept[:, layer.back, place] = each[:, keep].view(-1, BRANCHES, *each.shape[2:])
-            before = None if left is None else left[:, layer.back].transpose(0, 1).flatten(1, 2)
-            for place, (parts, each) in enumerate(((keys, behind), (values, value))):
-                first = torch.zeros_like(each[:, :1]) if before is None else before[place].unsqueeze(1)
+            edges.put(layer.back, (behind, value))
+            for parts, each, before in ((keys, behind, edges.before(layer.back, 0)), (values, value, edges.before(layer.back, 1))):
+                first = torch.zeros_like(each[:, :1]) if before is None else before.unsqueeze(1)
                 parts.insert(0, torch.cat((first, each[:, :-1]), 1))
         if layer.ahead:
             ahead = key.clone()
@@ -204,6 +215,32 @@ class Dit:
             index in config.ahead_layers,
             config.back_layers.index(index) if index in config.back_layers else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """What some branches of windows share with the windows before and behind them. frames: that there are, without padding. left: what came
+    from before, [S, back_layers, 2, branches, ...]; None: there is nothing before. kept: where block `keep` is put for those behind."""
+
+    frames: int
+    left: torch.Tensor | None
+    kept: torch.Tensor | None
+    keep: int
+
+    @classmethod
+    def of(cls, frames: int, left: torch.Tensor | None, kept: torch.Tensor | None, keep: int | None, branches: slice) -> _Edges:
+        left, kept = (None if each is None else each[:, :, :, branches] for each in (left, kept))
+        return cls(frames, left, kept, keep or 0)
+
+    def before(self, layer: int, part: int) -> torch.Tensor | None:
+        """Keys, part 0, or values, part 1, of a block before the first one, [rows, block_frames, heads, head_size]."""
+        return None if self.left is None else self.left[:, layer, part].flatten(0, 1)
+
+    def put(self, layer: int, parts: Sequence[torch.Tensor]) -> None:
+        """Keys and values, [rows, blocks, block_frames, heads, head_size]."""
+        if self.kept is not None:
+            for part, each in enumerate(parts):
+                self.kept[:, layer, part] = each[:, self.keep].view(self.kept[:, layer, part].shape)
 
 
 class _Masks:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.due import DueQueue
+from omnistage.models.common.cores import cores
 from omnistage.models.common.engine_model import MAX_SESSIONS
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import Weights
@@ -35,6 +35,9 @@ CODE_REVISION = "1"
 STEPS = 9
 """Of the solver, as published."""
 
+USUAL_WORKERS = 4
+"""On a CPU, where nobody asks for more: they share Python's lock, and another replica does not."""
+
 _PREFIX = "token2wav.code2wav_dit_model."
 _VOCODER = "token2wav.code2wav_bigvgan_model."
 _EXAMPLE = f"{_PREFIX}input_embed.spk_encoder."
@@ -50,12 +53,13 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
     solver = Solver.of(chosen.solver, chosen.steps or STEPS)
-    worker = Worker("flow", options.threads)
-    windows, speakers = read_parts(folder, config, solver, device, worker)
+    windows, speakers = read_parts(folder, config, solver, device)
+    count = chosen.workers or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
+    workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {
         name: Schedule(sizes, chosen.lookahead or ahead if sizes else 0, config.block_codes) for name, (sizes, ahead) in PROFILES.items()
     }
-    trial = computed(partial(tried, config, windows, schedules, options.max_batch_size), options.threads)
+    trial = computed(partial(tried, config, windows, schedules, workers, options.max_batch_size), options.threads)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
         revision=revision(
@@ -77,13 +81,10 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
             **trial.why,
         },
     )
-    queue = DueQueue(worker, windows.step, windows.shape, trial.most)
-    return FlowCode2Wav(config, windows, queue, worker, schedules, speakers, info, trial)
+    return FlowCode2Wav(config, windows, workers, schedules, speakers, info, trial)
 
 
-def read_parts(
-    folder: Path, config: WaveConfig, solver: Solver, device: torch.device, worker: Worker
-) -> tuple[Windows, dict[str, Speaker]]:
+def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.device) -> tuple[Windows, dict[str, Speaker]]:
     """The nets, and what they know of each voice. Raises BadCheckpoint."""
     with Weights(folder) as weights, torch.inference_mode():
 
@@ -97,7 +98,7 @@ def read_parts(
         voices = read_voices(folder, VoiceSizes(config.dit.voice_size, config.dit.mel_bins))
         # Once for a voice, on the CPU: the net of the examples is not needed any more.
         speakers = {name: speaker(examples, voice.speaker, voice.example).to(device) for name, voice in voices.items()}
-    return Windows(dit, vocoder, solver, worker.activity.step), speakers
+    return Windows(dit, vocoder, solver), speakers
 
 
 def fill(net: torch.nn.Module, weights: Weights, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""One speech: codes in, windows out, and what one window leaves to the next."""
+"""One speech: codes in, windows out, and what the flow of one window leaves to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from omnistage.models.qwen2_5_omni.wave.noise import noise
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import Trajectory
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
-from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Job, Windows
+from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
+from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Vocoding, Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +58,35 @@ class Speech:
         if self._ended and samples < self._first_sample:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
-    def next(self) -> Job | None:
-        """The next window, if all of its codes are there."""
+    def next(self) -> Flow | None:
+        """The next window, if all of its codes are there, and the one before it was `solved`."""
         if self._over:
             return None
         self.window = self._prepared.schedule.window(self._number, self._first + len(self._codes), ended=self._ended)
-        return None if self.window is None else self._job(self.window)
+        return None if self.window is None else self._flow(self.window)
 
-    def finish(self, job: Job) -> Sound:
-        """What was made of the window that `next` gave last."""
-        schedule, config = self._prepared.schedule, self._config
-        begins = schedule.begin(self._number) * config.code_samples + job.unheard * config.vocoder.frame_samples
-        samples = torch.cat(job.samples) if job.samples else torch.zeros(0)
-        self._left, self._before = job.leaves, job.final
+    def solved(self, flow: Flow) -> Vocoding:
+        """What is to become sound of the window that `next` gave last."""
+        schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
+        end = len(mel) - flow.ahead
+        self._left, self._before = flow.leaves, mel[max(end - FIELD, 0) : end]
+        begins = schedule.begin(self._number) * self._config.code_samples
         self._number += 1
-        self._over = job.leaves is None
+        self._over = flow.leaves is None
         self._forget(schedule.first_code(self._number))
-        needed = schedule.first_code(schedule.refreshed(schedule.begin(self._number)))
-        return Sound(samples[max(self._first_sample - begins, 0) :, None].numpy(), needed)
+        unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, flow.chunk)
+        # Whole pieces: samples of a shorter one may have other bits.
+        unheard = max(unheard if unheard == flow.chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0)
+        return Vocoding(
+            mel,
+            flow.chunk,
+            flow.ahead,
+            unheard,
+            wanted_frames=flow.chunk - unheard,
+            needless=max(self._first_sample - begins - unheard * self._config.vocoder.frame_samples, 0),
+            needs=schedule.first_code(schedule.refreshed(schedule.begin(self._number))),
+            last=self._over,
+        )
 
     def _take(self, first: int, codes: NDArray[np.int64]) -> None:
         if self._past is None and len(codes):
@@ -100,23 +112,25 @@ class Speech:
         self._codes = self._codes[code - self._first :]
         self._first = code
 
-    def _job(self, window: Window) -> Job:
+    def _flow(self, window: Window) -> Flow:
         config, dit = self._config.dit, self._windows.dit
         codes = torch.from_numpy(self._codes[window.first - self._first : window.past - self._first])
         blocks = -(-len(codes) // self._config.block_codes)
         start = noise(self._prepared.seed, window.first // self._config.block_codes, blocks, config.block_frames, config.mel_bins)
-        chunk = (window.end - window.begin) * config.repeats
-        begins = window.begin * self._config.code_samples
-        unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, chunk)
-        return Job(
+        if window.fresh:
+            self._left, self._before = None, self._before[:0]
+        return Flow(
             context=window.context * config.repeats,
-            chunk=chunk,
+            chunk=(window.end - window.begin) * config.repeats,
             ahead=window.ahead * config.repeats,
             trajectory=Trajectory(self._windows.solver, start.to(dit.device)),
             conditions=dit.conditions(codes.to(dit.device), self._prepared.speaker, blocks),
-            left=None if window.fresh else self._left,
+            left=self._left,
             leaves=None if window.last else torch.empty(self._windows.solver.evaluations, *dit.kept_shape(), device=dit.device),
-            before=self._before[:0] if window.fresh else self._before,
-            # Whole pieces: samples of a shorter one may have other bits.
-            unheard=max(unheard if unheard == chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0),
         )
+
+
+def sound(vocoding: Vocoding) -> Sound:
+    """What was made of a chunk."""
+    samples = torch.cat(vocoding.samples) if vocoding.samples else torch.zeros(0)
+    return Sound(samples[vocoding.needless :, None].numpy(), vocoding.needs)

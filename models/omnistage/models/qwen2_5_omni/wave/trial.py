@@ -4,22 +4,26 @@ fixed input, and how fast it is."""
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 
+from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import Trajectory
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
-from omnistage.models.qwen2_5_omni.wave.window import Job, Windows
+from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
 
 SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
 """Windows that may be computed together: a CPU has enough to do with few of them."""
 
 SLOW_SECONDS = 0.2
 """Where one window takes longer, all are computed one at a time: a net that is so slow has enough to do with one."""
+
+WORTH_HALVING = 0.9
+"""Part of its time that an evaluation may still take when another thread does half of it."""
 
 TRIAL_SECONDS = 6.0
 """Shapes that are not tried within it are computed one window at a time."""
@@ -31,13 +35,20 @@ PACED = "balanced"
 @dataclass(frozen=True, slots=True)
 class Trial:
     """together: of each shape of a step, how many windows of it have the same bits together as each has alone, descending; without 1.
-    results: of fixed input. speakers: how many this machine can make speak in real time, if it does nothing else. seconds: that a window
-    takes, by its form, in the same way."""
+    halved: shapes of which one alone is made sooner by two threads, with the same bits. results: of fixed input. workers: threads.
+    speakers: how many this machine can make speak in real time, if it does nothing else. seconds: that a window takes which is alone, by
+    its form, in the same way."""
 
     together: Mapping[Hashable, tuple[int, ...]]
+    halved: Set[Hashable]
     results: Sequence[torch.Tensor]
+    workers: int
     speakers: float
     seconds: Mapping[Hashable, float]
+
+    def halves(self, shape: Hashable) -> bool:
+        """Whether a step of a shape is shared by two threads where one has nothing else to do."""
+        return shape in self.halved
 
     def most(self, shape: Hashable, there: int) -> int:
         """How many of the windows that are there are computed together."""
@@ -48,6 +59,7 @@ class Trial:
         """In words, by name of the setting."""
         return {
             "batch": f"flow: {self._told('flow')}; vocoder: {self._told('sound')}: what has the same bits together as alone",
+            "workers": f"{self.workers}; two of them share an evaluation of a window in {len(self.halved)} of {len(self.together)} shapes",
             "real_time_speakers": f"{self.speakers:.1f}, measured, with nothing else on this machine",
         }
 
@@ -59,11 +71,12 @@ class Trial:
         return f"up to {max(exact)} windows together, in {len(exact)} of {len(sizes)} shapes"
 
 
-def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule], most: int = 0) -> Trial:
-    """Compute windows of all shapes that streams have, on this thread. most: together; 0: as many as are worth it."""
+def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule], workers: Sequence[Worker], most: int = 0) -> Trial:
+    """Compute windows of all shapes that streams have, on this thread and on those of the workers. most: together; 0: as many as are worth
+    it."""
     usual, ends = _usual(schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[windows.dit.device.type] if not most or size <= most]
-    together, results, seconds = dict[Hashable, tuple[int, ...]](), [], dict[Hashable, float]()
+    together, halved, results, seconds = dict[Hashable, tuple[int, ...]](), set[Hashable](), [], dict[Hashable, float]()
     for flows in (True, False):
         # What the sizes are for: if none is exact for a shape of the flow or of the sound, there is none for the others.
         worth = sizes
@@ -72,13 +85,21 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
             if (shape := windows.shape(job)) in together:
                 continue
             begun = time.monotonic()
-            results += _made(windows, [job])
+            made = _made(windows, [job])
             now = time.monotonic()
             seconds[shape], together[shape] = now - begun, ()
-            if now < ends and now - begun < SLOW_SECONDS:
+            results += made
+            if now < ends:
                 # The first run of a shape is not like the others.
                 seconds[shape] = _seconds(config, windows, window, 1, flows=flows)
+            if now < ends and now - begun < SLOW_SECONDS:
                 together[shape] = worth = tuple(_exact(config, windows, window, worth, flows=flows))
+            if flows and len(workers) > 1 and now < ends:
+                by_two_s = _seconds(config, windows, window, 1, flows=True, aside=workers[1].aside)
+                again = _made(windows, [_job(config, windows, window, 0, flows=True)], workers[1].aside)
+                if by_two_s < WORTH_HALVING * seconds[shape] and all(map(torch.equal, made, again)):
+                    halved.add(shape)
+                    seconds[shape] = by_two_s
     paced = {
         form(window): sum(
             seconds[windows.shape(_job(config, windows, window, 0, flows=flows))] * (windows.solver.evaluations if flows else 1)
@@ -86,7 +107,8 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
         )
         for window in usual
     }
-    return Trial(together, results, _speakers(config, windows, schedules[PACED], together), paced)
+    speakers = _speakers(config, windows, schedules[PACED], together, workers)
+    return Trial(together, halved, results, len(workers), speakers, paced)
 
 
 def form(window: Window | None) -> Hashable:
@@ -115,28 +137,27 @@ def _job(config: WaveConfig, windows: Windows, window: Window, seed: int, *, flo
         return torch.randn(*shape, generator=generator).to(dit.device)
 
     repeats, mel, evaluations = config.dit.repeats, config.dit.mel_bins, windows.solver.evaluations
-    frames = (window.past - window.first) * repeats
-    job = Job(
+    frames, chunk, ahead = (codes * repeats for codes in (window.past - window.first, window.end - window.begin, window.ahead))
+    if not flows:
+        before = 0 if window.fresh else min(FIELD, window.begin * repeats)
+        return Vocoding(random(before + frames, mel) - 5, chunk, ahead, 0, 0, chunk, 0, last=False)
+    return Flow(
         context=window.context * repeats,
-        chunk=(window.end - window.begin) * repeats,
-        ahead=window.ahead * repeats,
+        chunk=chunk,
+        ahead=ahead,
         trajectory=Trajectory(windows.solver, random(frames, mel)),
         conditions=random(2, frames, config.dit.hidden_size),
         left=None if window.fresh else random(1, *dit.kept_shape()).expand(evaluations, *[-1] * len(dit.kept_shape())),
         leaves=torch.empty(evaluations, *dit.kept_shape(), device=dit.device),
-        before=random(0 if window.fresh else min(FIELD, window.begin * repeats), mel),
     )
-    if not flows:
-        job.mel = torch.cat((job.before, job.trajectory.point - 5))
-    return job
 
 
-def _made(windows: Windows, jobs: Sequence[Job]) -> list[torch.Tensor]:
+def _made(windows: Windows, jobs: Sequence[Job], aside: Aside | None = None) -> list[torch.Tensor]:
     """What one step makes of each."""
-    windows.step(jobs)
+    windows.step(jobs, aside)
     made = []
     for job in jobs:
-        if job.samples:
+        if isinstance(job, Vocoding):
             made.append(job.samples[-1])
         else:
             assert job.leaves is not None
@@ -157,23 +178,36 @@ def _exact(config: WaveConfig, windows: Windows, window: Window, sizes: Sequence
     return tuple(exact)
 
 
-def _speakers(config: WaveConfig, windows: Windows, schedule: Schedule, together: Mapping[Hashable, tuple[int, ...]]) -> float:
-    """Seconds of sound that a second of computing makes, of windows as they are in the middle of a long speech."""
-    window = schedule.window(schedule.growing, 1 << 62, ended=False)
+def _speakers(
+    config: WaveConfig,
+    windows: Windows,
+    schedule: Schedule,
+    together: Mapping[Hashable, tuple[int, ...]],
+    workers: Sequence[Worker],
+) -> float:
+    """Seconds of sound that a second of computing makes on all workers at once, of windows as they are in the middle of a long speech."""
+    window, speakers = schedule.window(schedule.growing, 1 << 62, ended=False), list[float]()
     assert window is not None
-    seconds = 0.0
-    for flows in (True, False):
-        size = next(iter(together.get(windows.shape(_job(config, windows, window, 0, flows=flows)), ())), 1)
-        seconds += _seconds(config, windows, window, size, flows=flows) * (windows.solver.evaluations if flows else 1)
-    return (window.end - window.begin) * config.code_samples / config.sample_rate_hz / seconds
+
+    def measure() -> None:
+        seconds = 0.0
+        for flows in (True, False):
+            size = next(iter(together.get(windows.shape(_job(config, windows, window, 0, flows=flows)), ())), 1)
+            seconds += _seconds(config, windows, window, size, flows=flows) * (windows.solver.evaluations if flows else 1)
+        speakers.append((window.end - window.begin) * config.code_samples / config.sample_rate_hz / seconds)
+
+    for measuring in [worker.aside(measure) for worker in workers]:
+        measuring.result()
+    return sum(speakers)
 
 
-def _seconds(config: WaveConfig, windows: Windows, window: Window, size: int, *, flows: bool) -> float:
-    """That a step of so many windows takes for each of them, the median of three."""
-    times = []
+def _seconds(config: WaveConfig, windows: Windows, window: Window, size: int, *, flows: bool, aside: Aside | None = None) -> float:
+    """That a step of so many windows takes for each of them, the median of three. On a CPU what others compute meanwhile does not count: a
+    machine on which a server starts is a busy one."""
+    times, clock = [], time.thread_time if windows.dit.device.type == "cpu" else time.perf_counter
     for _ in range(3):
         jobs = [_job(config, windows, window, number, flows=flows) for number in range(size)]
-        begun = time.perf_counter()
-        _made(windows, jobs)
-        times.append((time.perf_counter() - begun) / size)
+        begun = clock()
+        _made(windows, jobs, aside)
+        times.append((clock() - begun) / size)
     return sorted(times)[1]

@@ -1,0 +1,61 @@
+"""Making things before they are asked for: while one is looked at, the next is made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def made_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """What `source` yields. It runs in a task of its own, makes one thing while the one before it is looked at, and waits with that.
+    Closed, this returns when the source is closed. Raises what the source raises, behind all that it yielded."""
+    made: list[T] = []
+    there, taken = asyncio.Event(), asyncio.Event()
+
+    async def make() -> None:
+        try:
+            async for thing in source:
+                made.append(thing)
+                del thing
+                there.set()
+                while made:
+                    taken.clear()
+                    await taken.wait()
+        finally:
+            await source.aclose()
+
+    making = asyncio.create_task(make())
+    making.add_done_callback(lambda _: there.set())
+    try:
+        while True:
+            while not made and not making.done():
+                there.clear()
+                await there.wait()
+            if not made:
+                making.result()
+                return
+            thing = made.pop()
+            taken.set()
+            yield thing
+            del thing
+    finally:
+        await _ended(making)
+        del making  # Its error leads to this frame.
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel it and wait for its end, whatever is cancelled meanwhile. What it raised was looked at, or does not matter any more."""
+    task.cancel()
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if not task.cancelled():
+        task.exception()
+    if cancelled:
+        raise asyncio.CancelledError
