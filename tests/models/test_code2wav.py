@@ -56,6 +56,11 @@ def cut(rows: Array, draw: random.Random) -> list[Array]:
     return np.split(rows, places)
 
 
+async def test_it_tells_how_many_speak_in_real_time(code2wav: SmolCode2Wav) -> None:
+    await code2wav.warm_up()
+    assert float(code2wav.info.settings["real_time_speakers"].split(",")[0]) > 0
+
+
 async def test_every_row_gives_its_samples(code2wav: SmolCode2Wav, rows: Array) -> None:
     samples = await samples_of(code2wav, rows)
     assert samples.shape == (len(rows) * SAMPLES_PER_ROW, 1)

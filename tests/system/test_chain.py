@@ -25,8 +25,8 @@ LONG = 1000
 """Tokens: far more than may run ahead."""
 
 AHEAD = MAX_UNSENT + WINDOW
-"""Rows between the Thinker and a sound that nobody takes, with one row to a chunk: what the link to the Talker keeps and the Talker's window.
-What becomes codes at the next edge is less than the half of it at which credit is renewed. Each of the three stages works on one more."""
+"""Rows between the Thinker and a sound that nobody takes, with one row to a chunk: what the link to the Talker keeps, and the Talker's
+window. What becomes codes at the next edge is less than the half of it at which credit is renewed. Each stage works on one more."""
 
 assert (MAX_UNSENT_CODES + CODES_WINDOW) / formulas.FRAMES_PER_ROW < WINDOW / 2
 

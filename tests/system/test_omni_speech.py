@@ -144,6 +144,13 @@ async def test_a_player_is_told_how_long_to_wait(house: Fleet, seed: int) -> Non
         assert bool(report.audio_underruns) == bool(report.audio_starved.ToNanoseconds())
 
 
+async def test_it_is_told_how_many_speak_in_real_time(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        replicas = (await stub.ListReplicas(omni_pb2.ListReplicasRequest())).replicas
+    told = {replica.address: replica.settings["real_time_speakers"] for replica in replicas if replica.kind != stage_pb2.STAGE_KIND_THINKER}
+    assert len(told) == 4 and all(float(each.split(",")[0]) > 0 for each in told.values()), told
+
+
 async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, seed: int) -> None:
     seen = stage_pb2.Part(media=stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
     asked = [
