@@ -16,8 +16,8 @@ MAX_UNSENT = 256
 """Pieces that a link holds for a stage without credit; then `send` waits. This is the bound on what text runs ahead of sound."""
 
 MAX_UNSENT_CODES = 4
-"""The same where pieces are codes. It is the client's credit that ends here: who plays no more sound has no more codes made than these, what
-is on its way, and what a Talker is ahead of its own link."""
+"""The same where pieces are codes. It is the client's credit that ends here: who plays no more sound has no more codes made than these,
+what is on its way, and what a Talker is ahead of its own link."""
 
 REPLAY_BYTES = 64 << 20
 """Bytes that a link keeps of what it sent, for a replay. Beyond it the oldest is forgotten: a loss that needs it is REPLAY_EXPIRED."""
@@ -56,8 +56,8 @@ class Feed:
         self._stream = None
 
     async def send(self, output: Output) -> None:
-        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept, or a few of codes. A stage that
-        has ended needs nothing more: then this does nothing."""
+        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept, or a few of codes. A stage
+        that has ended needs nothing more: then this does nothing."""
         if self._over:
             return
         most = min(self._max_unsent, MAX_UNSENT_CODES) if isinstance(output.payload, chunk_pb2.CodeChunk) else self._max_unsent

@@ -199,15 +199,15 @@ class Placement:
         while True:
             pause = 0.0
             try:
-                replica.description = await stub.Describe(
-                    stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
-                )
+                await self._describe(replica, stub)
                 watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
                 try:
                     while (report := await _report(watch)) is not grpc.aio.EOF:
                         if not isinstance(report, stage_pb2.WatchResponse):  # What grpc.aio gives for bytes that it cannot decode.
                             log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
                             break
+                        if replica.load.draining and not report.draining:
+                            await self._describe(replica, stub)  # It is warm now, and tells what it measured.
                         self._take(replica, report)
                         backoff = FIRST_BACKOFF_S
                 finally:
@@ -233,6 +233,11 @@ class Placement:
                 return
             await asyncio.sleep(pause)
             backoff = min(2 * backoff, MAX_BACKOFF_S) if pause else backoff
+
+    async def _describe(self, replica: Replica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> None:
+        replica.description = await stub.Describe(
+            stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
+        )
 
     def _note_refusal(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
         """Log once what an operator has to mend. The watch goes on: the stage may be started again with another token."""

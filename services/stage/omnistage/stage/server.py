@@ -90,6 +90,7 @@ class StageServer:
 
     async def start(self) -> None:
         await self._logic.warm_up()
+        self._environment.description.settings.update(self._logic.description.settings)
         self.lasting.start("tidy", _tidy_for_ever(self._arena))
         self._servicer.begin()
 
