@@ -29,6 +29,7 @@ from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav, read_parts
 from omnistage.models.qwen2_5_omni.wave.schedule import PROFILES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
+from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Vocoding
 
 pytestmark = pytest.mark.slow
@@ -374,15 +375,33 @@ async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path
     await worker.close()
 
 
-async def test_an_error_of_the_second_thread_is_told(omni_checkpoint: Path) -> None:
+async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: FlowCode2Wav, seed: int) -> None:
     """And neither thread is left with the work."""
-    solver, worker = Solver.of("euler", 1), Worker("aside", 1)
-    windows, _ = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"))
-    dit, frames = windows.dit, windows.dit.config.block_frames
-    points, conditions = torch.randn(1, frames, dit.config.mel_bins), torch.randn(2, frames, dit.config.hidden_size)
+    codes, worker = drawn(random.Random(seed), 3 * BLOCK), Worker("aside", 1)
     await worker.close()
+    prepared, flows = await quick.prepare(WaveRequest(seed, "latency")), list[Flow]()
+    for _ in range(2):
+        speech = Speech(quick.config, quick.windows, prepared)
+        speech.feed(0, codes, last=False)
+        flow = speech.next()
+        assert flow is not None
+        flows.append(flow)
     with pytest.raises(RuntimeError, match="closed"):
-        dit.slopes(points, conditions, [0], frames, None, None, worker.aside)
+        quick.windows.step([flows[0]], worker.aside)
+    assert torch.equal(solved(quick, flows[0]).mel, solved(quick, flows[1]).mel)
+
+
+def test_a_sample_depends_on_no_more_frames_than_are_kept_for_it(quick: FlowCode2Wav, seed: int) -> None:
+    """So the vocoder makes of a piece with so many on each side what it makes of the whole."""
+    source, vocoder = random.Random(seed), quick.windows.vocoder
+    mel, hop = torch.randn(1, 4 * FIELD, quick.config.dit.mel_bins), quick.config.vocoder.frame_samples
+    changed, frame = mel.clone(), source.randrange(FIELD, 3 * FIELD)
+    changed[0, frame] += 1
+    with torch.inference_mode():
+        one, other = (vocoder.samples(each, 0, 0) for each in (mel, changed))
+    differs = (one != other).flatten().nonzero()[:, 0]
+    assert (frame - FIELD) * hop <= differs.min() < frame * hop
+    assert (frame + 1) * hop <= differs.max() < (frame + FIELD + 1) * hop
 
 
 # What is refused -------------------------------------------------------------------------------------------------------------------
