@@ -19,6 +19,7 @@ from helpers import lengths
 from helpers.waiting import until
 from helpers.wave_reference import WaveReference
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.memory import private_bytes
 from omnistage.models.common.worker import Worker
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, Piece, Sound, WaveRequest
@@ -334,6 +335,27 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
             if number > 100:
                 sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
     assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
+
+
+@pytest.mark.timeout(600)
+@lengths.rounds(40, 300)
+async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
+    """rounds: seconds. The first twenty are enough for all that is kept."""
+    source, second = random.Random(seed), 24_000 // SAMPLES
+    heard, resident = 0, dict[int, int]()
+
+    async def by_blocks() -> AsyncIterator[Piece]:
+        for first in range(0, rounds * second, BLOCK):
+            count = min(BLOCK, rounds * second - first)
+            yield Piece("codes", first, first + count == rounds * second, drawn(source, count))
+
+    async with aclosing(quick.decode(await quick.prepare(WaveRequest(seed)), by_blocks(), {"audio": 0})) as made:
+        async for each in made:
+            heard += len(each.samples)
+            resident[heard // 24_000] = private_bytes()
+    assert heard == rounds * 24_000
+    begun = max(size for at, size in resident.items() if at <= 20)
+    assert max(resident.values()) - begun <= 8 << 20, {at: size >> 20 for at, size in resident.items()}
 
 
 # How many threads there are -----------------------------------------------------------------------------------------------------------
