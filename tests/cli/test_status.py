@@ -79,7 +79,8 @@ def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, f
     assert list(models) == ["qwen2_5_omni", "qwen2_5_omni-codes", "qwen2_5_omni-text", "smol", "toy", "toy-film", "toy-omni", "toy-picture"]
     assert (models["toy"]["stages"], models["toy"]["outputs"]) == (["thinker", "talker", "code2wav"], ["text", "audio"])
     assert f"nothing serves at 127.0.0.1:{free_port}" in done.stderr
-    assert list(models["toy"]) == ["name", "stages", "inputs", "outputs", "voices", "description"]
+    assert list(models["toy"]) == ["name", "stages", "inputs", "outputs", "voices", "description", "on_request"]
+    assert [name for name, model in models.items() if model["on_request"]] == ["smol"] and models["smol"]["on_request"] == ["alignment"]
 
 
 def test_what_runs_at_the_default_address_is_found(toy_address: str) -> None:

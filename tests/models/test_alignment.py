@@ -11,6 +11,7 @@ import pytest
 import torch
 from hibari.g2p import G2P
 
+from helpers import lengths
 from helpers.speech import frames_of, made_of, rows_of, spoken, words_of
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.weights import load_weights
@@ -171,9 +172,23 @@ async def test_words_go_on_at_any_word_with_rows_or_without(talker: SmolTalker, 
     assert refused.value.field == "resume.positions"
 
 
+PIECES = (*"ab A1.!?;:,' \n\n#*_-`~[]()<>|\\/=é😀", "10 km ", "Dr. ", "March 3, ", "hello ", "1/2 ", "the ", "IV ", "No. 5 ", "% ")
+
+
+@lengths.rounds(40, 1000)
+async def test_in_any_text_words_come_in_their_order(talker: SmolTalker, seed: int, rounds: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(rounds):
+        text = "".join(draw.choices(PIECES, k=draw.randrange(80)))
+        words = await words_of(talker, text)
+        assert await words_of(talker, *text) == words
+        check_order(words, len(await rows_of(talker, text)))
+        assert all(word.strip() == word != "" for word in said(text, words)), text
+
+
 @pytest.mark.parametrize("unit", ["extraordinary", "x", "7", "(", "a|"])
 async def test_a_word_without_an_end_is_told_in_parts(talker: SmolTalker, unit: str) -> None:
-    text = unit * (2000 // len(unit))
+    text = unit * (600 // len(unit))
     words = await words_of(talker, text)
     check_order(words, len(await rows_of(talker, text)))
     assert bool(words) == unit.isalnum() or unit == "a|"

@@ -24,7 +24,7 @@ ALL = ("text", "audio", "alignment")
 TOKENS = 100
 SEED = 11
 QUESTION = "How do plants make food?"
-MOMENTS = {"as it begins": begun, "in text": text_chunks(20), "in speech": audio_chunks(6), "late": after_text(8)}
+MOMENTS = {"as it begins": begun, "in text": text_chunks(20), "in speech": audio_chunks(6)}
 VERBATIM = "Dr. Lee came on **March 3**, 1999.\n\nNobody was at home: [the door](https://x.y/z) was open!\n\n- Salt\n- Bread 🍞"
 WORDS = ["Dr. Lee", "came", "on", "March 3", "1999.", "Nobody", "was", "at", "home:", "the", "door", "was", "open!", "Salt", "Bread"]
 
@@ -131,6 +131,21 @@ async def test_a_turn_of_a_conversation_tells_them_too(house: Fleet) -> None:
         check_same(first, await ask(stub, question()))
         check_same(third, first)
         assert second.of("alignment") == []
+
+
+async def test_an_interrupted_turn_ends_them_too(house: Fleet) -> None:
+    async with omni_stub(house.address("router")) as stub:
+        talk = Conversation(stub)
+
+        async def interrupt() -> None:
+            await talk.send(interrupt=stage_pb2.Interrupt())
+
+        cut = await talk.turn(question(tokens=200), None, None, Step(audio_chunks(2), interrupt))
+        await talk.call.done_writing()
+        cut.check_whole()
+        assert cut.of("alignment")[-1].last and cut.of("text")[-1].text.finish_reason == chunk_pb2.FINISH_REASON_INTERRUPTED
+        told = words(cut)
+        assert told and told == words(await ask(stub, question(tokens=200)))[: len(told)]
 
 
 async def test_speed_and_the_longest_speech(house: Fleet) -> None:

@@ -223,11 +223,16 @@ def _word(phrase: Phrase, run: SpokenRun, begin: int, end: int) -> SpokenWord:
     characters = range(words[run.begin].start(), words[run.end - 1].end())
     letters = [number for number in characters if phrase.text[number].isalnum()] or characters
     first, last = letters[0], letters[-1]
-    while first > characters[0] and phrase.places[first] - phrase.places[first - 1] == 1:
+    while first > characters[0] and _stands_by(phrase, first - 1, first):
         first -= 1
-    while last < characters[-1] and phrase.places[last + 1] - phrase.places[last] == 1:
+    while last < characters[-1] and _stands_by(phrase, last, last + 1):
         last += 1
     return SpokenWord(phrase.places[first], phrase.places[last] + 1 - phrase.places[first], begin * ROW_US, end * ROW_US)
+
+
+def _stands_by(phrase: Phrase, one: int, other: int) -> bool:
+    """Whether two characters of a phrase stand side by side in the Markdown, without a space."""
+    return phrase.places[other] - phrase.places[one] == 1 and not phrase.text[one].isspace() and not phrase.text[other].isspace()
 
 
 def _first_rows(net: FeatureNet, phonemizer: Phonemizer) -> Rows:
