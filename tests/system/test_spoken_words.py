@@ -15,7 +15,7 @@ from helpers.converse import Conversation
 from helpers.disturbed import Step, after_text, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import omni_stub
-from omnistage.client import Alignment, AsyncOmni, AudioChunk, TextDelta
+from omnistage.client import Alignment, AsyncOmni, AudioChunk, Failover, SpokenWord, TextDelta
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -182,6 +182,26 @@ async def test_the_client_gives_words_with_their_text_and_tokens_their_times(hou
         assert tuple(streamed) == answer.words
         assert not (await omni.generate(QUESTION, max_tokens=10, seed=3)).words
         check_words_come_before_their_sound(events)
+
+
+async def test_the_client_goes_on_with_words_when_its_router_is_killed(house: Fleet) -> None:
+    async with AsyncOmni(address=house.address("router"), resume_timeout_s=60) as omni:
+        whole = await omni.generate(QUESTION, outputs=ALL, max_tokens=TOKENS, seed=SEED, ignore_eos=True)
+        told: list[SpokenWord] = []
+        lost, killed = list[str](), False
+        async for event in omni.stream(QUESTION, outputs=ALL, max_tokens=TOKENS, seed=SEED, ignore_eos=True):
+            match event:
+                case Alignment():
+                    told += event.words
+                    if len(told) > 8 and not killed:
+                        killed = True
+                        house.kill("router")
+                        house.begin("router")
+                case Failover():
+                    lost.append(event.stage)
+        await asyncio.to_thread(house.ready, "router")
+        assert lost == ["router"]
+        assert tuple(told) == whole.words and len(told) > 30
 
 
 def check_words_come_before_their_sound(events: Sequence[object]) -> None:
