@@ -1,5 +1,7 @@
 """The figures of an answer, on arrivals that can be checked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,14 @@ def test_a_player_waits_for_a_late_chunk_and_goes_on() -> None:
 def test_sound_that_arrives_in_time_plays_without_gaps() -> None:
     timing = Timing([], chunks((0.2, 500, True), (0.3, 500, True), (0.6, 500, True)), 0.7)
     assert timing.underrun_s == 0.0
+
+
+def test_who_waits_as_it_was_told_hears_no_gap() -> None:
+    late = chunks((1.0, 100, True), (1.3, 100, True), (1.31, 100, True))
+    for told, gaps_s in ((None, 0.2), (0.0, 0.2), (0.15, 0.05), (0.2, 0.0), (3.0, 0.0)):
+        timing = Timing([], [replace(late[0], prebuffer_s=told), *late[1:]], 2.0)
+        assert timing.prebuffer_s == told and timing.starved_s == pytest.approx(gaps_s)
+        assert timing.underrun_s == pytest.approx(0.2)
 
 
 def test_a_player_with_a_buffer_starts_when_it_is_full() -> None:

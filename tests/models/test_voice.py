@@ -97,6 +97,11 @@ def test_signal_processing_equals_the_original(original: hibari.Hibari) -> None:
     assert np.abs(mine - theirs).max() < 1e-5
 
 
+async def test_it_tells_how_many_speak_in_real_time(talker: SmolTalker) -> None:
+    await talker.warm_up()
+    assert float(talker.info.settings["real_time_speakers"].split(",")[0]) > 0
+
+
 async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2Wav) -> None:
     model = recogniser()
     pairs = []

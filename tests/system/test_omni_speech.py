@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from numpy.typing import NDArray
 
 from helpers import lengths, media_files
@@ -21,6 +25,7 @@ from helpers.hanging import HANG, WAKE
 from helpers.servers import all_free, omni_stub
 from helpers.speech_reference import PENALTY, SpeechReference
 from helpers.wave_reference import WaveReference
+from omnistage.client import Omni
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
@@ -44,6 +49,8 @@ stages:
   - {kind: thinker, family: qwen2_5_omni}
   - {kind: talker, family: qwen2_5_omni, takes: [prompt, places, hidden]}
   - {kind: code2wav, family: qwen2_5_omni, takes: [codes]}
+defaults:
+  thinker: {max_tokens: 64}
 """
 
 
@@ -149,6 +156,28 @@ async def test_it_is_told_how_many_speak_in_real_time(house: Fleet) -> None:
         replicas = (await stub.ListReplicas(omni_pb2.ListReplicasRequest())).replicas
     told = {replica.address: replica.settings["real_time_speakers"] for replica in replicas if replica.kind != stage_pb2.STAGE_KIND_THINKER}
     assert len(told) == 4 and all(float(each.split(",")[0]) > 0 for each in told.values()), told
+
+
+def test_people_hear_it_by_every_door(house: Fleet, tmp_path: Path, seed: int) -> None:
+    """The client, and the command with a picture, with words to say and with a voice: the same samples for the same question."""
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(media_files.picture(seed))
+    asked: dict[str, Any] = {"max_tokens": 12, "max_frames": 40, "seed": seed % (1 << 32), "temperature": 0.0}
+    with Omni(address=house.address("router")) as omni:
+        answer = omni.generate("What is this?", images=[picture], **asked)
+        spoken = omni.say("Good morning.", voice="Ethan", max_frames=40, seed=asked["seed"])
+    assert answer.text and answer.audio and spoken.audio
+    assert 0 < len(answer.audio.samples) <= 40 * CODE_SAMPLES and 0 < len(spoken.audio.samples) <= 40 * CODE_SAMPLES
+    options = ("--max-frames", "40", "--seed", str(asked["seed"]), "--address", house.address("router"))
+    ask = ("ask", "What is this?", "--image", "cat.png", "--out", "a.wav", "--max-tokens", "12", "--temperature", "0")
+    for command, heard in ((ask, answer), (("say", "Good morning.", "--voice", "Ethan", "--out", "a.wav"), spoken)):
+        done = subprocess.run(
+            [sys.executable, "-m", "omnistage.cli", *command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert heard.audio is not None
+        written, rate_hz = soundfile.read(tmp_path / "a.wav", dtype="int16")
+        assert rate_hz == 24_000 and np.array_equal(written, np.rint(heard.audio.samples * 32768).astype(np.int16))
 
 
 async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, seed: int) -> None:

@@ -29,6 +29,7 @@ from omnistage.client.encoder import FORMATS, format_of
 from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, TextDelta
 from omnistage.client.media import Medium
+from omnistage.client.playback import CONTINUITY_LIMIT_S
 from omnistage.client.request import Options, for_conversation
 from omnistage.client.sound_file import write_sound
 
@@ -263,7 +264,8 @@ def figures(done: Done) -> str:
         None if timing.ttfa_s is None else f"ttfa {timing.ttfa_s * 1000:.0f} ms",
         f"audio {timing.audio_s:.2f} s" if timing.audio_s else "no audio",
         None if timing.rtf is None else f"rtf {timing.rtf:.2f}",
-        None if timing.is_continuous else f"gaps {timing.underrun_s:.2f} s",
+        f"play after {timing.prebuffer_s:.2f} s" if timing.prebuffer_s else None,
+        None if timing.starved_s <= CONTINUITY_LIMIT_S else f"gaps {timing.starved_s:.2f} s",
         f"e2e {timing.e2e_s:.2f} s",
         f"pipeline {done.pipeline}",
         f"seed {done.seed}",

@@ -64,7 +64,7 @@ def draw(path: Path, done: Done, text: str) -> None:
     timing = done.timing
     # Whoever looks at a loss wants to see what covered it: then the player is one with a buffer, and the buffer is shown.
     start_buffer_s = START_BUFFER_S if done.failovers else 0.0
-    played = play(timing.audio, start_buffer_s)
+    played = play(timing.audio, start_buffer_s, timing.prebuffer_s or 0.0)
     rows = [Row(stage.stage, _work(stage, timing)) for stage in done.usage.stages]
     if played:
         rows.append(Row("playback", f"{start_buffer_s:g} s buffer" if start_buffer_s else f"{len(played)} chunks"))

@@ -9,6 +9,7 @@ omni-modality servers):
 - audio: samples / sample rate
 - rtf: arrival of the last sound / audio
 - underrun: play at real time from the first chunk; the largest lateness of a chunk, max(arrival - first arrival - sound before it, 0)
+- starved: the same for who waits before it plays, as the first chunk says
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ class TextArrival:
 
 @dataclass(frozen=True, slots=True)
 class AudioArrival:
-    """A chunk of sound: when it came, where it belongs, how long it is, whether there is anything to hear in it."""
+    """A chunk of sound: when it came, where it belongs, how long it is, whether there is anything to hear in it. prebuffer_s: how long a
+    player was told with it to wait; None: nothing was told."""
 
     arrival_s: float
     first_sample: int
     samples: int
     sample_rate_hz: int
     audible: bool
+    prebuffer_s: float | None = None
 
     @property
     def duration_s(self) -> float:
@@ -70,14 +73,15 @@ class Played:
         return self.start_s + self.duration_s
 
 
-def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0) -> list[Played]:
+def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0, wait_s: float = 0.0) -> list[Played]:
     """Play each chunk when it is there and the one before is over.
 
-    start_buffer_s: begin when so much sound is there, or all of it. With 0 the gaps add up to the underrun."""
+    start_buffer_s: begin when so much sound is there, or all of it. wait_s: and not before so long after the first sound. With 0 the gaps
+    add up to the underrun."""
     chunks = [chunk for chunk in arrivals if chunk.samples]
     played: list[Played] = []
     for chunk in chunks:
-        due_s = played[-1].end_s if played else _begin_s(chunks, start_buffer_s)
+        due_s = played[-1].end_s if played else max(_begin_s(chunks, start_buffer_s), chunk.arrival_s + wait_s)
         start_s = max(due_s, chunk.arrival_s)
         played.append(Played(start_s, chunk.duration_s, start_s - due_s))
     return played
@@ -157,6 +161,16 @@ class Timing:
     def underrun_s(self) -> float:
         """Seconds of silence that a listener hears inside the answer because a chunk came late."""
         return sum(chunk.gap_s for chunk in play(self.audio))
+
+    @property
+    def prebuffer_s(self) -> float | None:
+        """How long after the first sound a player was told to wait before it plays; None: nothing was told."""
+        return next((chunk.prebuffer_s for chunk in self.audio if chunk.samples), None)
+
+    @property
+    def starved_s(self) -> float:
+        """Seconds of silence that a listener hears inside the answer who waits first as the server says."""
+        return sum(chunk.gap_s for chunk in play(self.audio, wait_s=self.prebuffer_s or 0.0))
 
     @property
     def is_continuous(self) -> bool:

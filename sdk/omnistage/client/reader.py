@@ -177,9 +177,9 @@ class Reader:
         if rate_hz != (self._sample_rate_hz or rate_hz) or not rate_hz:
             raise ProtocolError(f"port {chunk.port}: the sample rate is {rate_hz}, before it was {self._sample_rate_hz}")
         self._sample_rate_hz = rate_hz
-        self._audio.append(AudioArrival(arrival_s, chunk.first, len(samples), rate_hz, is_audible(samples)))
         encoding = "float32" if chunk.audio.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32 else "pcm16"
         told = chunk.audio.prebuffer_ms / 1000 if chunk.audio.HasField("prebuffer_ms") else None
+        self._audio.append(AudioArrival(arrival_s, chunk.first, len(samples), rate_hz, is_audible(samples), told))
         return AudioChunk(samples, chunk.first, rate_hz, arrival_s, encoding, told)
 
     def _take_alignment(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> Alignment | None:

@@ -1,4 +1,4 @@
-"""A Thinker and a Talker on the checkpoint with random weights, loaded once for the tests of a file: their event loops come and go."""
+"""Thinker, Talker and Code2Wav on the checkpoint with random weights, loaded once for the tests of a file: event loops come and go."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from helpers.waves import loaded
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 
 
 @pytest.fixture
@@ -33,5 +35,21 @@ def thinker(omni_checkpoint: Path) -> Iterator[QwenThinker]:
 @pytest.fixture(scope="module")
 def talker(omni_checkpoint: Path) -> Iterator[QwenTalker]:
     model = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
+def published(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
+    """As it was published: 9 steps of the Runge-Kutta method."""
+    model = loaded(omni_checkpoint)
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
+def quick(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
+    """Two evaluations: what is claimed has nothing to do with how many there are."""
+    model = loaded(omni_checkpoint, solver="euler", steps=2)
     yield model
     asyncio.run(model.close())

@@ -9,7 +9,6 @@ it: what 5.20 to 5.23 compute for a request alone is something else, since they 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from omnistage.engine.types import Item, Unfit
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed, next_rows
+from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
@@ -96,11 +96,12 @@ class QwenTalker(EngineModel):
     async def warm_up(self) -> None:
         """Speak a little, which touches every weight, and then with several at once, to tell how many speak in real time."""
         await self._spoken(SpeechRequest(seed=0, max_frames=2))
-        begun = time.perf_counter()
+        thread, device = self.engine.activity, self.engine.spec.device.type
+        begun = computing_s(thread, device)
         codes = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=self.config.block)) for seed in range(SPEAKERS)))
         seconds = max(sum(codes), 1) / CODE_RATE_HZ
-        told = f"{seconds / (time.perf_counter() - begun):.1f}, measured with {SPEAKERS} at once, with nothing else on this machine"
-        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told})
+        speakers = seconds / (computing_s(thread, device) - begun)
+        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
 
     async def _spoken(self, request: SpeechRequest) -> int:
         """Codes of an answer of one token."""

@@ -10,7 +10,6 @@ the pulses is needed from the beginning, the net only from a little before: what
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
+from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
@@ -348,16 +348,14 @@ class SmolCode2Wav:
         """Decode a few seconds on the thread that decodes, and again to see how many speakers that is enough for."""
         await self._worker.run(lambda: list(_fixed_sounds(self._net, "balanced")))
         speakers = await self._worker.run(self._speakers)
-        told = f"{speakers:.0f}, measured, with nothing else on this machine"
-        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told})
+        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
 
     def _speakers(self) -> float:
         """Seconds of sound that are made in a second."""
-        # On a CPU what others compute meanwhile does not count.
-        clock = time.thread_time if self._net.head.weight.device.type == "cpu" else time.perf_counter
-        begun = clock()
+        device = self._net.head.weight.device.type
+        begun = computing_s(None, device)
         samples = sum(map(len, _fixed_sounds(self._net, "balanced")))
-        return samples / SAMPLE_RATE_HZ / (clock() - begun)
+        return samples / SAMPLE_RATE_HZ / (computing_s(None, device) - begun)
 
     async def close(self) -> None:
         """End the thread. No session is running."""

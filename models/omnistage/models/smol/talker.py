@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
+from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
@@ -129,8 +130,16 @@ class SmolTalker:
             yield Frames(_NO_ROWS, speech.finish_reason)
 
     async def warm_up(self) -> None:
-        """Speak a sentence on the thread that speaks."""
+        """Speak a sentence on the thread that speaks, and again to see how many speakers that is enough for."""
         await self._worker.run(partial(_first_rows, self._net, self._phonemizer))
+        speakers = await self._worker.run(self._speakers)
+        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
+
+    def _speakers(self) -> float:
+        """Seconds of speech that are made in a second."""
+        begun = computing_s(None, "cpu")
+        rows = _first_rows(self._net, self._phonemizer)
+        return len(rows) / FRAME_RATE_HZ / (computing_s(None, "cpu") - begun)
 
     async def close(self) -> None:
         """End the thread. No session is running."""

@@ -23,3 +23,8 @@ class Player:
             self.starved_s += late
             self._dry_at = now
         self._dry_at += seconds
+
+    def pause(self, seconds: float) -> None:
+        """The listener took no sound for so long, and has no lack of it."""
+        if self._dry_at is not None:
+            self._dry_at += seconds

@@ -76,7 +76,9 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
                         timing.audio_underruns, timing.audio_starved_s = player.underruns, player.starved_s
                     told = None if first or sound.prebuffer_s is None else math.ceil(1000 * sound.prebuffer_s)
                     for output in sound_outputs(self._output, sound.samples, rate_hz, encoding, told):
+                        given = time.monotonic()
                         yield output
+                        player.pause(time.monotonic() - given)
                     if sound.needs >= kept + KEPT_FRAMES:
                         kept = sound.needs
                         yield Kept(self._input.name, kept)

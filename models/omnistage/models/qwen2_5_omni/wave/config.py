@@ -11,6 +11,17 @@ from omnistage.models.qwen2_5_omni.ports import CODE_RATE_HZ
 
 MODEL_TYPE = "qwen2_5_omni"
 
+BACK_LAYERS, AHEAD_LAYERS = 2, 1
+"""That look beyond a block, as published: so many blocks an evaluation looks back, and ahead."""
+
+_VOCODER = {
+    "upsample_rates": (5, 3, 2, 2, 2, 2),
+    "upsample_kernel_sizes": (11, 7, 4, 4, 4, 4),
+    "resblock_kernel_sizes": (3, 7, 11),
+}
+_DILATIONS = ((1, 3, 5),) * 3
+"""As published: how far a sample looks follows from them (vocoder.FIELD), and with it where sound may be cut into windows."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeakerConfig:
@@ -95,7 +106,9 @@ def read_wave_config(directory: Path) -> WaveConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     if not whole.has("token2wav_config"):
-        raise BadCheckpoint(f"{whole.place}: this checkpoint has no Code2Wav; serve a pipeline that ends with its Thinker or its Talker")
+        raise BadCheckpoint(
+            f"{whole.place}: this checkpoint has no Code2Wav, and so no speech; serve a pipeline that ends with its Thinker"
+        )
     section = whole.section("token2wav_config")
     dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))
     if dit.mel_bins != vocoder.mel_bins:
@@ -140,17 +153,26 @@ def _dit(config: Config) -> DitConfig:
         raise BadCheckpoint(f"{config.place}: 'block_size' is {found.block_frames}, no whole number of codes of {found.repeats} frames")
     if any(not 0 <= layer < layers for layer in (*found.ahead_layers, *found.back_layers)):
         raise BadCheckpoint(f"{config.place}: layers look ahead or back that are not among the {layers} that there are")
+    if (len(found.back_layers), len(found.ahead_layers)) != (BACK_LAYERS, AHEAD_LAYERS):
+        looking = f"{len(found.back_layers)} layers look back and {len(found.ahead_layers)} ahead"
+        raise BadCheckpoint(f"{config.place}: {looking}; the published {BACK_LAYERS} and {AHEAD_LAYERS} are supported")
     return found
 
 
 def _vocoder(config: Config) -> VocoderConfig:
+    for name, published in _VOCODER.items():
+        if (given := config.values(name, int)) != published:
+            raise BadCheckpoint(f"{config.place}: {name!r} is {list(given)}; only the published one is supported, {list(published)}")
+    dilations = config.lists("resblock_dilation_sizes", int)
+    if dilations != _DILATIONS:
+        raise BadCheckpoint(f"{config.place}: 'resblock_dilation_sizes' are {dilations}; only the published ones are supported")
     return VocoderConfig(
         mel_bins=config.value("mel_dim", int),
         channels=config.value("upsample_initial_channel", int),
         rates=config.values("upsample_rates", int),
         kernel_sizes=config.values("upsample_kernel_sizes", int),
         block_kernel_sizes=config.values("resblock_kernel_sizes", int),
-        block_dilations=config.lists("resblock_dilation_sizes", int),
+        block_dilations=dilations,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import torch
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.cores import cores
 from omnistage.models.common.engine_model import MAX_SESSIONS
+from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
+from omnistage.models.humans import bytes_told
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.options import Code2WavOptions
@@ -38,6 +41,11 @@ STEPS = 9
 USUAL_WORKERS = 4
 """On a CPU, where nobody asks for more: they share Python's lock, and another replica does not."""
 
+SESSIONS_SHARE = 0.2
+"""Part of the free memory that what speeches keep from window to window may take."""
+
+FLOAT_BYTES = 4
+
 _PREFIX = "token2wav.code2wav_dit_model."
 _VOCODER = "token2wav.code2wav_bigvgan_model."
 _EXAMPLE = f"{_PREFIX}input_embed.spk_encoder."
@@ -60,6 +68,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         name: Schedule(sizes, chosen.lookahead or ahead if sizes else 0, config.block_codes) for name, (sizes, ahead) in PROFILES.items()
     }
     trial = computed(partial(tried, config, windows, schedules, workers, options.max_batch_size), options.threads)
+    sessions, why = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
         revision=revision(
@@ -73,15 +82,26 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         ),
         accepts=(CODES_PORT,),
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=config.sample_rate_hz, width=1),),
-        max_sessions=options.max_sessions or MAX_SESSIONS,
+        max_sessions=sessions,
         voices=tuple(speakers),
         settings={
             "solver": f"{chosen.solver}, {solver.steps} steps, {solver.evaluations} evaluations",
             "lookahead": f"{chosen.lookahead} blocks" if chosen.lookahead else "by the profile",
+            "max_sessions": why,
             **trial.why,
         },
     )
     return FlowCode2Wav(config, windows, workers, schedules, speakers, info, trial)
+
+
+def sessions_of(each: int, options: LoadOptions, free: int | None = None) -> tuple[int, str]:
+    """How many speeches at once there is memory for, and why, in words. each: bytes that one takes from window to window. free: bytes,
+    after the weights are loaded; None: measured."""
+    if options.max_sessions:
+        return options.max_sessions, options.told("max_sessions", options.max_sessions)
+    room = free_bytes(options.device) if free is None else free
+    sessions = min(max(int(SESSIONS_SHARE * room) // each, 1), MAX_SESSIONS)
+    return sessions, f"{sessions}, {bytes_told(each)} each, of {bytes_told(room)} that are free"
 
 
 def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.device) -> tuple[Windows, dict[str, Speaker]]:

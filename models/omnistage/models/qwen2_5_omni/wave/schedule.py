@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CONTEXT = 2
+from omnistage.models.qwen2_5_omni.wave.config import BACK_LAYERS
+
+CONTEXT = BACK_LAYERS
 """Blocks that one evaluation of the net looks back."""
 
 REFRESH_BLOCKS = 24

@@ -6,9 +6,11 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
@@ -60,7 +62,7 @@ class Trial:
         return {
             "batch": f"flow: {self._told('flow')}; vocoder: {self._told('sound')}: what has the same bits together as alone",
             "workers": f"{self.workers}; two of them share an evaluation of a window in {len(self.halved)} of {len(self.together)} shapes",
-            "real_time_speakers": f"{self.speakers:.1f}, measured, with nothing else on this machine",
+            "real_time_speakers": told(self.speakers),
         }
 
     def _told(self, part: str) -> str:
@@ -202,9 +204,8 @@ def _speakers(
 
 
 def _seconds(config: WaveConfig, windows: Windows, window: Window, size: int, *, flows: bool, aside: Aside | None = None) -> float:
-    """That a step of so many windows takes for each of them, the median of three. On a CPU what others compute meanwhile does not count: a
-    machine on which a server starts is a busy one."""
-    times, clock = [], time.thread_time if windows.dit.device.type == "cpu" else time.perf_counter
+    """That a step of so many windows takes for each of them, the median of three."""
+    times, clock = [], partial(computing_s, None, windows.dit.device.type)
     for _ in range(3):
         jobs = [_job(config, windows, window, number, flows=flows) for number in range(size)]
         begun = clock()

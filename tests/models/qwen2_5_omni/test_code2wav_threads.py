@@ -1,0 +1,134 @@
+"""What a Code2Wav computes ahead, on how many threads, and in how much memory: none of it changes a bit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import lengths
+from helpers.waiting import until
+from helpers.waves import BLOCK, SAMPLES, STREAMED, drawn, loaded, samples, solved
+from omnistage.models.common.memory import private_bytes
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import Piece, WaveRequest
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
+from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
+from omnistage.models.qwen2_5_omni.wave.loading import read_parts
+from omnistage.models.qwen2_5_omni.wave.solver import Solver
+from omnistage.models.qwen2_5_omni.wave.speech import Speech
+from omnistage.models.qwen2_5_omni.wave.window import Flow
+
+pytestmark = pytest.mark.slow
+
+
+async def test_two_windows_are_made_while_one_is_on_its_way(quick: FlowCode2Wav, seed: int) -> None:
+    """And no more: who does not take its sound holds up who makes the codes."""
+    codes = drawn(random.Random(seed), 40 * BLOCK)
+    prepared, came = await quick.prepare(WaveRequest(seed, "balanced")), 0
+
+    async def by_blocks() -> AsyncIterator[Piece]:
+        nonlocal came
+        for came in range(BLOCK, len(codes) + 1, BLOCK):
+            yield Piece("codes", came - BLOCK, came == len(codes), codes[came - BLOCK : came])
+
+    async with aclosing(quick.decode(prepared, by_blocks(), {"audio": 0})) as made:
+        for number in range(6):
+            await anext(made)
+            needed = prepared.schedule.window(number + 2, 1 << 62, ended=False)
+            assert needed is not None
+            await until(lambda past=needed.past: came >= past)  # type: ignore[misc]
+            await until(lambda: quick.load().queued == 0)
+            assert came == needed.past
+
+
+async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed: int) -> None:
+    source, sizes = random.Random(seed), set[tuple[int, ...]]()
+    speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed)))
+    for number in range(3000 // BLOCK):
+        speech.feed(number * BLOCK, drawn(source, BLOCK), last=False)
+        while (job := speech.next()) is not None:
+            # What it is computed from is what is asked here, not its sound: noise is as good as what is made of it.
+            speech.solved(job)
+            if number > 100:
+                sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
+    assert len(sizes) <= 6 and max(codes for codes, _, _ in sizes) <= 9 * BLOCK
+
+
+@pytest.mark.timeout(600)
+@lengths.rounds(40, 300)
+async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
+    """rounds: seconds. The first twenty are enough for all that is kept."""
+    source, second = random.Random(seed), 24_000 // SAMPLES
+    heard, resident = 0, dict[int, int]()
+
+    async def by_blocks() -> AsyncIterator[Piece]:
+        for first in range(0, rounds * second, BLOCK):
+            count = min(BLOCK, rounds * second - first)
+            yield Piece("codes", first, first + count == rounds * second, drawn(source, count))
+
+    async with aclosing(quick.decode(await quick.prepare(WaveRequest(seed)), by_blocks(), {"audio": 0})) as made:
+        async for each in made:
+            heard += len(each.samples)
+            resident[heard // 24_000] = private_bytes()
+    assert heard == rounds * 24_000
+    begun = max(size for at, size in resident.items() if at <= 20)
+    assert max(resident.values()) - begun <= 8 << 20, {at: size >> 20 for at, size in resident.items()}
+
+
+@lengths.rounds(2, 20)
+async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, rounds: int) -> None:
+    others = [loaded(omni_checkpoint, solver="euler", steps=2, workers=workers) for workers in (1, 3)]
+    source = random.Random(seed)
+    for _ in range(rounds):
+        speeches = [drawn(source, source.randint(1, 150)) for _ in range(source.choice((1, 4)))]
+        request = WaveRequest(source.randrange(1 << 32), source.choice(STREAMED))
+        made = [await asyncio.gather(*(samples(model, codes, request) for codes in speeches)) for model in (quick, *others)]
+        assert all(np.array_equal(a, b) and np.array_equal(a, c) for a, b, c in zip(*made, strict=True))
+    assert {model.info.revision for model in others} == {quick.info.revision}
+    assert [len(model.threads) for model in others] == [1, 3]
+    await asyncio.gather(*(model.close() for model in others))
+
+
+@lengths.rounds(6, 60)
+async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path, seed: int, rounds: int) -> None:
+    """To the last bit only where it is found to be so; so near everywhere."""
+    source, solver, worker = random.Random(seed), Solver.of("euler", 3), Worker("aside", 1)
+    windows, _ = read_parts(omni_checkpoint, read_wave_config(omni_checkpoint), solver, torch.device("cpu"))
+    dit = windows.dit
+    for _ in range(rounds):
+        count, blocks, keep = source.randint(1, 3), source.randint(1, 8), source.choice((None, 0))
+        frames = blocks * dit.config.block_frames - source.choice((0, source.randrange(dit.config.block_frames)))
+        points = torch.randn(count, blocks * dit.config.block_frames, dit.config.mel_bins)
+        conditions = torch.randn(2 * count, points.shape[1], dit.config.hidden_size)
+        at = [source.randrange(3) for _ in range(count)]
+        left = source.choice((None, torch.randn(count, *dit.kept_shape())))
+        with torch.inference_mode():
+            one, two = (dit.slopes(points, conditions, at, frames, left, keep, aside) for aside in (None, worker.aside))
+        assert torch.allclose(one[0][:, :frames], two[0][:, :frames], rtol=1e-4, atol=1e-5)
+        if one[1] is not None and two[1] is not None:
+            assert torch.allclose(one[1], two[1], rtol=1e-4, atol=1e-5)
+        assert (one[1] is None) == (two[1] is None) == (keep is None)
+    await worker.close()
+
+
+async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: FlowCode2Wav, seed: int) -> None:
+    """And neither thread is left with the work."""
+    codes, worker = drawn(random.Random(seed), 3 * BLOCK), Worker("aside", 1)
+    await worker.close()
+    prepared, flows = await quick.prepare(WaveRequest(seed, "latency")), list[Flow]()
+    for _ in range(2):
+        speech = Speech(quick.config, quick.windows, prepared)
+        speech.feed(0, codes, last=False)
+        flow = speech.next()
+        assert flow is not None
+        flows.append(flow)
+    with pytest.raises(RuntimeError, match="closed"):
+        quick.windows.step([flows[0]], worker.aside)
+    assert torch.equal(solved(quick, flows[0]).mel, solved(quick, flows[1]).mel)
