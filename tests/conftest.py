@@ -37,6 +37,7 @@ DEAREST = (
     "system/test_compose.py",
     "system/test_omni_speech.py",
     "models/qwen2_5_omni/test_code2wav.py",
+    "models/qwen2_5_omni/test_code2wav_threads.py",
     "system/test_default_resume.py",
     "system/test_spoken_words.py",
     "system/test_ranks.py",

@@ -65,6 +65,11 @@ async def test_a_talker_is_killed_and_the_next_one_says_the_rest(moment: int):
         await all_free([second.address])
 
 
+async def send_codes(link: Link) -> None:
+    for number, part in enumerate(code_chunks(FRAMES, [1] * len(FRAMES))):
+        await link.send(Output("codes", 1, part.codes, last=number == len(FRAMES) - 1))
+
+
 @pytest.mark.parametrize("moment", [0, 1, 20, 60, 79])
 @pytest.mark.parametrize("context", [0, 2, 50])
 async def test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_needs(moment: int, context: int):
@@ -75,12 +80,12 @@ async def test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_nee
     ):
         await link.open()
         listener = Listener(link)
-        for number, part in enumerate(code_chunks(FRAMES, [1] * len(FRAMES))):
-            await link.send(Output("codes", 1, part.codes, last=number == len(FRAMES) - 1))
+        sending = asyncio.create_task(send_codes(link))
         await listener.chunks("audio", moment)
         await first.kill()
         await link.grant("audio", PLENTY)
         events = await listener.finish()
+        await sending
         np.testing.assert_array_equal(samples_of(events), SOUND)
         (report,) = [event.report for event in events if event.HasField("report")]
         assert report.input_items["codes"] == len(FRAMES) - max(moment - context, 0)

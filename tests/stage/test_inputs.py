@@ -17,7 +17,7 @@ from helpers.servers import toy_logic
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.models.toy import formulas
-from omnistage.stage.inputs import WINDOW, Inputs
+from omnistage.stage.inputs import CODES_WINDOW, WINDOW, Inputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
 
@@ -142,7 +142,7 @@ async def _taken(inputs: Inputs) -> tuple[list[int], list[list[float]]]:
 
 @given(
     port=st.sampled_from(["codes", "hidden"]),
-    cuts=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    cuts=st.lists(st.integers(0, 5), min_size=1, max_size=CODES_WINDOW),
     needed=st.integers(0, 40),
     earlier=st.integers(0, 3),
 )
@@ -213,3 +213,28 @@ async def test_what_comes_after_the_end_of_a_session_is_not_held(arena: Arena):
     inputs.put(chunk(1, *sender.pack(ROWS[:1])))
     assert receiver.held == 0
     sender.close(clean=True)
+
+
+async def test_what_waits_when_the_caller_interrupts_is_dropped(arena: Arena):
+    """Its memory is given back; what is in use stays as it is until it is not."""
+    sender, receiver, released = Sender(arena, inline_limit=0), Receiver(), list[tensor_pb2.Release]()
+    sender.accept(receiver.answer(sender.offers()))
+
+    async def reply(message: stage_pb2.RunResponse) -> None:
+        if message.HasField("release"):
+            released.append(message.release)
+            sender.release(message.release)
+
+    inputs = Inputs(PORTS, receiver, reply)
+    for n in range(4):
+        (tensor,) = sender.pack(ROWS[n : n + 1])
+        inputs.put(chunk(n, tensor))
+    taken = []
+    async with asyncio.timeout(10):
+        async for piece in inputs:
+            inputs.interrupt()
+            assert isinstance(piece.payload, np.ndarray)
+            taken.append(piece.payload.copy())
+            del piece  # It is a view of that memory.
+    assert np.array_equal(np.concatenate(taken), ROWS[:1])
+    assert released and not sender.outstanding

@@ -56,18 +56,18 @@ class Feed:
         self._stream = None
 
     async def send(self, output: Output) -> None:
-        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept, or a few of codes. A stage
-        that has ended needs nothing more: then this does nothing."""
+        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept, or MAX_UNSENT_CODES of a port
+        of codes. A stage that has ended needs nothing more: then this does nothing."""
         if self._over:
             return
-        most = min(self._max_unsent, MAX_UNSENT_CODES) if isinstance(output.payload, chunk_pb2.CodeChunk) else self._max_unsent
+        few = isinstance(output.payload, chunk_pb2.CodeChunk)
         inputs = self._inputs.get(output.port)
         if inputs is None:
             inputs = self._inputs[output.port] = InputLog(output.port)
             inputs.restart(self.needs.get(output.port, 0))
         inputs.add(output, self._sender)
         await self.pump()
-        while self._unsent >= most and not self._over:
+        while (self._unsent >= self._max_unsent or (few and inputs.unsent >= MAX_UNSENT_CODES)) and not self._over:
             self._room.clear()
             await self._room.wait()
 

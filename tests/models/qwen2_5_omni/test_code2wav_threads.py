@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 
@@ -132,3 +134,47 @@ async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: 
     with pytest.raises(RuntimeError, match="closed"):
         quick.windows.step([flows[0]], worker.aside)
     assert torch.equal(solved(quick, flows[0]).mel, solved(quick, flows[1]).mel)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_who_wants_the_whole_at_once_holds_up_nobody(omni_checkpoint: Path, seed: int, workers: int) -> None:
+    """As many as there are threads, and one more, each with far more codes than a listener has who comes later."""
+    model, source = loaded(omni_checkpoint, solver="euler", steps=2, workers=workers), random.Random(seed)
+    wholes = [asyncio.create_task(samples(model, drawn(source, 4000), WaveRequest(seed, "offline"))) for _ in range(workers + 1)]
+    await until(lambda: model.load().queued == workers + 1)
+    codes = drawn(source, 60)
+    heard = await samples(model, codes, WaveRequest(seed))
+    assert not any(whole.done() for whole in wholes)
+    for whole in wholes:
+        whole.cancel()
+    await asyncio.gather(*wholes, return_exceptions=True)
+    assert model.load().queued == 0 and np.array_equal(heard, await samples(model, codes, WaveRequest(seed)))
+    await model.close()
+
+
+async def test_a_thread_that_waits_for_the_other_says_so(quick: FlowCode2Wav, seed: int) -> None:
+    """Whoever watches threads would take it for one that hangs."""
+    codes, worker, may_go, asked = drawn(random.Random(seed), 3 * BLOCK), Worker("main", 1), threading.Event(), threading.Event()
+    speech = Speech(quick.config, quick.windows, await quick.prepare(WaveRequest(seed, "latency")))
+    speech.feed(0, codes, last=False)
+    flow = speech.next()
+    assert flow is not None
+
+    with ThreadPoolExecutor(1) as other:
+
+        def late(call: Callable[[], None]) -> Future[None]:
+            def wait_and_call() -> None:
+                asked.set()
+                assert may_go.wait(60)
+                call()
+
+            return other.submit(wait_and_call)
+
+        stepping = asyncio.create_task(worker.run(lambda: quick.windows.step([flow], late)))
+        await until(asked.is_set)
+        layers = quick.config.dit.layers
+        await until(lambda: worker.activity.steps >= layers + 2)
+        assert not stepping.done()
+        may_go.set()
+        await stepping
+    await worker.close()

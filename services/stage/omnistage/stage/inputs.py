@@ -102,8 +102,9 @@ class Inputs:
         self._arrived.set()
 
     def interrupt(self) -> None:
-        """The caller wants no more output: the iteration ends as if every port had ended."""
+        """The caller wants no more output: the iteration ends as if every port had ended with what was taken; what waits is dropped."""
         self._interrupted = True
+        self._drop()
         self._arrived.set()
 
     def __aiter__(self) -> Inputs:
@@ -139,6 +140,9 @@ class Inputs:
         """Give the memory of all tensors back: the session does not read them any more."""
         self._closed = True
         self._release_view()
+        self._drop()
+
+    def _drop(self) -> None:
         for _, view in self._queue:
             if view is not None:
                 view.release()

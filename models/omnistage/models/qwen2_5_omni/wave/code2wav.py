@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -79,14 +80,14 @@ class FlowCode2Wav:
         and the flow of the one after that is solved."""
         arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
         async with (
-            aclosing(made_ahead(self._solved(speech, inputs, arrivals))) as solved,
+            aclosing(made_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
             aclosing(made_ahead(self._sounds(prepared.schedule, solved, arrivals))) as sounds,
         ):
             async for each in sounds:
                 yield each
 
     async def _solved(
-        self, speech: Speech, inputs: AsyncIterator[Piece], arrivals: Arrivals
+        self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece], arrivals: Arrivals
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
         """What is to become sound, and by when: when its listener has heard what is before it, or at once."""
         clock, due = asyncio.get_running_loop().time, 0.0
@@ -95,7 +96,8 @@ class FlowCode2Wav:
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (flow := speech.next()) is not None:
-                due = due or clock()
+                # Who wants the whole at once listens to nothing meanwhile: it is never due before what others hear.
+                due = due or (clock() if prepared.schedule.sizes else math.inf)
                 await self._solve(flow, speech.window, due)
                 vocoding = speech.solved(flow)
                 del flow

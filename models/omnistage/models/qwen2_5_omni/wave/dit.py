@@ -30,6 +30,9 @@ GUIDANCE = 0.5
 BRANCHES = 2
 """With codes and voice, and without."""
 
+LOOK_S = 0.3
+"""After so long a thread that waits for another says that it does."""
+
 TIME_WAVES = 256
 TIME_SCALE = 1000.0
 
@@ -141,7 +144,8 @@ class Dit:
             try:
                 compute(slice(0, 1))
             finally:
-                wait([other])
+                while not wait([other], timeout=LOOK_S).done:
+                    still_working()  # It waits; whether the other one goes on is seen by whoever watches that.
             other.result()
         given, without = made.unbind(1)
         return given + (given - without) * GUIDANCE, kept

@@ -12,7 +12,6 @@ from omnistage.models.interface import Array, BadRequest, Sound
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.noise import noise
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
-from omnistage.models.qwen2_5_omni.wave.solver import Trajectory
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Vocoding, Windows
@@ -113,18 +112,21 @@ class Speech:
         self._first = code
 
     def _flow(self, window: Window) -> Flow:
-        config, dit = self._config.dit, self._windows.dit
+        config, dit, prepared = self._config.dit, self._windows.dit, self._prepared
         codes = torch.from_numpy(self._codes[window.first - self._first : window.past - self._first])
-        blocks = -(-len(codes) // self._config.block_codes)
-        start = noise(self._prepared.seed, window.first // self._config.block_codes, blocks, config.block_frames, config.mel_bins)
+        first, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)
+
+        def begin() -> tuple[torch.Tensor, torch.Tensor]:
+            start = noise(prepared.seed, first, blocks, config.block_frames, config.mel_bins)
+            return start.to(dit.device), dit.conditions(codes.to(dit.device), prepared.speaker, blocks)
+
         if window.fresh:
             self._left, self._before = None, self._before[:0]
         return Flow(
             context=window.context * config.repeats,
             chunk=(window.end - window.begin) * config.repeats,
             ahead=window.ahead * config.repeats,
-            trajectory=Trajectory(self._windows.solver, start.to(dit.device)),
-            conditions=dit.conditions(codes.to(dit.device), self._prepared.speaker, blocks),
+            begin=begin,
             left=self._left,
             leaves=None if window.last else torch.empty(self._windows.solver.evaluations, *dit.kept_shape(), device=dit.device),
         )

@@ -4,17 +4,18 @@ fixed input, and how fast it is."""
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from omnistage.models.common.cores import cores
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
-from omnistage.models.qwen2_5_omni.wave.solver import Trajectory
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
 
@@ -76,6 +77,7 @@ class Trial:
 def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule], workers: Sequence[Worker], most: int = 0) -> Trial:
     """Compute windows of all shapes that streams have, on this thread and on those of the workers. most: together; 0: as many as are worth
     it."""
+    side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
     usual, ends = _usual(schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[windows.dit.device.type] if not most or size <= most]
     together, halved, results, seconds = dict[Hashable, tuple[int, ...]](), set[Hashable](), [], dict[Hashable, float]()
@@ -96,8 +98,9 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
                 seconds[shape] = _seconds(config, windows, window, 1, flows=flows)
             if now < ends and now - begun < SLOW_SECONDS:
                 together[shape] = worth = tuple(_exact(config, windows, window, worth, flows=flows))
-            if flows and len(workers) > 1 and now < ends:
-                by_two_s = _seconds(config, windows, window, 1, flows=True, aside=workers[1].aside)
+            if flows and side_by_side > 1 and now < ends:
+                other = _Clocked(workers[1])
+                by_two_s = max(_seconds(config, windows, window, 1, flows=True, aside=other.aside), other.seconds())
                 again = _made(windows, [_job(config, windows, window, 0, flows=True)], workers[1].aside)
                 if by_two_s < WORTH_HALVING * seconds[shape] and all(map(torch.equal, made, again)):
                     halved.add(shape)
@@ -109,7 +112,7 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
         )
         for window in usual
     }
-    speakers = _speakers(config, windows, schedules[PACED], together, workers)
+    speakers = _speakers(config, windows, schedules[PACED], together, workers, side_by_side)
     return Trial(together, halved, results, len(workers), speakers, paced)
 
 
@@ -147,8 +150,7 @@ def _job(config: WaveConfig, windows: Windows, window: Window, seed: int, *, flo
         context=window.context * repeats,
         chunk=chunk,
         ahead=ahead,
-        trajectory=Trajectory(windows.solver, random(frames, mel)),
-        conditions=random(2, frames, config.dit.hidden_size),
+        begin=lambda: (random(frames, mel), random(2, frames, config.dit.hidden_size)),
         left=None if window.fresh else random(1, *dit.kept_shape()).expand(evaluations, *[-1] * len(dit.kept_shape())),
         leaves=torch.empty(evaluations, *dit.kept_shape(), device=dit.device),
     )
@@ -186,8 +188,10 @@ def _speakers(
     schedule: Schedule,
     together: Mapping[Hashable, tuple[int, ...]],
     workers: Sequence[Worker],
+    side_by_side: int,
 ) -> float:
-    """Seconds of sound that a second of computing makes on all workers at once, of windows as they are in the middle of a long speech."""
+    """Seconds of sound that a second of computing makes on all workers at once, of windows as they are in the middle of a long speech.
+    side_by_side: so many of them there are cores for."""
     window, speakers = schedule.window(schedule.growing, 1 << 62, ended=False), list[float]()
     assert window is not None
 
@@ -200,7 +204,26 @@ def _speakers(
 
     for measuring in [worker.aside(measure) for worker in workers]:
         measuring.result()
-    return sum(speakers)
+    return sum(speakers) * side_by_side / len(workers)
+
+
+class _Clocked:
+    """A worker, and how long it computes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._times = worker, list[float]()
+
+    def aside(self, call: Callable[[], None]) -> Future[None]:
+        def timed() -> None:
+            begun = computing_s(None, "cpu")
+            call()
+            self._times.append(computing_s(None, "cpu") - begun)
+
+        return self._worker.aside(timed)
+
+    def seconds(self) -> float:
+        """Of a call, the median."""
+        return sorted(self._times)[len(self._times) // 2]
 
 
 def _seconds(config: WaveConfig, windows: Windows, window: Window, size: int, *, flows: bool, aside: Aside | None = None) -> float:

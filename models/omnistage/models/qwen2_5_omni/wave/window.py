@@ -7,15 +7,20 @@ The next window needs nothing but what the flow of this one leaves: it can begin
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from omnistage.models.common.worker import Aside
+from omnistage.models.qwen2_5_omni.wave.config import AHEAD_LAYERS, BACK_LAYERS
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
 from omnistage.models.qwen2_5_omni.wave.solver import Solver, Trajectory
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
+
+SLICE_BLOCKS = 24
+"""Blocks of a window that one step evaluates at most. Only windows of whole speeches have more: others wait for a step, and so does whoever
+wants to end the server."""
 
 PIECE_FRAMES = 144
 """Mel frames that become sound in one step at most: those of a chunk of the largest size that a schedule of a stream has."""
@@ -25,18 +30,22 @@ PIECE_FRAMES = 144
 class Flow:
     """A window, as far as it has come from noise to mel frames.
 
-    context, chunk, ahead: frames before those that become sound, of these, and behind them. trajectory: of all of them, padded to whole
-    blocks. conditions: of Dit.conditions, padded too. left: what the window before left, by evaluation, [evaluations, *Dit.kept_shape()].
-    leaves: the same for the next window; None where there is none.
+    context, chunk, ahead: frames before those that become sound, of these, and behind them. begin: makes the noise that it begins with,
+    padded to whole blocks, and its conditions, of Dit.conditions; called by the first step, as both may be large. left: what the window
+    before left, by evaluation, [evaluations, *Dit.kept_shape()]. leaves: the same for the next window; None where there is none.
+
+    slopes: of the blocks of the evaluation in hand that are done, where it takes several steps.
     """
 
     context: int
     chunk: int
     ahead: int
-    trajectory: Trajectory
-    conditions: torch.Tensor
+    begin: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     left: torch.Tensor | None
     leaves: torch.Tensor | None
+    slopes: list[torch.Tensor] = field(default_factory=list)
+    _trajectory: Trajectory | None = None
+    _conditions: torch.Tensor | None = None
 
     @property
     def frames(self) -> int:
@@ -44,12 +53,28 @@ class Flow:
 
     @property
     def done(self) -> bool:
-        return self.trajectory.done
+        return self._trajectory is not None and self._trajectory.done
 
     @property
     def mel(self) -> torch.Tensor:
         """The solution, without padding, [frames, mel_bins]."""
         return self.trajectory.point[: self.frames]
+
+    @property
+    def trajectory(self) -> Trajectory:
+        assert self._trajectory is not None, "before the first step"
+        return self._trajectory
+
+    @property
+    def conditions(self) -> torch.Tensor:
+        assert self._conditions is not None, "before the first step"
+        return self._conditions
+
+    def prepare(self, solver: Solver) -> None:
+        """Before the first step, on the thread of it."""
+        if self._trajectory is None:
+            start, self._conditions = self.begin()
+            self._trajectory = Trajectory(solver, start)
 
 
 @dataclass(eq=False, slots=True)
@@ -95,6 +120,8 @@ class Windows:
     def shape(self, job: Job) -> Hashable:
         """Those of equal shapes can step together."""
         if isinstance(job, Flow):
+            if self._blocks(job) > SLICE_BLOCKS:
+                return "slice", id(job)
             return "flow", job.frames, job.context + job.chunk if job.leaves is not None else 0, job.left is not None
         first, begin, end, past = job.piece()
         return "sound", begin - first, end - begin, past - end
@@ -104,7 +131,11 @@ class Windows:
         in any of the jobs."""
         flows = [job for job in jobs if isinstance(job, Flow)]
         with torch.inference_mode():
-            if flows:
+            for flow in flows:
+                flow.prepare(self.solver)
+            if flows and self._blocks(flows[0]) > SLICE_BLOCKS:
+                self._evaluate_slice(flows[0], aside)
+            elif flows:
                 self._evaluate(flows, aside)
             else:
                 self._sound([job for job in jobs if isinstance(job, Vocoding)])
@@ -125,6 +156,32 @@ class Windows:
             if kept is not None and flow.leaves is not None:
                 flow.leaves[evaluation] = kept[place]
             flow.trajectory.take(slopes[place])
+
+    def _evaluate_slice(self, flow: Flow, aside: Aside | None) -> None:
+        """The next blocks of a window that has nothing before it and leaves nothing. Those that they look at are computed with them."""
+        assert flow.left is None and flow.leaves is None
+        block, first = self.dit.config.block_frames, len(flow.slopes) * SLICE_BLOCKS
+        end, past = first + SLICE_BLOCKS, self._blocks(flow)
+        begin = max(first - BACK_LAYERS, 0)
+        seen = slice(begin * block, min(end + AHEAD_LAYERS, past) * block)
+        slopes, _ = self.dit.slopes(
+            flow.trajectory.point[None, seen],
+            flow.conditions[:, seen],
+            [flow.trajectory.evaluation],
+            min(flow.frames, seen.stop) - seen.start,
+            None,
+            None,
+            aside,
+        )
+        made = slopes[0, (first - begin) * block : (end - begin) * block]
+        if end < past:
+            flow.slopes.append(made)
+        else:
+            flow.trajectory.take(torch.cat((*flow.slopes, made)))
+            flow.slopes = []
+
+    def _blocks(self, flow: Flow) -> int:
+        return -(-flow.frames // self.dit.config.block_frames)
 
     def _sound(self, jobs: Sequence[Vocoding]) -> None:
         pieces = [job.piece() for job in jobs]
