@@ -116,7 +116,8 @@ class SoundEncoder:
 
     @property
     def head(self) -> bytes:
-        """How the file begins, with what is known only now, such as its length: for whoever can go back, over what stands there."""
+        """How the file begins, with what is known only now, such as its length: for whoever can go back, over what stands there. Without it
+        most players play all, but some readers of MP3 and FLAC believe the length that was written first."""
         return self._file.head
 
 

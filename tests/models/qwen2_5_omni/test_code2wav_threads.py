@@ -57,6 +57,7 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
         speech.feed(number * BLOCK, drawn(source, BLOCK), last=False)
         while (job := speech.next()) is not None:
             # What it is computed from is what is asked here, not its sound: noise is as good as what is made of it.
+            job.prepare(quick.windows.solver)
             speech.solved(job)
             if number > 100:
                 sizes.add((len(speech._codes), len(speech._before), 0 if speech._left is None else speech._left.nbytes))
