@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.asr import heard, recogniser, word_error_rate
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from helpers.speech import rows_of
-from omnistage.models.interface import Code2WavModel, Piece, WaveRequest
+from omnistage.models.interface import PROFILES, Code2WavModel, Piece, WaveRequest
 from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
@@ -31,7 +31,6 @@ from omnistage.models.smol.talker import SmolTalker
 ROUNDS = 3
 CODES = 500
 SPEAKERS = 8
-PROFILES = ("latency", "balanced", "quality", "offline")
 TEXTS = (
     "The sky is blue because the air scatters the light of the sun. Short waves are scattered more than long ones.",
     "A kite is a light frame with cloth on it, which flies in the wind at the end of a long string.",

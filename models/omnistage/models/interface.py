@@ -346,13 +346,20 @@ class TalkerModel(Model, Protocol[P]):
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
 
 
+USUAL_PROFILE = "balanced"
+
+PROFILES = ("latency", USUAL_PROFILE, "quality", "offline")
+"""What a Code2Wav may be asked for, as in stage.proto: from the soonest first sound to that of the whole speech at once. Every model has
+all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
-    """What a Code2Wav is asked. profile: latency, balanced, quality, offline. client: as in TextRequest. A model makes sound at its own
+    """What a Code2Wav is asked. profile: one of PROFILES. client: as in TextRequest. A model makes sound at its own
     rate; other rates are the stage's business."""
 
     seed: int
-    profile: str = "balanced"
+    profile: str = USUAL_PROFILE
     voice: str = ""
     client: str = ""
 

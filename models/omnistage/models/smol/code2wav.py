@@ -26,6 +26,7 @@ from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
 from omnistage.models.interface import (
+    USUAL_PROFILE,
     Activity,
     Array,
     BadRequest,
@@ -346,7 +347,7 @@ class SmolCode2Wav:
 
     async def warm_up(self) -> None:
         """Decode a few seconds on the thread that decodes, and again to see how many speakers that is enough for."""
-        await self._worker.run(lambda: list(_fixed_sounds(self._net, "balanced")))
+        await self._worker.run(lambda: list(_fixed_sounds(self._net, USUAL_PROFILE)))
         speakers = await self._worker.run(self._speakers)
         self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
 
@@ -354,7 +355,7 @@ class SmolCode2Wav:
         """Seconds of sound that are made in a second."""
         device = self._net.head.weight.device.type
         begun = computing_s(None, device)
-        samples = sum(map(len, _fixed_sounds(self._net, "balanced")))
+        samples = sum(map(len, _fixed_sounds(self._net, USUAL_PROFILE)))
         return samples / SAMPLE_RATE_HZ / (computing_s(None, device) - begun)
 
     async def close(self) -> None:

@@ -10,14 +10,13 @@ from functools import partial
 
 from omnistage.code2wav.player import Player
 from omnistage.code2wav.resampling import Conversion, converted, warm_up
-from omnistage.models.interface import Code2WavModel, P, Piece, Sound, WaveRequest
+from omnistage.models.interface import PROFILES, USUAL_PROFILE, Code2WavModel, P, Piece, Sound, WaveRequest
 from omnistage.stage.logic import Input, Kept, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import bad_request, check_kind, refusals
 from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
-PROFILES = frozenset({"latency", "balanced", "quality", "offline"})
 KEPT_FRAMES = 16
 """Frames that must have become needless before the caller is told: one message for many chunks."""
 
@@ -37,11 +36,11 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         check_kind(request.params, "code2wav")
         params = request.params.code2wav
         if params.profile and params.profile not in PROFILES:
-            raise bad_request("code2wav.profile", f"must be one of {sorted(PROFILES)}")
+            raise bad_request("code2wav.profile", f"must be one of {', '.join(PROFILES)}")
         encoding = params.encoding or chunk_pb2.AUDIO_ENCODING_PCM16
         if encoding not in chunk_pb2.AudioEncoding.values():
             raise bad_request("code2wav.encoding", f"must be one of {chunk_pb2.AudioEncoding.keys()[1:]}")
-        wave = WaveRequest(request.seed, params.profile or "balanced", params.voice, request.client)
+        wave = WaveRequest(request.seed, params.profile or USUAL_PROFILE, params.voice, request.client)
         with refusals():
             conversion = Conversion.asked(self._rate_hz, params.sample_rate_hz)
             prepared = await self._model.prepare(wave)

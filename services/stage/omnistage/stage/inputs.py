@@ -221,17 +221,6 @@ def _cut(piece: Input, needed: int) -> Input:
 
 
 def _message(chunk: chunk_pb2.Chunk) -> InputPayload | None:
-    match chunk.WhichOneof("payload"):
-        case "text":
-            return chunk.text
-        case "codes":
-            return chunk.codes
-        case "audio":
-            return chunk.audio
-        case "image":
-            return chunk.image
-        case "video":
-            return chunk.video
-        case "media":
-            return chunk.media
-    return None
+    field = chunk.WhichOneof("payload")
+    message: InputPayload | None = None if field is None else getattr(chunk, field)
+    return message

@@ -139,7 +139,7 @@ class FlowCode2Wav:
 
     async def warm_up(self) -> None:
         """Speak for a second, with a window of each size of the usual schedule."""
-        prepared = await self.prepare(WaveRequest(seed=0, profile="balanced"))
+        prepared = await self.prepare(WaveRequest(seed=0))
         codes = np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)
         async with aclosing(self.decode(prepared, _one(codes), {AUDIO: 0})) as sounds:
             async for _ in sounds:

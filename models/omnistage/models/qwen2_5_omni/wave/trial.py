@@ -14,6 +14,7 @@ import torch
 from omnistage.models.common.cores import cores
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.worker import Aside, Worker
+from omnistage.models.interface import USUAL_PROFILE
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
@@ -30,9 +31,6 @@ WORTH_HALVING = 0.9
 
 TRIAL_SECONDS = 6.0
 """Shapes that are not tried within it are computed one window at a time."""
-
-PACED = "balanced"
-"""The profile whose pace is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
         )
         for window in usual
     }
-    speakers = _speakers(config, windows, schedules[PACED], together, workers, side_by_side)
+    speakers = _speakers(config, windows, schedules[USUAL_PROFILE], together, workers, side_by_side)
     return Trial(together, halved, results, len(workers), speakers, paced)
 
 
@@ -126,7 +124,7 @@ def form(window: Window | None) -> Hashable:
 def _usual(schedules: Mapping[str, Schedule]) -> list[Window]:
     """One window of each form that a speech has but for its last; those of the paced profile first."""
     found: dict[Hashable, Window] = {}
-    for name in sorted(schedules, key=lambda name: name != PACED):
+    for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
         for number in range(schedules[name].cycle):
             window = schedules[name].window(number, 1 << 62, ended=False)
             if window is not None:
