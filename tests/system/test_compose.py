@@ -42,6 +42,7 @@ TALKERS = {"talker": 2}
 BUILD_TIMEOUT_S = 900.0
 IMPORT_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0
+KILLS = 3
 
 QUESTION: dict[str, Any] = {"prompt": "What is a river?", "seed": 1, "max_tokens": 40}
 LONG: dict[str, Any] = {"prompt": "Tell me about the moon.", "seed": 2, "max_tokens": 160, "ignore_eos": True}
@@ -219,19 +220,23 @@ def test_qwen2_5_omni_speaks_in_its_profile(stack: Containers, omni_checkpoint: 
 def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talker_comes_back(
     stack: Containers, undisturbed: dict[str, Any]
 ) -> None:
-    stack.wait_serving(**TALKERS)
-    with stack.asking({**LONG, "pause": 1}) as client:
-        (address,) = client.read()["talkers"]
-        killed = stack.at(address)
-        stack.daemon.crash(killed)
-        client.go_on()
-        answer = client.read()
-    assert same(answer, undisturbed)
+    """On a busy machine the Talker may have said all before it is killed: then again."""
+    for _ in range(KILLS):
+        stack.wait_serving(**TALKERS)
+        with stack.asking({**LONG, "pause": 1}) as client:
+            (address,) = client.read()["talkers"]
+            killed = stack.at(address)
+            stack.daemon.crash(killed)
+            client.go_on()
+            answer = client.read()
+        assert same(answer, undisturbed)
+        if answer["failovers"]:
+            break
     (failover,) = answer["failovers"]
     assert (failover["stage"], failover["lost"]) == ("talker", address) and failover["replica"] != address
     assert same(stack.ask(LONG), undisturbed)
     stack.wait_serving(**TALKERS)
-    assert stack.daemon.inspect(killed, "{{.RestartCount}}") == "1"
+    assert stack.daemon.inspect(killed, "{{.RestartCount}}") != "0"
 
 
 def test_a_stop_lets_a_running_answer_end_and_every_server_drains(stack: Containers, undisturbed: dict[str, Any]) -> None:

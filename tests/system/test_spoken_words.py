@@ -24,6 +24,7 @@ ALL = ("text", "audio", "alignment")
 TOKENS = 100
 SEED = 11
 QUESTION = "How do plants make food?"
+KINDS = ("thinker", "talker", "code2wav")
 MOMENTS = {"as it begins": begun, "in text": text_chunks(20), "in speech": audio_chunks(6)}
 VERBATIM = "Dr. Lee came on **March 3**, 1999.\n\nNobody was at home: [the door](https://x.y/z) was open!\n\n- Salt\n- Bread 🍞"
 WORDS = ["Dr. Lee", "came", "on", "March 3", "1999.", "Nobody", "was", "at", "home:", "the", "door", "was", "open!", "Salt", "Bread"]
@@ -62,9 +63,11 @@ def check_same(answer: Answer, whole: Answer) -> None:
     assert np.array_equal(answer.samples(), whole.samples())
 
 
-@pytest.mark.parametrize("kind", ["thinker", "talker", "code2wav"])
+@lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
 async def test_words_are_the_same_whoever_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
+    kind = lengths.draw(kind, KINDS, seed + 1)  # Else it would be drawn with the moment.
+
     async def kill() -> None:
         await killed_holder(house, kind)
 
@@ -75,6 +78,7 @@ async def test_words_are_the_same_whoever_is_killed(house: Fleet, kind: str, mom
         check_same(answer, await ask(stub, question()))
 
 
+@pytest.mark.long
 async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet) -> None:
     """From any place, with fewer of them than of sound or more; the text is whole by then or not."""
     async with omni_stub(house.address("router")) as stub:
