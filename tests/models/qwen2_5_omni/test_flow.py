@@ -12,6 +12,7 @@ import torch
 
 from helpers import lengths
 from omnistage.models.qwen2_5_omni.wave.forecast import HORIZON_S, Arrivals, prebuffer_s
+from omnistage.models.qwen2_5_omni.wave.halving import Halving
 from omnistage.models.qwen2_5_omni.wave.noise import noise
 from omnistage.models.qwen2_5_omni.wave.schedule import CONTEXT, PROFILES, Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import METHODS, Solver, Trajectory
@@ -123,3 +124,21 @@ def test_codes_tell_their_pace() -> None:
     arrivals.came(5.5, 0)
     arrivals.came(6.0, 4)
     assert arrivals.interval_s == 0.25
+
+
+def test_a_second_thread_that_is_of_no_use_is_asked_less_and_less() -> None:
+    halving = Halving({"a": 1.0})
+    assert not halving.worth("b")
+    pauses = []
+    for _ in range(6):
+        assert halving.worth("a")
+        halving.took("a", 1.1)
+        pauses.append(next(steps for steps in range(1000) if halving.worth("a")))
+        halving.took("a", 0.95 if len(pauses) % 2 else 2.0)
+        while not halving.worth("a"):
+            pass
+    assert pauses == [8, 32, 64, 64, 64, 64]
+    halving.took("a", 0.6)
+    assert all(halving.worth("a") for _ in range(100))
+    halving.took("a", 1.1)
+    assert [halving.worth("a") for _ in range(9)] == [False] * 8 + [True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,13 +14,14 @@ import numpy as np
 
 from omnistage.models.common.ahead import made_ahead
 from omnistage.models.common.due import DueQueue
-from omnistage.models.common.worker import Worker
+from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.ports import CODES
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.forecast import Arrivals, Pace, prebuffer_s
+from omnistage.models.qwen2_5_omni.wave.halving import Halving
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
@@ -44,7 +46,8 @@ class FlowCode2Wav:
     ) -> None:
         self.config, self.windows, self._workers = config, windows, workers
         self._schedules, self._speakers, self._info, self._trial, self._pace = schedules, speakers, info, trial, Pace()
-        self._queue = DueQueue[Job](workers, windows.step, windows.shape, trial.most, trial.halves)
+        self._halving = Halving(trial.halved)
+        self._queue = DueQueue[Job](workers, self._step, windows.shape, trial.most, self._halving.worth)
         self._flows = 0
 
     @classmethod
@@ -86,11 +89,17 @@ class FlowCode2Wav:
             async for each in sounds:
                 yield each
 
+    def _step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
+        shape, begun = self.windows.shape(jobs[0]), time.perf_counter()
+        self.windows.step(jobs, aside)
+        if aside is not None:
+            self._halving.took(shape, time.perf_counter() - begun)
+
     async def _solved(
         self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece], arrivals: Arrivals
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
         """What is to become sound, and by when: when its listener has heard what is before it, or at once."""
-        clock, due = asyncio.get_running_loop().time, 0.0
+        clock, due, begun = asyncio.get_running_loop().time, 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
@@ -100,6 +109,10 @@ class FlowCode2Wav:
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
                 await self._solve(flow, speech.window, due)
                 vocoding = speech.solved(flow)
+                if not begun:
+                    # The first sound is waited for: nothing of the same speech is computed beside it.
+                    await self._queue.run(vocoding, due)
+                    begun = True
                 del flow
                 yield due, vocoding
                 due = max(clock(), due) + vocoding.wanted_frames * self.config.vocoder.frame_samples / self.config.sample_rate_hz
@@ -121,7 +134,8 @@ class FlowCode2Wav:
     ) -> AsyncGenerator[Sound, None]:
         begun: float | None = None
         async for due, vocoding in solved:
-            await self._queue.run(vocoding, due)
+            if not vocoding.done:
+                await self._queue.run(vocoding, due)
             made, last = sound(vocoding), vocoding.last
             del vocoding
             if not len(made.samples):

@@ -4,7 +4,7 @@ fixed input, and how fast it is."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.interface import USUAL_PROFILE
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
+from omnistage.models.qwen2_5_omni.wave.halving import WORTH
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
@@ -26,9 +27,6 @@ SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
 SLOW_SECONDS = 0.2
 """Where one window takes longer, all are computed one at a time: a net that is so slow has enough to do with one."""
 
-WORTH_HALVING = 0.9
-"""Part of its time that an evaluation may still take when another thread does half of it."""
-
 TRIAL_SECONDS = 6.0
 """Shapes that are not tried within it are computed one window at a time."""
 
@@ -36,20 +34,16 @@ TRIAL_SECONDS = 6.0
 @dataclass(frozen=True, slots=True)
 class Trial:
     """together: of each shape of a step, how many windows of it have the same bits together as each has alone, descending; without 1.
-    halved: shapes of which one alone is made sooner by two threads, with the same bits. results: of fixed input. workers: threads.
-    speakers: how many this machine can make speak in real time, if it does nothing else. seconds: that a window takes which is alone, by
-    its form, in the same way."""
+    halved: shapes of which one alone is made sooner by two threads, with the same bits, and the seconds that it takes one. results: of
+    fixed input. workers: threads. speakers: how many this machine can make speak in real time, if it does nothing else. seconds: that a
+    window takes which is alone, by its form, in the same way."""
 
     together: Mapping[Hashable, tuple[int, ...]]
-    halved: Set[Hashable]
+    halved: Mapping[Hashable, float]
     results: Sequence[torch.Tensor]
     workers: int
     speakers: float
     seconds: Mapping[Hashable, float]
-
-    def halves(self, shape: Hashable) -> bool:
-        """Whether a step of a shape is shared by two threads where one has nothing else to do."""
-        return shape in self.halved
 
     def most(self, shape: Hashable, there: int) -> int:
         """How many of the windows that are there are computed together."""
@@ -78,7 +72,7 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
     usual, ends = _usual(schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[windows.dit.device.type] if not most or size <= most]
-    together, halved, results, seconds = dict[Hashable, tuple[int, ...]](), set[Hashable](), [], dict[Hashable, float]()
+    together, halved, results, seconds = dict[Hashable, tuple[int, ...]](), dict[Hashable, float](), [], dict[Hashable, float]()
     for flows in (True, False):
         # What the sizes are for: if none is exact for a shape of the flow or of the sound, there is none for the others.
         worth = sizes
@@ -100,8 +94,8 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
                 other = _Clocked(workers[1])
                 by_two_s = max(_seconds(config, windows, window, 1, flows=True, aside=other.aside), other.seconds())
                 again = _made(windows, [_job(config, windows, window, 0, flows=True)], workers[1].aside)
-                if by_two_s < WORTH_HALVING * seconds[shape] and all(map(torch.equal, made, again)):
-                    halved.add(shape)
+                if by_two_s < WORTH * seconds[shape] and all(map(torch.equal, made, again)):
+                    halved[shape] = seconds[shape]
                     seconds[shape] = by_two_s
     paced = {
         form(window): sum(
