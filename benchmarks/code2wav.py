@@ -39,6 +39,7 @@ TEXTS = (
 )
 SAME_DB = 120.0
 """What differs by less are roundings of float32."""
+LOOK_S = 0.001
 LATE_S = 5.0
 """What is heard so late is left out of the picture."""
 PAGE = Path(__file__).parent.parent / "docs" / "latency-and-quality.md"
@@ -83,6 +84,10 @@ async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array)
         nonlocal came
         for came in range(1, len(items) + 1):
             yield Piece(port, came - 1, came == len(items), items[came - 1 : came].copy())
+            while True:  # What is computed ahead of who listens is computed here too before the next one comes.
+                await asyncio.sleep(LOOK_S)
+                if not model.load().queued:
+                    break
 
     begun, first, parts = time.process_time(), None, []
     async for sound in model.decode(prepared, one_by_one(), {model.info.produces[0].name: 0}):
