@@ -7,13 +7,15 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from benchmarks.figures import Figure, Report, arguments, median
-from benchmarks.talker import computed_s, speech_of, talker_params, thinker_params
+from benchmarks.talker import speech_of, steps_s, talker_params, thinker_params
 from helpers.fleet import Fleet, fleet
 from helpers.omni_reference import OmniReference
 from helpers.servers import omni_stub
@@ -159,9 +161,19 @@ def first_window_s(model: FlowCode2Wav, prepared: object, seed: int) -> float:
     return time.perf_counter() - begun
 
 
+def codes_s(thinker: Sequence[float], talker: Sequence[float]) -> float:
+    """When the last code is there, if both compute at the same time: the first code needs the row of the Thinker's first token, which comes
+    with its second one, and each code after it the row of the next token. Seconds of the prompt and of each step."""
+    rows = list(accumulate(thinker))[1:]
+    done = rows[0] + talker[0]
+    for row, step in zip(rows[1:], talker[1:], strict=True):
+        done = max(row, done) + step
+    return done
+
+
 async def critical_path(running: Fleet, folder: Path, report: Report) -> None:
-    """The first sound beside what must be computed for it, as calls of the models in this process: the prompt and two steps of the Thinker,
-    the prompt and 24 steps of the Talker, a window of Code2Wav. While the Talker speaks the Thinker is ahead of it."""
+    """The first sound beside what must be computed for it, as calls of the models in this process: the longest chain of steps of Thinker
+    and Talker of which each needs the one before it, up to 24 codes, and a window of Code2Wav."""
     options = LoadOptions(path=folder)
     thinker, talker, code2wav = load_thinker(folder, options), load_talker(folder, options), load_code2wav(folder, options)
     prepared, ratios, paths = await code2wav.prepare(WaveRequest(seed=0)), list[float](), list[float]()
@@ -172,9 +184,9 @@ async def critical_path(running: Fleet, folder: Path, report: Report) -> None:
             thought = SequenceRequest(Prompt.of_tokens((await thinker.prepare(asked)).prompt_ids), seed, TOKENS, taps_from=0)
             rows = torch.randn(len(thought.prompt) + 2, talker.config.row_size).to(talker.engine.spec.dtype)
             with torch.inference_mode():
-                path = computed_s(thinker.engine, thought, steps=2)
-                path += computed_s(talker.engine, speech_of(talker.config, len(rows), seed), steps=FIRST_CODES, given=rows)
-            path += first_window_s(code2wav, prepared, seed)
+                thoughts = steps_s(thinker.engine, thought, steps=FIRST_CODES)
+                codes = steps_s(talker.engine, speech_of(talker.config, len(rows), seed), steps=FIRST_CODES - 1, given=rows)
+            path = codes_s(thoughts, codes) + first_window_s(code2wav, prepared, seed)
             paths.append(path)
             ratios.append((await answered(stub, seed)).first_s / path)
     await asyncio.gather(thinker.close(), talker.close(), code2wav.close())

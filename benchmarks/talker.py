@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -193,22 +194,28 @@ def speech_of(config: TalkerConfig, rows: int, seed: int) -> SequenceRequest:
 
 
 def computed_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> float:
-    """Seconds to read a prompt and to make so many steps after it. given: vectors of its rows; the last one also
-    that of each row after them."""
+    """Seconds to read a prompt and to make so many steps after it; see `steps_s`."""
+    return sum(steps_s(engine, request, steps, given))
+
+
+def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.Tensor | None = None) -> list[float]:
+    """Seconds to read a prompt, and of each of so many steps after it. given: vectors of its rows; the last one also that of each row after
+    them."""
     sequence = by_hand.begun(engine, request, len(request.prompt) + steps)
     if given is not None:
         sequence.give(Given(0, given))
         sequence.append(given[-1:], end=True)
-    started = time.perf_counter()
+    clock = [time.perf_counter()]
     for first in range(0, len(request.prompt), 512):
         end = min(first + 512, len(request.prompt))
         by_hand.run(engine, [Run(sequence, at, min(PAGE_ROWS, end - at)) for at in range(first, end, PAGE_ROWS)])
+    clock.append(time.perf_counter())
     for step in range(steps):
         sequence.items.append((7,))
         by_hand.run(engine, [Run(sequence, len(request.prompt) + step, 1)])
-    taken_s = time.perf_counter() - started
+        clock.append(time.perf_counter())
     by_hand.ended(engine, sequence)
-    return taken_s
+    return [after - before for before, after in pairwise(clock)]
 
 
 # The Talker alone ----------------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,25 @@ async def test_a_replica_with_other_ports_gets_no_session() -> None:
         assert placement.place("thinker") == [fitting.address]
 
 
+async def test_a_replica_that_puts_out_more_gets_sessions_and_one_that_puts_out_less_gets_none() -> None:
+    async with AsyncExitStack() as exits:
+        stages = [await exits.enter_async_context(local_stage(toy_logic(kind))) for kind in ("thinker", "thinker")]
+        placement = await exits.enter_async_context(watched({"thinker": [stage.address for stage in stages]}))
+        await until(placement, {stage.address: SERVING for stage in stages})
+        description = placement.all()[0].description
+        assert description is not None
+        older, newer = stage_pb2.DescribeResponse(), stage_pb2.DescribeResponse()
+        older.CopyFrom(description)
+        del older.produces[-1]
+        placement.pin({"thinker": older})
+        assert len(placement.place("thinker")) == 2
+        newer.CopyFrom(description)
+        newer.produces.add(name="more", payload=stage_pb2.PAYLOAD_ALIGNMENT)
+        placement.pin({"thinker": newer})
+        with pytest.raises(StageError, match="no thinker is reachable now"):
+            placement.place("thinker")
+
+
 async def test_a_burst_between_two_reports_is_spread() -> None:
     async with replicas_on("here", "here", "here") as (placement, addresses):
         first = [placement.place("thinker")[0] for _ in range(3)]

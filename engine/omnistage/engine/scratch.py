@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -13,9 +14,24 @@ a MB together for each: a prompt of 24,000 tokens, whose attention has another s
 sequences whose contexts have all different lengths needs 128 for attention, and some dozens besides: where it found none, each layer would
 compile all of them again, which takes five times as long as to attend."""
 
+ONEDNN_KEEPS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+
 # Both libraries read them at their first product.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_KERNELS))
+os.environ.setdefault(ONEDNN_KEEPS, str(KEPT_KERNELS))
 os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
+
+
+@contextmanager
+def kernels_kept(count: int) -> Iterator[None]:
+    """For the first product of a process, within it: oneDNN keeps so many, unless somebody else has set how many. Processes that this one
+    starts later know nothing of it."""
+    given = os.environ[ONEDNN_KEEPS]
+    if given == str(KEPT_KERNELS):
+        os.environ[ONEDNN_KEEPS] = str(count)
+    try:
+        yield
+    finally:
+        os.environ[ONEDNN_KEEPS] = given
 
 
 class Scratch:

@@ -15,7 +15,7 @@ from omnistage.wire.ports import Output
 MAX_UNSENT = 256
 """Pieces that a link holds for a stage without credit; then `send` waits. This is the bound on what text runs ahead of sound."""
 
-MAX_UNSENT_CODES = 4
+MAX_UNSENT_CODES = 1
 """The same where pieces are codes. It is the client's credit that ends here: who plays no more sound has no more codes made than these,
 what is on its way, and what a Talker is ahead of its own link."""
 

@@ -154,7 +154,8 @@ class Placement:
         return next((replica.boot_id for replica in self._replicas[kind] if replica.address == address), "")
 
     def pin(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
-        """From now on only replicas that run the model and have the ports that the pipeline was checked with get sessions."""
+        """From now on only replicas that run the model and have the ports that the pipeline was checked with get sessions. They may put out
+        more: those of the next version may be among them already."""
         self._pinned = descriptions
 
     def all(self) -> list[Replica]:
@@ -182,9 +183,9 @@ class Placement:
 
     def _fits(self, replica: Replica) -> bool:
         pinned, own = self._pinned.get(replica.kind), replica.description
-        if own is None:
-            return False
-        return pinned is None or (own.model, own.accepts, own.produces) == (pinned.model, pinned.accepts, pinned.produces)
+        if own is None or pinned is None:
+            return own is not None
+        return (own.model, own.accepts) == (pinned.model, pinned.accepts) and all(port in own.produces for port in pinned.produces)
 
     # Watching ------------------------------------------------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ def test_codes_tell_their_pace() -> None:
 
 
 def test_a_second_thread_that_is_of_no_use_is_asked_less_and_less() -> None:
-    halving = Halving({"a": 1.0})
+    halving = Halving({"a": 1.0, "c": 1.0})
     assert not halving.worth("b")
     pauses = []
     for _ in range(6):
@@ -138,6 +138,7 @@ def test_a_second_thread_that_is_of_no_use_is_asked_less_and_less() -> None:
         while not halving.worth("a"):
             pass
     assert pauses == [8, 32, 64, 64, 64, 64]
+    assert halving.worth("c"), "what is so of one shape says nothing of another"
     halving.took("a", 0.6)
     assert all(halving.worth("a") for _ in range(100))
     halving.took("a", 1.1)

@@ -83,7 +83,7 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: QwenThinker
 
 
 async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
-    """Who waits has its pages and no place in a step, and is woken by the row. Behind the first block codes are put out by the block."""
+    """Who waits has its pages and no place in a step, and is woken by the row. Behind the first one codes are put out by the block."""
     *conversation, hidden = joined(await rows_of(thinker, asked(seed, tokens=5 * BLOCK // 2)))
     line, heard, codec = RowInputs(), list[int](), talker.config.codec
     for piece in conversation:
@@ -101,7 +101,7 @@ async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker:
             made = talker.engine.stats().items
             line.put(Rows("hidden", hidden.rows[count : count + 1]))
             await until(lambda made=made: talker.engine.stats().items == made + 1)  # type: ignore[misc]
-            if count < BLOCK or (count + 1) % BLOCK == 0:
+            if count == 0 or (count + 1) % BLOCK == 0:
                 heard += (await waiting).rows[:, 0].tolist()
                 assert len(heard) == count + 1
                 waiting = asyncio.ensure_future(anext(frames))

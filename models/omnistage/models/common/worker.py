@@ -11,7 +11,7 @@ import bisect
 import itertools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,6 +26,9 @@ OVERTAKES = 64
 Aside = Callable[[Callable[[], None]], "Future[None]"]
 """Has a call done on another thread, while the thread that asks goes on."""
 
+LOOK_S = 0.3
+"""After so long a thread that waits for another says that it does."""
+
 _here = threading.local()
 
 
@@ -34,6 +37,17 @@ def still_working() -> None:
     activity: Activity | None = getattr(_here, "activity", None)
     if activity is not None:
         activity.step()
+
+
+def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) -> None:
+    """Do one call on this thread and the other on another one; return when both are done. Raises what they raise."""
+    other = aside(there)
+    try:
+        here()
+    finally:
+        while not wait([other], timeout=LOOK_S).done:
+            still_working()  # It waits; whether the other one goes on is seen by whoever watches that.
+    other.result()
 
 
 @dataclass(order=True, slots=True)

@@ -59,7 +59,7 @@ class Prepared:
 
 
 class Blocks:
-    """The codes of a speech as they are put out: those of its first block one by one, then whole blocks, and at the end what there is.
+    """The codes of a speech as they are put out: the first one at once, then all up to the end of a block, and at the end what there is.
 
     Sound is made of whole blocks, so it waits for no code that is kept back here; and a message costs every process on its way more than
     the code in it. size: codes of a block. count: codes that were put out before, as in a resume."""
@@ -70,9 +70,10 @@ class Blocks:
 
     def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
         """What to put out now that these came."""
+        begins = self._count == 0
         self._count += len(codes)
         codes = [*self._waiting, *codes]
-        kept = 0 if end or self._count < self._size else min(self._count % self._size, len(codes))
+        kept = 0 if end or begins else min(self._count % self._size, len(codes))
         self._waiting = codes[len(codes) - kept :]
         return codes[: len(codes) - kept]
 

@@ -22,7 +22,7 @@ WINDOW = 32
 MEDIA_WINDOW = 8
 """The same of a port of encoded media, of which a model has several: 2 MiB each."""
 
-CODES_WINDOW = 8
+CODES_WINDOW = 2
 """The same of a port of codes: who makes sound of them needs the next window's, and who makes them computes beside it."""
 
 _WINDOWS = {stage_pb2.PAYLOAD_MEDIA: MEDIA_WINDOW, stage_pb2.PAYLOAD_CODES: CODES_WINDOW}

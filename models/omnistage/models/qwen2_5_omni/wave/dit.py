@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as functional
 
-from omnistage.models.common.worker import Aside, still_working
+from omnistage.models.common.worker import Aside, by_two, still_working
 from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 
@@ -29,9 +28,6 @@ GUIDANCE = 0.5
 
 BRANCHES = 2
 """With codes and voice, and without."""
-
-LOOK_S = 0.3
-"""After so long a thread that waits for another says that it does."""
 
 TIME_WAVES = 256
 TIME_SCALE = 1000.0
@@ -140,13 +136,7 @@ class Dit:
         if aside is None:
             compute(slice(0, BRANCHES))
         else:
-            other = aside(partial(compute, slice(1, BRANCHES)))
-            try:
-                compute(slice(0, 1))
-            finally:
-                while not wait([other], timeout=LOOK_S).done:
-                    still_working()  # It waits; whether the other one goes on is seen by whoever watches that.
-            other.result()
+            by_two(aside, partial(compute, slice(0, 1)), partial(compute, slice(1, BRANCHES)))
         given, without = made.unbind(1)
         return given + (given - without) * GUIDANCE, kept
 

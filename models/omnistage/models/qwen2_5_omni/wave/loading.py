@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.cores import cores
 from omnistage.models.common.engine_model import MAX_SESSIONS
@@ -46,6 +47,10 @@ SESSIONS_SHARE = 0.2
 
 FLOAT_BYTES = 4
 
+KERNELS = 2048
+"""That oneDNN keeps on a CPU, some 60 KB each. The vocoder has a hundred for each size of a window, and to make them takes as long as to
+use them once: where fewer are kept, those of the first window are gone when a speech has ended."""
+
 _PREFIX = "token2wav.code2wav_dit_model."
 _VOCODER = "token2wav.code2wav_bigvgan_model."
 _EXAMPLE = f"{_PREFIX}input_embed.spk_encoder."
@@ -61,7 +66,8 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
     solver = Solver.of(chosen.solver, chosen.steps or STEPS)
-    windows, speakers = read_parts(folder, config, solver, device)
+    with kernels_kept(KERNELS):
+        windows, speakers = read_parts(folder, config, solver, device)
     count = chosen.workers or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {

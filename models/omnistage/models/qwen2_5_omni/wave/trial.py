@@ -54,7 +54,7 @@ class Trial:
         """In words, by name of the setting."""
         return {
             "batch": f"flow: {self._told('flow')}; vocoder: {self._told('sound')}: what has the same bits together as alone",
-            "workers": f"{self.workers}; two of them share an evaluation of a window in {len(self.halved)} of {len(self.together)} shapes",
+            "workers": f"{self.workers}; two of them share a step in {len(self.halved)} of {len(self.together)} shapes",
             "real_time_speakers": told(self.speakers),
         }
 
@@ -90,10 +90,10 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
                 seconds[shape] = _seconds(config, windows, window, 1, flows=flows)
             if now < ends and now - begun < SLOW_SECONDS:
                 together[shape] = worth = tuple(_exact(config, windows, window, worth, flows=flows))
-            if flows and side_by_side > 1 and now < ends:
+            if side_by_side > 1 and now < ends:
                 other = _Clocked(workers[1])
-                by_two_s = max(_seconds(config, windows, window, 1, flows=True, aside=other.aside), other.seconds())
-                again = _made(windows, [_job(config, windows, window, 0, flows=True)], workers[1].aside)
+                by_two_s = max(_seconds(config, windows, window, 1, flows=flows, aside=other.aside), other.seconds())
+                again = _made(windows, [_job(config, windows, window, 0, flows=flows)], workers[1].aside)
                 if by_two_s < WORTH * seconds[shape] and all(map(torch.equal, made, again)):
                     halved[shape] = seconds[shape]
                     seconds[shape] = by_two_s

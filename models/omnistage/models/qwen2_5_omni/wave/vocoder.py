@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import kaiser_sinc_filter1d
 
+from omnistage.models.common.worker import Aside, by_two
 from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 
 FIELD = 28
@@ -108,11 +110,24 @@ class _Level:
     blocks: Sequence[_Residual]
     context: int
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, aside: Aside | None) -> torch.Tensor:
+        """aside: a thread for the last block, whose kernels are the largest."""
         x = functional.conv_transpose1d(x, self.weight, self.bias, stride=self.rate, padding=self.padding)
-        total = self.blocks[0](x)
-        for block in self.blocks[1:]:
-            total = total.add_(block(x))
+        *most, last = range(len(self.blocks))
+        made: dict[int, torch.Tensor] = {}
+
+        def make(*blocks: int) -> None:
+            with torch.inference_mode():
+                for block in blocks:
+                    made[block] = self.blocks[block](x)
+
+        if aside is None:
+            make(*most, last)
+        else:
+            by_two(aside, partial(make, *most), partial(make, last))
+        total = made[0]
+        for block in (*most[1:], last):
+            total.add_(made[block])
         return total.div_(len(self.blocks))
 
     @property
@@ -139,12 +154,12 @@ class Vocoder:
             context = levels[0].input_context
         self._levels = levels
 
-    def samples(self, mel: torch.Tensor, before: int = 0, behind: int = 0) -> torch.Tensor:
+    def samples(self, mel: torch.Tensor, before: int = 0, behind: int = 0, aside: Aside | None = None) -> torch.Tensor:
         """mel: [windows, frames, mel_bins], as the flow gives it. before, behind: frames at its ends that are not to become samples, only
-        looked at. Returns float32 [windows, (frames - before - behind) * frame_samples] in -1..1."""
+        looked at. aside: a thread for a half of it. Returns float32 [windows, (frames - before - behind) * frame_samples] in -1..1."""
         x = self._enter(_normalized(mel.transpose(1, 2)))
         for level in self._levels:
-            x, before, behind = _cut(level(x), before * level.rate, behind * level.rate, level.context)
+            x, before, behind = _cut(level(x, aside), before * level.rate, behind * level.rate, level.context)
         sound = self._leave(self._activation(x)).squeeze(1)
         return sound[:, before : sound.shape[1] - behind].clamp(-1.0, 1.0)
 

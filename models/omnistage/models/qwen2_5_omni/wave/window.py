@@ -127,7 +127,7 @@ class Windows:
         return "sound", begin - first, end - begin, past - end
 
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
-        """One step of jobs of one shape. aside: another thread, for half of an evaluation of the net. Where it raises, nothing has changed
+        """One step of jobs of one shape. aside: another thread, for half of it. Where it raises, nothing has changed
         in any of the jobs."""
         flows = [job for job in jobs if isinstance(job, Flow)]
         with torch.inference_mode():
@@ -138,7 +138,7 @@ class Windows:
             elif flows:
                 self._evaluate(flows, aside)
             else:
-                self._sound([job for job in jobs if isinstance(job, Vocoding)])
+                self._sound([job for job in jobs if isinstance(job, Vocoding)], aside)
 
     def _evaluate(self, flows: Sequence[Flow], aside: Aside | None) -> None:
         one, at = flows[0], [flow.trajectory.evaluation for flow in flows]
@@ -183,11 +183,11 @@ class Windows:
     def _blocks(self, flow: Flow) -> int:
         return -(-flow.frames // self.dit.config.block_frames)
 
-    def _sound(self, jobs: Sequence[Vocoding]) -> None:
+    def _sound(self, jobs: Sequence[Vocoding], aside: Aside | None) -> None:
         pieces = [job.piece() for job in jobs]
         mel = torch.stack([job.mel[first:past] for job, (first, _, _, past) in zip(jobs, pieces, strict=True)])
         first, begin, end, past = pieces[0]
-        made = self.vocoder.samples(mel, begin - first, past - end).cpu()
+        made = self.vocoder.samples(mel, begin - first, past - end, aside).cpu()
         for job, samples in zip(jobs, made, strict=True):
             job.samples.append(samples.clone())
             job.sounded += end - begin
