@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, MutableMapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import grpc
@@ -40,6 +40,19 @@ async def _refuse(rng: random.Random, context: grpc.aio.ServicerContext[Any, Any
     raise StageError("DEADLINE", "the time is over")
 
 
+@asynccontextmanager
+async def calling(serve: Callable[..., Any]) -> AsyncIterator[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]]:
+    """A call of a server that serves it so."""
+    server = grpc.aio.server()
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(serve)
+    server.add_registered_method_handlers("a.Service", {"Call": as_stream(handler, lambda _: nullcontext(), 5.0)})
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel.unary_stream("/a.Service/Call")
+    await server.stop(1)
+
+
 @pytest.mark.parametrize("way", ["write", "generate", "refuse"])
 async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Its time is over, and the server may learn of it from the write that fails, before gRPC tells it."""
@@ -53,13 +66,7 @@ async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, se
             yield b"x"
             await asyncio.sleep(0)
 
-    server = grpc.aio.server()
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(generate if way == "generate" else serve)
-    server.add_registered_method_handlers("a.Service", {"Call": as_stream(handler, lambda _: nullcontext(), 5.0)})
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/a.Service/Call")
+    async with calling(generate if way == "generate" else serve) as method:
 
         async def hear() -> None:
             call = method(b"", timeout=rng.uniform(0.005, 0.03))
@@ -70,8 +77,38 @@ async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, se
 
         for _ in range(100):
             await asyncio.gather(*(hear() for _ in range(10)))
-    await server.stop(1)
     check_no_bug([], caplog)
+
+
+async def _begin_and_give_up(context: grpc.aio.ServicerContext[Any, Any], turns: int) -> None:
+    """A write that is cancelled so many turns of the loop after it began."""
+    writing = asyncio.create_task(context.write(b"first"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait({writing})
+
+
+@pytest.mark.parametrize("end", ["error", "return", "write"])
+async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None:
+    """gRPC thinks that its headers were not sent, and would send them once more with the status: the caller would never hear of an end."""
+
+    async def serve(turns: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await _begin_and_give_up(context, int(turns))
+        if end == "error":
+            raise StageError("PROTOCOL", "of another mind")
+        if end == "write":
+            await context.write(b"second")
+
+    async with calling(serve) as method:
+        for turns in range(1, 4):
+            for _ in range(20):
+                call = method(str(turns).encode(), timeout=20)
+                heard = []
+                with suppress(grpc.aio.AioRpcError):
+                    heard = [message async for message in call]
+                assert await call.code() == (grpc.StatusCode.INVALID_ARGUMENT if end == "error" else grpc.StatusCode.OK)
+                assert end != "write" or heard == [b"first", b"second"]
 
 
 @asynccontextmanager

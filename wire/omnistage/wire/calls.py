@@ -1,4 +1,4 @@
-"""Calls as this project serves them: as streams, with writes that tell when the caller is gone, and an end that keeps nothing.
+"""Calls as this project serves them: as streams, with writes that tell when the caller is gone, and an end that is heard and keeps nothing.
 
 gRPC waits for the one request of a call for as long as the caller likes before its server hears of the call. A stream it begins at once, so
 that the server can count the call, and put an end to the wait.
@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from inspect import isasyncgenfunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from omnistage.wire.errors import CallerGone, StageError, abort, bad_request
-from omnistage.wire.tasks import forget_traceback, within
+from omnistage.wire.tasks import forget_traceback, look_at_error, within
 
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -53,8 +53,10 @@ def leaving_nothing(serve: Serve) -> Serve:
     """The same, where nothing leads from the error that ends a call to what served it: gRPC keeps some with the call, and logs some."""
 
     async def serve_and_forget(requests: Any, context: Context) -> None:
+        served = _Served(context)
         try:
-            await serve(requests, context)
+            await serve(requests, cast("Context", served))
+            await served.headers_sent()
             return
         except (CallerGone, grpc.aio.InternalError) as gone:  # An InternalError: of a handler of a library, which writes by itself.
             forget_traceback(gone)
@@ -67,6 +69,40 @@ def leaving_nothing(serve: Serve) -> Serve:
         raise asyncio.CancelledError  # As gRPC itself ends such a call.
 
     return serve_and_forget
+
+
+class _Served:
+    """A call as gRPC has it, whose headers go out once.
+
+    gRPC sends them with the first write, and notes it when that write returns. After one that was cancelled it would send them with the
+    status again, fail at that, and leave the caller without an end. So the first write is never cancelled, only left alone by who waits
+    for it, and what follows waits for it. It does not wait long: gRPC takes two messages of a call whatever its caller reads.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._first: asyncio.Task[None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        if self._first is None:
+            self._first = asyncio.ensure_future(self._context.write(message))
+            self._first.add_done_callback(look_at_error)
+            await asyncio.shield(self._first)
+        else:
+            await self.headers_sent()
+            await self._context.write(message)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        await self.headers_sent()
+        await self._context.abort(code, details, trailing_metadata)
+
+    async def headers_sent(self) -> None:
+        """The first write is over, well or not; at once where there was none."""
+        if self._first is not None and not self._first.done():
+            await asyncio.wait({self._first})
 
 
 async def _request(context: Context, limit_s: float) -> Any:
