@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.waiting import until
-from omnistage.models.common.worker import OVERTAKES, Worker
+from omnistage.models.common.worker import OVERTAKES, Worker, by_two
 
 
 @pytest.fixture
@@ -77,6 +77,32 @@ async def test_cancelled_unit_in_the_queue_never_runs(worker: Worker) -> None:
     gate.go.set()
     await holding
     assert await worker.run(lambda: ran) == []
+
+
+async def test_two_threads_share_work_and_both_are_done_when_one_fails(worker: Worker) -> None:
+    """Neither is left with what the other one has given up."""
+    threads = dict[str, str]()
+
+    def note(who: str) -> None:
+        threads[who] = threading.current_thread().name
+
+    await asyncio.to_thread(by_two, worker.aside, partial(note, "here"), partial(note, "there"))
+    assert threads["there"] == "test" != threads["here"]
+    gate = Gate()
+
+    def fail() -> None:
+        assert gate.entered.wait(60)
+        raise ZeroDivisionError
+
+    failing = asyncio.create_task(asyncio.to_thread(by_two, worker.aside, fail, lambda: gate() and None))
+    await gate.running()
+    assert not (await asyncio.wait({failing}, timeout=0.5))[0] and not gate.left
+    gate.go.set()
+    with pytest.raises(ZeroDivisionError):
+        await failing
+    assert gate.left
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(by_two, worker.aside, lambda: None, fail)
 
 
 async def test_cancelling_waits_for_the_unit_that_runs(worker: Worker) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +20,7 @@ import torch
 from helpers import lengths
 from helpers.waiting import until
 from helpers.waves import BLOCK, SAMPLES, STREAMED, drawn, loaded, samples, solved
+from omnistage.engine.scratch import KEPT_KERNELS, ONEDNN_KEEPS
 from omnistage.models.common.memory import private_bytes
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Piece, WaveRequest
@@ -119,6 +123,53 @@ async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path
             assert torch.allclose(one[1], two[1], rtol=1e-4, atol=1e-5)
         assert (one[1] is None) == (two[1] is None) == (keep is None)
     await worker.close()
+
+
+@lengths.rounds(6, 60)
+async def test_two_threads_make_the_sound_that_one_makes(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
+    """To the last bit, whatever its length: they share whole blocks, and add them in the order of one thread."""
+    source, vocoder, worker = random.Random(seed), quick.windows.vocoder, Worker("aside", 1)
+    torch.manual_seed(seed)
+    for _ in range(rounds):
+        frames = source.randint(1, 160)
+        before, behind = source.randint(0, (frames - 1) // 2), source.randint(0, (frames - 1) // 2)
+        mel = torch.randn(source.randint(1, 3), frames, quick.config.dit.mel_bins) - 5
+        with torch.inference_mode():
+            one, two = (vocoder.samples(mel, before, behind, aside) for aside in (None, worker.aside))
+        assert one.shape[1] == (frames - before - behind) * quick.config.vocoder.frame_samples and torch.equal(one, two)
+    await worker.close()
+
+
+KERNELS_MADE = """
+import sys
+from pathlib import Path
+
+import torch
+
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
+
+model = load_code2wav(Path(sys.argv[1]), LoadOptions(threads=1, family={"solver": "euler", "steps": 1, "workers": 1}))
+bins = model.config.dit.mel_bins
+torch.manual_seed(0)
+for turn in range(2):
+    print(f"turn {turn}", flush=True)
+    for frames in range(20, 68, 4):
+        with torch.inference_mode():
+            model.windows.vocoder.samples(torch.randn(1, frames, bins) - 5)
+print("turn 2", flush=True)
+"""
+
+
+def test_the_kernels_of_a_speech_are_there_for_the_next_one(omni_checkpoint: Path) -> None:
+    """More of them than the engine has oneDNN keep: each speech would make its own anew, and be late with its first sound."""
+    variables = {**os.environ, "ONEDNN_VERBOSE": "profile_create"}
+    variables.pop(ONEDNN_KEEPS, None)
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS_MADE, str(omni_checkpoint)], env=variables, capture_output=True, text=True, timeout=110, check=True
+    )
+    _, first, second = (part.count("create:cache_miss") for part in done.stdout.split("turn 2")[0].split("turn "))
+    assert first > KEPT_KERNELS and not second
 
 
 async def test_an_error_of_the_second_thread_leaves_the_window_as_it_was(quick: FlowCode2Wav, seed: int) -> None:
