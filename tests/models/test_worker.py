@@ -90,11 +90,14 @@ async def test_two_threads_share_work_and_both_are_done_when_one_fails(worker: W
     assert threads["there"] == "test" != threads["here"]
     gate = Gate()
 
+    def held() -> None:
+        gate()
+
     def fail() -> None:
         assert gate.entered.wait(60)
         raise ZeroDivisionError
 
-    failing = asyncio.create_task(asyncio.to_thread(by_two, worker.aside, fail, lambda: gate() and None))
+    failing = asyncio.create_task(asyncio.to_thread(by_two, worker.aside, fail, held))
     await gate.running()
     assert not (await asyncio.wait({failing}, timeout=0.5))[0] and not gate.left
     gate.go.set()
