@@ -111,7 +111,7 @@ async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wa
     """From the code that the model asks for, from that which a sound before said is needed, and from any before it."""
     source = random.Random(seed)
     profile = lengths.draw(profile, PROFILES, seed)
-    codes, request = drawn(source, source.randint(300, 700)), WaveRequest(seed, profile)
+    codes, request = drawn(source, source.randint(250, 450)), WaveRequest(seed, profile)
     made = await sounds(quick, codes, request)
     whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await quick.prepare(request)
     for sample in (0, 1, len(whole), *source.choices(borders, k=rounds), *(source.randrange(len(whole)) for _ in range(rounds))):
