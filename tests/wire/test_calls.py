@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
+import weakref
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
@@ -22,7 +24,7 @@ from helpers.run import Caller, open_of, params
 from helpers.servers import Local, all_free, local_chain, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import omni_pb2, stage_pb2
-from omnistage.wire.calls import as_stream
+from omnistage.wire.calls import as_stream, write
 from omnistage.wire.errors import StageError
 from omnistage.wire.token import Token
 
@@ -41,9 +43,11 @@ async def _refuse(rng: random.Random, context: grpc.aio.ServicerContext[Any, Any
 
 
 @asynccontextmanager
-async def calling(serve: Callable[..., Any]) -> AsyncIterator[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]]:
+async def calling(
+    serve: Callable[..., Any], *interceptors: grpc.aio.ServerInterceptor
+) -> AsyncIterator[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]]:
     """A call of a server that serves it so."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=interceptors)
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(serve)
     server.add_registered_method_handlers("a.Service", {"Call": as_stream(handler, lambda _: nullcontext(), 5.0)})
     port = server.add_insecure_port("127.0.0.1:0")
@@ -109,6 +113,30 @@ async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None
                     heard = [message async for message in call]
                 assert await call.code() == (grpc.StatusCode.INVALID_ARGUMENT if end == "error" else grpc.StatusCode.OK)
                 assert end != "write" or heard == [b"first", b"second"]
+
+
+class _Message:
+    """A message of which a test sees when it is gone."""
+
+
+async def test_nothing_is_kept_of_a_first_message_that_could_not_be_written() -> None:
+    """Not even until the collector comes by."""
+    held = list[weakref.ref[_Message]]()
+
+    async def serve(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        message = _Message()
+        held.append(weakref.ref(message))
+        await write(context, message)
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with calling(serve, Leaving("Call", 0)) as method:
+            call = method(b"", timeout=20)
+            await until(lambda: held and held[0]() is None)
+            call.cancel()
+    finally:
+        gc.enable()
 
 
 @asynccontextmanager

@@ -81,19 +81,25 @@ class _Served:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._first: asyncio.Task[None] | None = None
+        self._has_begun = False
+        self._first: asyncio.Task[None] | None = None  # While it is under way: its error would lead to this, as this to it.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
-        if self._first is None:
-            self._first = asyncio.ensure_future(self._context.write(message))
-            self._first.add_done_callback(look_at_error)
-            await asyncio.shield(self._first)
-        else:
-            await self.headers_sent()
+        await self.headers_sent()
+        if self._has_begun:
             await self._context.write(message)
+            return
+        self._has_begun = True
+        self._first = asyncio.ensure_future(self._context.write(message))
+        self._first.add_done_callback(self._first_is_over)
+        await asyncio.shield(self._first)
+
+    def _first_is_over(self, first: asyncio.Task[None]) -> None:
+        look_at_error(first)
+        self._first = None
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         await self.headers_sent()
@@ -101,7 +107,7 @@ class _Served:
 
     async def headers_sent(self) -> None:
         """The first write is over, well or not; at once where there was none."""
-        if self._first is not None and not self._first.done():
+        if self._first is not None:
             await asyncio.wait({self._first})
 
 
