@@ -127,8 +127,8 @@ class Windows:
         return "sound", begin - first, end - begin, past - end
 
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
-        """One step of jobs of one shape. aside: another thread, for half of it. Where it raises, nothing has changed
-        in any of the jobs."""
+        """One step of jobs of one shape. aside: another thread, for half of it. Where it raises, nothing has changed in any of the
+        jobs."""
         flows = [job for job in jobs if isinstance(job, Flow)]
         with torch.inference_mode():
             for flow in flows:
