@@ -7,7 +7,7 @@ import gc
 import logging
 import random
 import weakref
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from helpers.run import Caller, open_of, params
 from helpers.servers import Local, all_free, local_chain, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire import calls
 from omnistage.wire.calls import as_stream, write
 from omnistage.wire.errors import StageError
 from omnistage.wire.token import Token
@@ -93,7 +94,15 @@ async def _begin_and_give_up(context: grpc.aio.ServicerContext[Any, Any], turns:
     await asyncio.wait({writing})
 
 
-@pytest.mark.parametrize("end", ["error", "return", "write"])
+ENDS = {
+    "error": grpc.StatusCode.INVALID_ARGUMENT,
+    "bug": grpc.StatusCode.UNKNOWN,
+    "return": grpc.StatusCode.OK,
+    "write": grpc.StatusCode.OK,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
 async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None:
     """gRPC thinks that its headers were not sent, and would send them once more with the status: the caller would never hear of an end."""
 
@@ -101,6 +110,8 @@ async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None
         await _begin_and_give_up(context, int(turns))
         if end == "error":
             raise StageError("PROTOCOL", "of another mind")
+        if end == "bug":
+            raise ValueError("a bug, says a test")
         if end == "write":
             await context.write(b"second")
 
@@ -111,8 +122,49 @@ async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None
                 heard = []
                 with suppress(grpc.aio.AioRpcError):
                     heard = [message async for message in call]
-                assert await call.code() == (grpc.StatusCode.INVALID_ARGUMENT if end == "error" else grpc.StatusCode.OK)
+                assert await call.code() == ENDS[end]
                 assert end != "write" or heard == [b"first", b"second"]
+
+
+class _Ending(grpc.aio.ServerInterceptor):
+    """Tells when what serves a call is done with it."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+
+        async def serve(requests: object, context: object) -> None:
+            try:
+                await handler.stream_stream(requests, context)
+            finally:
+                self.ended.set()
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+
+async def test_a_caller_that_reads_nothing_holds_no_call_by_a_large_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than gRPC takes before it is read."""
+    monkeypatch.setattr(calls, "HEADERS_LIMIT_S", 0.3)
+    ending, given_up = _Ending(), asyncio.Event()
+
+    async def serve(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await context.write(bytes(64 << 20))
+        given_up.set()
+        raise StageError("CLIENT_STALLED", "it reads nothing")
+
+    async with calling(serve, ending) as method:
+        call = method(b"", timeout=30)
+        async with asyncio.timeout(10):
+            await given_up.wait()
+            assert not ending.ended.is_set()
+            await ending.ended.wait()
+        call.cancel()
 
 
 class _Message:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
 
+HEADERS_LIMIT_S = 2.0
+"""Longest wait for a first write that was given up. After it the call ends as one whose caller is gone."""
+
 Serve = Callable[[Any, "Context"], Awaitable[None]]
 """What serves a call as a stream."""
 
@@ -55,7 +58,11 @@ def leaving_nothing(serve: Serve) -> Serve:
     async def serve_and_forget(requests: Any, context: Context) -> None:
         served = _Served(context)
         try:
-            await serve(requests, cast("Context", served))
+            try:
+                await serve(requests, cast("Context", served))
+            except Exception:
+                await served.headers_sent()
+                raise
             await served.headers_sent()
             return
         except (CallerGone, grpc.aio.InternalError) as gone:  # An InternalError: of a handler of a library, which writes by itself.
@@ -76,7 +83,7 @@ class _Served:
 
     gRPC sends them with the first write, and notes it when that write returns. After one that was cancelled it would send them with the
     status again, fail at that, and leave the caller without an end. So the first write is never cancelled, only left alone by who waits
-    for it, and what follows waits for it. It does not wait long: gRPC takes two messages of a call whatever its caller reads.
+    for it, and what follows waits for it: not long, as gRPC takes megabytes of a call whatever its caller reads.
     """
 
     def __init__(self, context: Context) -> None:
@@ -100,15 +107,17 @@ class _Served:
     def _first_is_over(self, first: asyncio.Task[None]) -> None:
         look_at_error(first)
         self._first = None
+        # One that failed has sent nothing, as a message that cannot be serialized.
+        self._has_begun = not first.cancelled() and first.exception() is None
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         await self.headers_sent()
         await self._context.abort(code, details, trailing_metadata)
 
     async def headers_sent(self) -> None:
-        """The first write is over, well or not; at once where there was none."""
+        """The first write is over, well or not, or takes too long to wait for; at once where there was none."""
         if self._first is not None:
-            await asyncio.wait({self._first})
+            await asyncio.wait({self._first}, timeout=HEADERS_LIMIT_S)
 
 
 async def _request(context: Context, limit_s: float) -> Any:
