@@ -40,6 +40,8 @@ RUNTIME = ("cli", "convert", "models")
 DEV = (*RUNTIME, "asr", "dev")
 STAMP = "omnistage-setup.json"
 REQUIREMENTS = ROOT / "requirements"
+PICTURES = ROOT / "pictures"
+"""The package with the default picture model."""
 TORCH_HASHES = "torch.json"
 HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
 """Options of pip: nothing but what the lists name, and of that only the files that they name."""
@@ -115,6 +117,8 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
         install_hashed(python, lists)
     with step("omnistage"):
         pip(python, "--no-deps", "--no-index", "--no-build-isolation", *(["-e"] if editable else []), str(ROOT))
+        if "models" in extras:
+            pip(python, "--no-deps", "--no-index", "--no-build-isolation", *(["-e"] if editable else []), str(PICTURES))
         check_complete(python)
     if device == "cpu":
         refuse_cuda(python)
@@ -130,7 +134,7 @@ def lists_of(extras: tuple[str, ...], device: str) -> list[Path]:
 def inputs_digest(editable: bool) -> str:
     """Names everything the environment is made from."""
     digest = hashlib.sha256(str(editable).encode())
-    for path in (ROOT / "pyproject.toml", *sorted(REQUIREMENTS.iterdir()), Path(__file__)):
+    for path in (ROOT / "pyproject.toml", PICTURES / "pyproject.toml", *sorted(REQUIREMENTS.iterdir()), Path(__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

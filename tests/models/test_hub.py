@@ -37,6 +37,36 @@ UNWANTED = {
     "model.onnx": File(b"graph"),
     "modeling_words.py": File(b"raise SystemExit"),
 }
+SHARDS = {"weight_map": {"a": "diffusion_pytorch_model-1.safetensors", "b": "diffusion_pytorch_model-2.safetensors"}}
+PARTS = {
+    "transformer": ["diffusers", "T"],
+    "text_encoder": ["transformers", "E"],
+    "tokenizer": ["transformers", "Q"],
+    "safety": [None, None],
+}
+DRAWING = {
+    "model_index.json": File(json.dumps({"_class_name": "DrawingPipeline", "_diffusers_version": "0.1", **PARTS}).encode()),
+    "scheduler/scheduler_config.json": File(b'{"shift": 1.0}'),
+    "text_encoder/config.json": File(b'{"hidden_size": 8}'),
+    "text_encoder/model.safetensors": File(b"encoder"),
+    "tokenizer/vocab.json": File(b"{}"),
+    "tokenizer/merges.txt": File(b"a b"),
+    "tokenizer/spiece.model": File(b"pieces"),
+    "tokenizer/chat_template.jinja": File(b"{{ messages }}"),
+    "transformer/config.json": File(b'{"num_layers": 2}'),
+    "transformer/diffusion_pytorch_model.safetensors.index.json": File(json.dumps(SHARDS).encode()),
+    "transformer/diffusion_pytorch_model-1.safetensors": File(b"first shard"),
+    "transformer/diffusion_pytorch_model-2.safetensors": File(b"second shard"),
+}
+"""A checkpoint in the layout of diffusers: nothing but the list of its parts is at its top."""
+
+UNWANTED_PARTS = {
+    "README.md": File(b"# Draws"),
+    "transformer/diffusion_pytorch_model.bin": File(b"a pickle"),
+    "transformer/diffusion_pytorch_model.fp16.onnx": File(b"graph"),
+    "text_encoder/modeling_encoder.py": File(b"raise SystemExit"),
+    "examples/cat.png": File(b"a picture"),
+}
 PART = 10 * BLOCK
 """What huggingface_hub writes at once: of a file that was cut nothing else is left."""
 
@@ -339,3 +369,33 @@ def test_a_part_of_a_checkpoint_is_none(cached: Cached, tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert fetched(offline, "org/words")[0]["error"] == "HubUnreachable"
+
+
+# Folders in folders ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_drawing_model_are_fetched_and_found_again(hub: HubServer, tmp_path: Path) -> None:
+    commit = hub.add("org/draws", {**DRAWING, **UNWANTED_PARTS})
+    environment = hub.environment(tmp_path)
+    (said,) = fetched(environment, "org/draws")
+    assert files_of(said["folder"]) == {path: file.data for path, file in DRAWING.items()}
+    assert set(hub.fetched()) == set(DRAWING)
+    assert said["folder"].endswith(f"/snapshots/{commit}")
+    hub.asked.clear()
+    offline = {**environment, "HF_HUB_OFFLINE": "1"}
+    assert [again["folder"] for again in fetched(offline, "org/draws", f"org/draws@{commit}")] == [said["folder"]] * 2
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("lost", ["transformer/diffusion_pytorch_model-2.safetensors", "text_encoder", "tokenizer"])
+def test_a_drawing_model_without_a_part_is_none(hub: HubServer, tmp_path: Path, lost: str) -> None:
+    """Without the library's list of files, which only programs of our time leave: by the indices in the folders and the list of parts."""
+    hub.add("org/draws", DRAWING)
+    environment = hub.environment(tmp_path)
+    (said,) = fetched(environment, "org/draws")
+    for store in (tmp_path / "hub").glob("models--*"):
+        shutil.rmtree(store / "trees")
+    offline, place = {**environment, "HF_HUB_OFFLINE": "1"}, Path(said["folder"]) / lost
+    assert fetched(offline, "org/draws")[0]["folder"] == said["folder"]
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    assert fetched(offline, "org/draws")[0]["error"] == "HubUnreachable"

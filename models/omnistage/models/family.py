@@ -36,7 +36,7 @@ class ModelEntry:
     uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives them expects something of them.
     options: "module:Class" of an OptionsReader that needs no torch, for what only this model can be told; empty: it has no options.
     folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
-    says that it is.
+    says that it is; empty: it has none.
     """
 
     loader: str
@@ -51,11 +51,12 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a checkpoint says of itself: the object in the JSON `file` has under `key` one of `values`, or a list with one of them."""
+    """What a checkpoint says of itself: the object in the JSON `file` has under `key` one of `values`, or a list with one of them. No
+    values: whatever it has there."""
 
     file: str
     key: str
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,7 +367,7 @@ def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     except CachedRepoTreeNotFoundError:
-        return folder if not knowing and _has_all_shards(folder) else None
+        return folder if not knowing and _has_all_parts(folder) else None
     return folder if all(_has_size(folder / file.path, file.size) for file in tree if _is_wanted(file.path)) else None
 
 
@@ -376,14 +376,18 @@ def _has_size(path: Path, count: int) -> bool:
     return path.is_file() and path.stat().st_size == count
 
 
-def _has_all_shards(folder: Path) -> bool:
-    """Whether a folder has weights, and all that its indices name."""
+def _has_all_parts(folder: Path) -> bool:
+    """Whether a folder has weights, all that its indices name, and a folder for each part that the model_index.json of a drawing model
+    names: [library, class], both null for a part that it does without."""
+    listed = json_object(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
+    parts = [name for name, value in listed.items() if isinstance(value, list) and any(value)]
     shards = {
         index.parent / str(shard)
         for index in folder.rglob("*.safetensors.index.json")
         for shard in json_object(index).get("weight_map", {}).values()
     }
-    return any(folder.rglob("*.safetensors")) and all(shard.is_file() for shard in shards)
+    is_whole = all(shard.is_file() for shard in shards) and all(any((folder / part).glob("*")) for part in parts)
+    return is_whole and any(folder.rglob("*.safetensors"))
 
 
 def _counter(came: Callable[[int], None]) -> type[tqdm]:

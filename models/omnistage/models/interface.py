@@ -388,7 +388,8 @@ class DrawRequest:
     """What a Diffusion model is asked: `results` pictures, or each as so many layers; a film of so many frames; seconds of sound.
 
     images: to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from what
-    negative_prompt says towards what prompt says; None is the default. previews: how many are wanted on the way. media_type: of what comes
+    negative_prompt says towards what prompt says; None is the default. previews: how many are wanted on the way. preview_side: the longer
+    side of one in pixels, 0 is the model's default. media_type: of what comes
     out; empty is the default. client: as in TextRequest.
     """
 
@@ -405,6 +406,7 @@ class DrawRequest:
     guidance_scale: float | None = None
     results: int = 1
     previews: int = 0
+    preview_side: int = 0
     media_type: str = ""
     client: str = ""
 

@@ -47,6 +47,13 @@ Make = Callable[[Path, Order, Progress], None]
 
 MAKERS: Mapping[str, Maker] = {
     "qwen2.5-omni": Maker("omnistage.models.qwen2_5_omni.tiny:make", ("tiny", "small", "100m")),
+    **{
+        name: Maker(f"omnistage.models.diffusers.tiny:{name.replace('-', '_')}", ("tiny", "small"))
+        for name in (
+            *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
+            *("z-image", "longcat-image", "longcat-image-edit"),
+        )
+    },
 }
 
 
@@ -73,8 +80,8 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
     try:
         _named(maker.make)(work, order, progress or (lambda label, fraction: None))
         umask = _umask()
-        for path in work.iterdir():
-            path.chmod(0o666 & ~umask)  # some libraries write files that only their user can read
+        for path in work.rglob("*"):  # some libraries write files that only their user can read
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         if there:
             for path in work.iterdir():
                 path.rename(directory / path.name)

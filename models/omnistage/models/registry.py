@@ -125,6 +125,21 @@ FAMILIES: Mapping[str, Family] = {
         needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soundfile", "soxr"),
         marks=((Mark("config.json", "model_type", ("qwen2_5_omni",)),),),
     ),
+    "diffusers": Family(
+        models={
+            "diffusion": ModelEntry(
+                "omnistage.models.diffusers.model:PictureModel",
+                devices=("cpu", "cuda"),
+                dtypes=("float32", "bfloat16"),
+                uses=("threads", "max_batch_size", "enable_cache"),
+                options="omnistage.models.diffusers.options:DiffusersOptions",
+                files=("model_index.json",),
+            ),
+        },
+        needs=("torch", "diffusers", "transformers", "tokenizers", "safetensors", "PIL"),
+        default="omnistage.models.diffusers.store:model_directory",
+        marks=((Mark("model_index.json", "_class_name"),),),
+    ),
 }
 
 
@@ -224,7 +239,8 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
     if not _known(family).marks:
         raise LoadError(f"the models of {family} have no weights: leave the folder {options.path} out")
     check_files(options.path, entry.folder, entry.files)
-    read_config(options.path / entry.folder, entry.model_type)
+    if entry.model_type:
+        read_config(options.path / entry.folder, entry.model_type)
 
 
 def load(family: str, kind: str, options: LoadOptions) -> StageModel:
@@ -297,6 +313,8 @@ def _bears(path: Path, mark: Mark) -> bool:
     if not (path / mark.file).is_file():
         return False
     said = json_object(path / mark.file).get(mark.key)
+    if not mark.values:
+        return said is not None
     return any(value in mark.values for value in (said if isinstance(said, list) else [said]))
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from omnistage.cli.attached import ATTACHED, Attached, Attaching
+from omnistage.cli.draw import draw
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
+from omnistage.cli.options import Address, Json, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from omnistage.client.request import Options
 
 app = typer.Typer(
-    help="Ask models that answer in text and sound, and serve them.",
+    help="Ask models that answer in text, sound and pictures, and serve them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -25,9 +27,6 @@ app = typer.Typer(
 )
 
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")]
-Address = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; without it one is started.")
-]
 Running = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help=f"A running router, or several with commas between; default: {DEFAULT_ADDRESS}.")
 ]
@@ -47,18 +46,6 @@ MaxFrames = Annotated[int | None, typer.Option("--max-frames", min=1, help="Long
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
 Captions = Annotated[Path | None, typer.Option(metavar="F", help="Write when which words are spoken to this file: .srt or .vtt.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
-Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
-PipelineName = Annotated[
-    str,
-    typer.Option(
-        *("--pipeline", "--model"),
-        metavar="NAME",
-        help="See `omnistage pipelines`; without --address also a checkpoint, DIR or OWNER/NAME. Default: the router's own.",
-    ),
-]
-Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of the call.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the servers' output and tracebacks.")]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the question, such as how to answer.")]
 Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to ask about: PNG, JPEG ... Repeatable.")]
 Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="A sound: WAV, FLAC, MP3 ... Repeatable.")]
@@ -172,6 +159,9 @@ def say(
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
     _speak(Question(text, True, out, timeline, json, options, captions=captions), address, pipeline, verbose)
+
+
+app.command()(draw)
 
 
 def _sound(**typed: str | int | None) -> Options:

@@ -111,7 +111,7 @@ def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
     if path.is_dir():
         raise RequestError(f"{option} {path}: this is a folder", hint=f"Give the name of a file in it: {option} {path / f'answer{suffix}'}")
     if path.suffix.lower() not in kinds:
-        *names, last = kinds.values()
+        *names, last = dict.fromkeys(kinds.values())
         can = f"{', '.join(names)} and {last}" if names else last
         raise RequestError(f"{option} {path}: only {can} can be written", hint=f"Give a name that ends in {any_of(kinds)}.")
     if not path.parent.is_dir():

@@ -12,12 +12,14 @@ from omnistage.cli.checks import check
 from omnistage.cli.fetch import checkpoint, fetch, named
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout, flag
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
+from omnistage.client.private_stack import DRAWING_PIPELINE
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, recognise, uses
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
 
 DEFAULT_PIPELINE = "smol"
+"""Where nothing is named; what draws is that of `client.private_stack`."""
 
 ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answers: --replicas talker=2"}
 
@@ -28,7 +30,8 @@ class Choice:
 
     pipeline: name or file, or a checkpoint; empty for that of the checkpoint, and without one for the default. checkpoint: a folder, or a
     name at a hub. devices, replicas: by stage; device "" is for all. dtype: for the stages that have a choice. settings: of servers, by
-    name and by stage; stage "" is for those that have a use for it. inputs, outputs: what will be asked for, such as image and audio.
+    name and by stage; stage "" is for those that have a use for it. inputs, outputs: what will be asked for, such as image and audio. kind:
+    of the stage that will be asked; empty: whatever the pipeline begins with.
     """
 
     pipeline: str = ""
@@ -40,6 +43,7 @@ class Choice:
     servers: ServerOptions = field(default_factory=ServerOptions)
     inputs: Collection[str] = ()
     outputs: Collection[str] = ()
+    kind: str = ""
 
 
 def layout_of(choice: Choice) -> Layout:
@@ -47,7 +51,7 @@ def layout_of(choice: Choice) -> Layout:
     that says what to change."""
     choice, option = _sorted_out(choice)
     if (typed := choice.checkpoint) is None:
-        pipeline = choice.pipeline or DEFAULT_PIPELINE
+        pipeline = choice.pipeline or (DRAWING_PIPELINE if choice.kind == "diffusion" else DEFAULT_PIPELINE)
         layout = _layout(pipeline, _read(pipeline), None, choice)
         check(layout)
         layout = shared(layout)
@@ -207,7 +211,7 @@ def _check_able(pipeline: Pipeline, choice: Choice) -> None:
     for verb, wanted, there in (("takes", choice.inputs, pipeline.inputs), ("gives", choice.outputs, pipeline.offered)):
         missing = [name for name in wanted if name not in there]
         if missing:
-            able = [name for name in shipped_pipelines() if _is_able(load_pipeline(name), pipeline.stages[0].kind, choice)]
+            able = [name for name in shipped_pipelines() if _is_able(load_pipeline(name), choice.kind or pipeline.stages[0].kind, choice)]
             hint = f"Give another --pipeline: {' or '.join(able)}." if able else "No pipeline that comes with omnistage has all of it."
             raise RequestError(f"{pipeline.name} {verb} {', '.join(there)}, not {', '.join(missing)}", hint=hint)
 

@@ -17,6 +17,18 @@ def pause(failover: Failover) -> str:
     return f"{failover.pause_s * 1000:.0f} ms" if failover.pause_s < 1 else f"{failover.pause_s:.2f} s"
 
 
+def as_object(failover: Failover) -> dict[str, str | float]:
+    """For scripts, as a JSON object."""
+    return {
+        "stage": failover.stage,
+        "lost": failover.lost,
+        "replica": failover.replica,
+        "reason": failover.reason,
+        "at_s": round(failover.at_s, 6),
+        "pause_s": round(failover.pause_s, 6),
+    }
+
+
 def waited_s(failover: Failover, timing: Timing) -> float:
     """Silence that a listener with a buffer of START_BUFFER_S heard after the loss, because sound came late."""
     return sum(chunk.gap_s for chunk in play(timing.audio, START_BUFFER_S) if chunk.start_s >= failover.at_s)

@@ -162,12 +162,17 @@ class Below:
         """How wide the terminal is now."""
         return self._size().columns or 80
 
+    @property
+    def rows(self) -> int:
+        """How high it is now."""
+        return self._size().lines or 24
+
     def draw(self, word: str, line: Text) -> None:
         """Show a word at the cursor and a line below it. Nothing is drawn where there is no room, nor by a job in the background: the
         terminal then belongs to somebody else."""
         size = self._size()
         columns, rows = size.columns or 80, size.lines or 24
-        if columns < FEWEST_COLUMNS or rows < FEWEST_ROWS or not self._is_in_foreground():
+        if columns < FEWEST_COLUMNS or rows < FEWEST_ROWS or not self.is_in_foreground():
             return
         line = line.copy()
         line.truncate(columns - 1)
@@ -178,13 +183,14 @@ class Below:
 
     def erase(self) -> None:
         """Erase what was drawn."""
-        if self._is_in_foreground():
+        if self.is_in_foreground():
             _write(self._terminal, ERASE_BELOW)
 
     def _size(self) -> os.terminal_size:
         return os.get_terminal_size(self._terminal.fileno())
 
-    def _is_in_foreground(self) -> bool:
+    def is_in_foreground(self) -> bool:
+        """False for a job in the background."""
         try:
             return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
         except OSError:  # a terminal that is not the one of this session has no foreground

@@ -19,7 +19,7 @@ from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
-from omnistage.cli.rescue import sentence
+from omnistage.cli.rescue import as_object, sentence
 from omnistage.cli.screen import Keeping, Screen, Spoken, screen_for
 from omnistage.cli.timeline import draw
 from omnistage.cli.words import MAX_TEXT_BYTES, words
@@ -27,7 +27,7 @@ from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.conversation import Conversation
 from omnistage.client.encoder import FORMATS, format_of
 from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
-from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, TextDelta
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, TextDelta
 from omnistage.client.media import Medium
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 from omnistage.client.request import Options, for_conversation
@@ -250,7 +250,7 @@ def as_json(spoken: Spoken, done: Done) -> str:
             "finish_reason": done.finish_reason,
             "seed": done.seed,
             "pipeline": done.pipeline,
-            "failovers": [_failover(failover) for failover in done.failovers],
+            "failovers": [as_object(failover) for failover in done.failovers],
         },
         ensure_ascii=False,
     )
@@ -271,17 +271,6 @@ def figures(done: Done) -> str:
         f"seed {done.seed}",
     ]
     return " · ".join(part for part in parts if part)
-
-
-def _failover(failover: Failover) -> dict[str, str | float]:
-    return {
-        "stage": failover.stage,
-        "lost": failover.lost,
-        "replica": failover.replica,
-        "reason": failover.reason,
-        "at_s": round(failover.at_s, 6),
-        "pause_s": round(failover.pause_s, 6),
-    }
 
 
 def _rounded(value: float | None) -> float | None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from os import PathLike
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client.encoder import format_of
-from omnistage.client.errors import NotSpokenError, ProtocolError
+from omnistage.client.errors import NotAvailableError, NotSpokenError, ProtocolError
 from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, Picture, SpeechCodes, SpokenWord, TextDelta, Usage
 from omnistage.client.playback import Timing
 from omnistage.client.sound_file import write_sound
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +48,7 @@ class Answer(dict[str, str]):
     text: str. token_ids: of its tokens. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
     no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
     speech, or None where the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; what is not
-    spoken is not among them. pictures: finished ones, without previews.
+    spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
     client saw. failovers: servers that were lost on the way and replaced, oldest first.
     """
@@ -74,6 +80,12 @@ class Answer(dict[str, str]):
         self.timing: Timing = done.timing
         self.failovers: tuple[Failover, ...] = done.failovers
 
+    @cached_property
+    def images(self) -> list[Image]:
+        """The pictures, decoded when this is first read, in the same order: images[0].save("cat.png"). Raises NotAvailableError without
+        Pillow, ProtocolError for one that is none."""
+        return [_decoded(picture) for picture in self.pictures]
+
     def token_begins_s(self) -> list[float]:
         """When the speech of each token begins, seconds from the first sample on; empty if `words` is. A token begins with the first word
         that ends behind the token's first character: one that is not spoken with what is spoken next, and behind all words it is the end of
@@ -90,7 +102,8 @@ class Answer(dict[str, str]):
 
     def __repr__(self) -> str:
         sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"
-        return f"Answer({self.text!r}, {sound}, finish_reason={self.finish_reason!r}, seed={self.seed})"
+        pictures = f"{len(self.pictures)} picture{'s' * (len(self.pictures) != 1)}, " if self.pictures else ""
+        return f"Answer({self.text!r}, {sound}, {pictures}finish_reason={self.finish_reason!r}, seed={self.seed})"
 
 
 async def collect(events: AsyncIterator[Event]) -> Answer:
@@ -116,6 +129,20 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
             case Done():
                 return Answer(deltas, _audio(sounds), tuple(pictures), event, np.concatenate(codes) if codes else None, tuple(words))
     raise ProtocolError("the stream ended without its account")
+
+
+def _decoded(picture: Picture) -> Image:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        hint = "pip install pillow, or write the files as they came: Answer.pictures[0].data."
+        raise NotAvailableError("pictures are decoded by the package pillow, which is not installed", hint=hint) from error
+    try:
+        image = Image.open(io.BytesIO(picture.data), formats=("PNG", "JPEG", "WEBP"))
+        image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ProtocolError(f"picture {picture.index} of type {picture.media_type!r} cannot be decoded: {error}") from error
+    return image
 
 
 def _audio(sounds: Sequence[AudioChunk]) -> Audio | None:

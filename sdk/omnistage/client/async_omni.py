@@ -15,7 +15,7 @@ from omnistage.client import fork
 from omnistage.client import request as requests
 from omnistage.client.answer import Answer, collect
 from omnistage.client.call import Call, CallLimits
-from omnistage.client.errors import BadRequestError, ClosedError, WrongLoopError
+from omnistage.client.errors import BadRequestError, ClosedError, OmniError, WrongLoopError
 from omnistage.client.events import Event
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
@@ -60,6 +60,8 @@ class AsyncOmni:
                 "address is for a running router: model_path and engine settings belong to a private stack, leave one of them out"
             )
         self._stack = PrivateStack(plan) if address is None else None
+        self._plan = plan
+        self._drawing: AsyncOmni | None = None
         self._routers = None if address is None else Routers(address)
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,9 +109,13 @@ class AsyncOmni:
         async with self._starting:
             if self._routers is not None:
                 await self._routers.close()
+        if self._drawing is not None:
+            await self._drawing.disconnect()
 
     def stop_stack(self) -> None:
         """The second half of `close`: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
+        if self._drawing is not None:
+            self._drawing.stop_stack()
         if self._stack is not None:
             self._stack.stop()
 
@@ -122,7 +128,8 @@ class AsyncOmni:
         videos: Sequence[VideoLike] = (),
         **options: Unpack[Options],
     ) -> Answer:
-        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order."""
+        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order. A pipeline that only draws
+        draws it: `answer.images`."""
         return await self._whole(self.stream(prompt, images=images, audios=audios, videos=videos, **options))
 
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
@@ -134,7 +141,7 @@ class AsyncOmni:
         return await self._whole(self.stream_say(text, **options))
 
     async def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
-        """Draw a picture, with a drawing pipeline; `answer.pictures` has it."""
+        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded."""
         return await self._whole(self.stream_draw(prompt, images=images, **options))
 
     def stream(
@@ -158,18 +165,24 @@ class AsyncOmni:
         return self._events(requests.for_verbatim(text, options), options)
 
     def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The previews and pictures of a prompt, as they come."""
-        return self._events(requests.for_drawing(prompt, images, options), options)
+        """The progress, previews and pictures of a prompt, as they come. Where nobody said what is to be started, a stack of the default
+        picture model is, with the first of them."""
+        asked = requests.for_drawing(prompt, images, options)
+        return self._events(asked, options) if "pipeline" in options else self._painter()._events(asked, options)
+
+    def _painter(self) -> AsyncOmni:
+        """Who draws: this client, or one beside it."""
+        plan = self._plan.for_drawing() if self._stack is not None else None
+        if plan is None or self._closed:
+            return self
+        if self._drawing is None:
+            limits = {"connect_timeout_s": self._connect_timeout_s, "resume_timeout_s": self._resume_timeout_s}
+            self._drawing = AsyncOmni(**limits, **plan.settings)
+        return self._drawing
 
     async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
         """The pipelines that this router serves."""
-        limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
-        router = await self._connected(limit.left_s)
-        try:
-            response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=limit.left_s)
-        except grpc.aio.AioRpcError as error:
-            raise limit.explain(error) from error
-        return [Pipeline.of(model) for model in response.models]
+        return await self._listed(Limit(requests.checked_seconds("timeout_s", timeout_s)))
 
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers behind this router and how they are."""
@@ -185,8 +198,46 @@ class AsyncOmni:
         async with aclosing(events):
             return await collect(events)
 
+    async def _listed(self, limit: Limit) -> list[Pipeline]:
+        router = await self._connected(limit.left_s)
+        try:
+            response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=limit.left_s)
+        except grpc.aio.AioRpcError as error:
+            raise limit.explain(error) from error
+        return [Pipeline.of(model) for model in response.models]
+
     async def _events(self, asked: requests.Request, options: Options) -> AsyncGenerator[Event, None]:
+        """A prompt is asked as one to answer; where nothing does but something draws, it is drawn."""
         limit = Limit(requests.time_limit_s(options))
+        try:
+            async with aclosing(self._answer(asked, limit)) as events:
+                async for event in events:
+                    yield event
+            return
+        except BadRequestError as error:
+            drawing = await self._drawing_instead(asked, error, limit)
+            if drawing is None:
+                raise
+        async with aclosing(self._answer(drawing, limit)) as events:
+            async for event in events:
+                yield event
+
+    async def _drawing_instead(self, asked: requests.Request, error: BadRequestError, limit: Limit) -> requests.Request | None:
+        """What to ask after a refusal; None: nothing. A drawing that was refused is told what draws. Raises BadRequestError."""
+        field = error.metadata.get("field")
+        if field not in ("model", "thinker", "diffusion"):
+            return None
+        try:
+            pipelines = await self._listed(limit)
+        except OmniError:  # The refusal says more.
+            return None
+        if field != "diffusion":
+            return asked.drawing(pipelines)
+        drawing = [one.name for one in pipelines if one.draws]
+        error.hint = f"These draw: {', '.join(drawing)}." if drawing else "No pipeline of this router draws: `omnistage pipelines`."
+        return None
+
+    async def _answer(self, asked: requests.Request, limit: Limit) -> AsyncGenerator[Event, None]:
         request = await _read(asked, limit)
         limits = CallLimits(limit.seconds, self._connect_timeout_s, self._resume_timeout_s, limit.spent_s)
         call = Call(await self._known(), request, limits, asked.uploads)

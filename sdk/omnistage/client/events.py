@@ -1,5 +1,5 @@
-"""What a stream yields: text, sound, codes of speech and pictures as they come, servers that were lost on the way, and the account at the
-end. Times are client seconds after t0."""
+"""What a stream yields: text, sound, codes of speech, pictures and their progress as they come, servers that were lost on the way, and the
+account at the end. Times are client seconds after t0."""
 
 from __future__ import annotations
 
@@ -84,13 +84,23 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One encoded picture. index: which result. preview_step: the step that a preview shows, else None. layer: of layered pictures."""
+    """One encoded picture. index: how many stand before it, each layer of a layered one counted. preview_step: the step that a preview
+    shows, else None. layer: of layered pictures."""
 
     data: bytes
     media_type: str
     index: int
     layer: int
     preview_step: int | None
+    arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a drawing is. done: steps. total: of all of them; 0: that is not known. After a loss it may begin anew."""
+
+    done: int
+    total: int
     arrival_s: float
 
 
@@ -159,4 +169,4 @@ class Done:
     failovers: tuple[Failover, ...] = ()
 
 
-Event = TextDelta | AudioChunk | Alignment | SpeechCodes | Picture | Failover | Done
+Event = TextDelta | AudioChunk | Alignment | SpeechCodes | Picture | Progress | Failover | Done

@@ -21,6 +21,16 @@ class Pipeline:
     description: str
     on_request: tuple[str, ...] = ()
 
+    @property
+    def draws(self) -> bool:
+        """Whether it answers `draw`."""
+        return "diffusion" in self.stages
+
+    @property
+    def only_draws(self) -> bool:
+        """Whether it answers nothing else."""
+        return self.draws and "thinker" not in self.stages
+
     @classmethod
     def of(cls, model: omni_pb2.Model) -> Pipeline:
         stages = tuple(stage_name(kind) for kind in model.stages)

@@ -110,7 +110,8 @@ class Omni:
         videos: Sequence[VideoLike] = (),
         **options: Unpack[Options],
     ) -> Answer:
-        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order."""
+        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order. A pipeline that only draws
+        draws it: `answer.images`."""
         return self._run(time_limit_s(options), self._client.generate(prompt, images=images, audios=audios, videos=videos, **options))
 
     def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
@@ -122,7 +123,7 @@ class Omni:
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
     def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
-        """Draw a picture, with a drawing pipeline; `answer.pictures` has it."""
+        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     def stream(
@@ -146,7 +147,7 @@ class Omni:
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
     def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The previews and pictures of a prompt, as they come."""
+        """The progress, previews and pictures of a prompt, as they come."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
     def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:

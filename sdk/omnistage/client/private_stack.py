@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from omnistage.client import fork
 from omnistage.client.errors import BadRequestError, StackError
@@ -27,6 +27,8 @@ from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
 from omnistage.client.request import checked_seconds
 
 START_TIMEOUT_S = 900.0
+
+DRAWING_PIPELINE = "picture"
 
 LAUNCHER_NEEDS = ("typer", "rich")
 """Packages of the launcher that a client by itself does not need."""
@@ -82,6 +84,14 @@ class StackPlan:
         if self.model_path is not None and not Path(self.model_path).is_dir() and not _may_be_name(self.model_path):
             raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
         checked_seconds("start_timeout_s", self.start_timeout_s)
+
+    def for_drawing(self) -> StackPlan | None:
+        """Of the default picture model, where nobody said what is to be started: the default pipeline does not draw. What was said by stage
+        is for the stages of that one."""
+        if self.model_path is not None or "pipeline" in self.settings:
+            return None
+        settings = {name: value for name, value in self.settings.items() if not isinstance(value, Mapping)}
+        return StackPlan(cast("StackSettings", {**settings, "pipeline": DRAWING_PIPELINE}))
 
     @property
     def start_timeout_s(self) -> float:

@@ -23,6 +23,7 @@ from omnistage.client.events import (
     Event,
     Failover,
     Picture,
+    Progress,
     SpeechCodes,
     SpokenWord,
     StageReport,
@@ -156,7 +157,9 @@ class Reader:
                 return self._take_alignment(chunk, arrival_s)
             case "image":
                 return self._take_image(chunk, arrival_s)
-            case None | "progress":
+            case "progress":
+                return Progress(chunk.progress.done, chunk.progress.total, arrival_s)
+            case None:
                 return None
         raise ProtocolError(f"port {chunk.port}: this client cannot read {payload}; ask for other outputs")
 

@@ -12,6 +12,7 @@ from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
 from omnistage.client.encoder import ENCODINGS
 from omnistage.client.errors import BadRequestError
+from omnistage.client.listing import Pipeline
 from omnistage.client.media import AudioLike, ImageLike, Medium, VideoLike, to_medium, to_part
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
@@ -84,6 +85,12 @@ class Options(TypedDict, total=False):
     """Pictures: how many, 1 to 8."""
     previews: int
     """Pictures: previews on the way, 0 to 16."""
+    preview_side: int
+    """Pictures: longest side of a preview, pixels."""
+    layers: int
+    """Pictures: so many layers each, of a model that draws layers; 0 is none."""
+    media_type: str
+    """Pictures: image/png, image/jpeg or image/webp, as far as the model makes it."""
     conversation_id: str
     """Turns of one conversation share it, for warm prefixes."""
     request_id: str
@@ -103,11 +110,14 @@ THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_lo
 CONSTRAINTS = ("json_schema", "regex", "choice")
 TALKER = ("voice", "speed", "max_frames")
 CODE2WAV = ("profile", "sample_rate_hz", "encoding")
-DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews")
-NEVER_ZERO = ("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results")
+DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "layers", "media_type")
+NEVER_ZERO = ("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side")
 PROTO_NAMES = {"pipeline": "model"}
 """Options that the protos call otherwise."""
 Unread = Callable[[list[Medium]], int]
+
+NOT_DRAWN = (*THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV)
+"""Options that a drawing has no use for."""
 
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 
@@ -115,11 +125,13 @@ TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 class Request:
     """A request whose form is checked, and whose media are still to be read. Use it once."""
 
-    def __init__(self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = ()) -> None:
+    def __init__(
+        self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = (), prompt: str | None = None
+    ) -> None:
         """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
-        bytes, as far as they are in the request. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown
-        one."""
-        self._request, self._unread = request, unread
+        bytes, as far as they are in the request. prompt: all that it says, if that could be drawn too. Raises BadRequestError for a value
+        of an option that cannot be, TypeError for an unknown one."""
+        self._request, self._unread, self._options, self._prompt = request, unread, options, prompt
         self._media: list[Medium] = []
         _set_options(request, options)
 
@@ -132,6 +144,24 @@ class Request:
     def has_unread(self) -> bool:
         """True if `complete` has media to read."""
         return bool(self._unread)
+
+    def drawing(self, pipelines: Sequence[Pipeline]) -> Request | None:
+        """The same as a drawing, if of these pipelines those that could be meant only draw; None for a request that is another matter. It
+        has to be complete. Raises BadRequestError for options and media that a drawing has no use for."""
+        if self._prompt is None:
+            return None
+        named, outputs = self._request.model, set(self._request.outputs)
+        meant = [one for one in pipelines if named in ("", one.name) and outputs <= {*one.outputs, *one.on_request}]
+        if self._request.HasField("diffusion"):
+            meant = [one for one in meant if one.draws]
+        if not meant or not all(one.only_draws for one in meant):
+            return None
+        if unused := [name for name in NOT_DRAWN if self._options.get(name) is not None]:
+            told = f"is of text and sound, and {meant[0].name} only draws: leave it out; it takes {', '.join(DIFFUSION)}"
+            raise BadRequestError.of(unused[0], told)
+        request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=self._prompt))
+        unread = [partial(_read_again, medium, request.diffusion.images.add()) for medium in self._media]
+        return Request(request, self._options, unread)
 
     def complete(self) -> omni_pb2.GenerateRequest:
         """All of it. Reading media may block: no event loop is the place for it. Raises BadRequestError for a medium that cannot be read,
@@ -164,7 +194,7 @@ def for_prompt(
     parts: list[Part] = list(listed_media({"images": images, "audios": audios, "videos": videos}, "", to_medium))
     if prompt or not parts:
         parts.append(stage_pb2.Part(text=prompt))
-    return _for_turns([("user", parts)], options)
+    return _for_turns([("user", parts)], options, prompt)
 
 
 def for_conversation(conversation: Conversation, options: Options) -> Request:
@@ -189,7 +219,7 @@ def for_drawing(prompt: str, images: Sequence[ImageLike], options: Options) -> R
     return Request(request, options, unread)
 
 
-def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) -> Request:
+def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options, prompt: str | None = None) -> Request:
     request, unread = omni_pb2.GenerateRequest(), list[Unread]()
     for role, parts in turns:
         message = request.thinker.messages.add(role=role)
@@ -198,7 +228,7 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) ->
                 message.parts.append(part)
             else:
                 unread.append(partial(_read_medium, part, message.parts.add()))
-    return Request(request, options, unread)
+    return Request(request, options, unread, prompt)
 
 
 def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
@@ -218,6 +248,15 @@ def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, me
     part = read()
     place.CopyFrom(part.media)
     return len(part.media.data)
+
+
+def _read_again(medium: Medium, place: stage_pb2.Media, media: list[Medium]) -> int:
+    """A medium of a request that was complete, as one to draw from: those are never streamed."""
+    part = medium.part
+    media_type = part.media_type if isinstance(part, Upload) else part.media.media_type
+    if not media_type.startswith("image/"):
+        raise medium.refused("is no picture; a drawing starts from pictures only")
+    return _read_picture(lambda: to_part(part.source, "image", medium.where) if isinstance(part, Upload) else part, place, media)
 
 
 def _streamed(media: Iterable[Medium]) -> dict[str, Medium]:

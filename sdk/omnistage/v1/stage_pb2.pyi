@@ -384,7 +384,7 @@ class Code2WavParams(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., sample_rate_hz: _Optional[int] = ..., encoding: _Optional[_Union[_chunk_pb2.AudioEncoding, str]] = ..., voice: _Optional[str] = ...) -> None: ...
 
 class DiffusionParams(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers")
+    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +398,7 @@ class DiffusionParams(_message.Message):
     PREVIEWS_FIELD_NUMBER: _ClassVar[int]
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_SIDE_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     images: _containers.RepeatedCompositeFieldContainer[Media]
@@ -411,7 +412,8 @@ class DiffusionParams(_message.Message):
     previews: int
     media_type: str
     layers: int
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ...) -> None: ...
+    preview_side: int
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved")

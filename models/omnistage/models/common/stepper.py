@@ -46,6 +46,9 @@ class Drawing(Protocol[Job]):
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
         """The pieces of what was drawn; each is one unit of work."""
 
+    def give_up(self, job: Job) -> None:
+        """Its reader has gone, or it has ended: free what it holds beside itself. No unit has it in it. Takes no time."""
+
 
 class UnitRunner(Protocol):
     """Where units of work run, such as Worker.run. Cancelled, it returns when the unit is not running any more."""
@@ -94,11 +97,11 @@ class _Session(Generic[J]):
 class Stepper(Generic[J]):
     """All drawings of one model. `draw` from any number of sessions of one event loop."""
 
-    def __init__(self, drawing: Drawing[J], run: UnitRunner, *, budget: int, step_budget: int) -> None:
+    def __init__(self, drawing: Drawing[J], run: UnitRunner, *, budget: int, step_budget: int, most: int = 0) -> None:
         """See steps.Policy."""
         self._drawing = drawing
         self._run = run
-        self._policy: Policy[_Session[J]] = Policy(budget, step_budget)
+        self._policy: Policy[_Session[J]] = Policy(budget, step_budget, most)
         self._sessions: set[_Session[J]] = set()
         self._stepping: frozenset[_Session[J]] = frozenset()
         self._changed = asyncio.Event()
@@ -134,6 +137,7 @@ class Stepper(Generic[J]):
             await self._not_stepping(session)
             if session.decoding is not None:
                 session.decoding.close()
+            self._drawing.give_up(job)
 
     def _wake(self) -> None:
         self._changed.set()

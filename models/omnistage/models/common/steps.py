@@ -29,10 +29,12 @@ class TooCostly(ValueError):
 class Policy(Generic[T]):
     """Knows jobs by their cost alone, in a unit of the model: such as latent tokens, those of guidance counted as well."""
 
-    def __init__(self, budget: int, step_budget: int) -> None:
-        """budget: cost of all admitted jobs together. step_budget: of those that step together; one alone may cost more."""
+    def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
+        """budget: cost of all admitted jobs together. step_budget: of those that step together; one alone may cost more. most: of them,
+        whatever they cost; 0: as many as fit."""
         self._budget = budget
         self._step_budget = step_budget
+        self._most = most
         self._clients: dict[T, str] = {}
         self._waiting: dict[str, dict[T, int]] = {}  # By client: whose turn it is first.
         self._admitted: dict[T, int] = {}  # In the order in which they stepped, who has not for longest first.
@@ -104,7 +106,7 @@ class Policy(Generic[T]):
         key, left = group_key(leader), self._step_budget - self._admitted[leader]
         chosen = [leader]
         for job in self._in_turns([job for job in able if job != leader and group_key(job) == key]):
-            if self._admitted[job] <= left:
+            if self._admitted[job] <= left and (not self._most or len(chosen) < self._most):
                 left -= self._admitted[job]
                 chosen.append(job)
         for job in chosen:

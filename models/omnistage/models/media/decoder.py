@@ -62,10 +62,11 @@ class MediaDecoder:
         return [process.pid for process in (*self._busy, *self._idle)]
 
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> Picture:
-        """The first picture of the file, upright, RGB, resized."""
-        made, memory = await self._decode("image", source, ask or PicturePreprocessing(), client)
+        """The first picture of the file, upright, RGB or RGBA, resized."""
+        ask = ask or PicturePreprocessing()
+        made, memory = await self._decode("image", source, ask, client)
         with _distrust():
-            return Picture(_pixels(memory, made["shape"], 3))
+            return Picture(_pixels(memory, made["shape"], 3, ask.alpha))
 
     async def sound(self, source: Source, ask: SoundPreprocessing | None = None, *, client: str = "") -> Sound:
         """The sound of the file, mono, resampled."""
@@ -210,8 +211,8 @@ def _mapped(file: int, most: int) -> mmap.mmap:
     return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
 
 
-def _pixels(memory: mmap.mmap, shape: list[int], axes: int) -> NDArray[np.uint8]:
-    if len(shape) != axes or min(shape) < 1 or shape[-1] != 3:
+def _pixels(memory: mmap.mmap, shape: list[int], axes: int, alpha: bool = False) -> NDArray[np.uint8]:
+    if len(shape) != axes or min(shape) < 1 or shape[-1] != 3 + alpha:
         raise ValueError(f"{shape} is no shape of pixels")
     return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
 

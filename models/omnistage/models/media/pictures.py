@@ -22,7 +22,7 @@ Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's 
 
 
 def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> NDArray[np.uint8]:
-    """[height, width, 3]. Raises BadMedia, or whatever Pillow raises for what is damaged."""
+    """[height, width, 3], or 4 with `alpha`. Raises BadMedia, or whatever Pillow raises for what is damaged."""
     image = opened(file)
     if image is None:
         raise UnknownFormat(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
@@ -33,7 +33,7 @@ def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> N
             )
         ImageOps.exif_transpose(image, in_place=True)
         sizes = smart_resize(image.height, image.width, ask.factor, ask.min_pixels, ask.max_pixels)
-        return resized(_rgb(image), *sizes)
+        return resized(_rgb(image, ask.alpha), *sizes)
 
 
 def opened(file: BinaryIO) -> Image.Image | None:
@@ -45,17 +45,18 @@ def opened(file: BinaryIO) -> Image.Image | None:
         return None
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image, alpha: bool) -> Image.Image:
     """Of 8 bits a sample. Pillow would cut off greys of more bits at 255, where nearly all of them are white."""
-    if image.mode == "RGB":
+    mode = "RGBA" if alpha else "RGB"
+    if image.mode == mode:
         return image
     if image.mode.startswith("I;16"):
-        return Image.fromarray(_scaled(np.asarray(image), _grey_bits(image))).convert("RGB")
+        return Image.fromarray(_scaled(np.asarray(image), _grey_bits(image))).convert(mode)
     if image.mode in ("I", "F"):
         raise BadMedia(
             "its samples are numbers without a range, and nothing says which of them is white: convert it to 8 or 16 bits a sample"
         )
-    return image.convert("RGB")
+    return image.convert(mode)
 
 
 def _grey_bits(image: Image.Image) -> int:
@@ -71,5 +72,5 @@ def _scaled(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
 
 
 def resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:
-    """[height, width, 3] of an RGB picture, as Transformers' processors without torchvision do it: to the bit."""
+    """[height, width, samples] of a picture of 8 bits a sample, as Transformers' processors without torchvision do it: to the bit."""
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))

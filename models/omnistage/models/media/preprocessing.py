@@ -18,11 +18,13 @@ FLOOR_SHARE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class PicturePreprocessing:
-    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`."""
+    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`. alpha: how opaque each
+    pixel is, too, after its colours."""
 
     factor: int = FACTOR
     min_pixels: int = 4 * FACTOR * FACTOR
     max_pixels: int = 1280 * FACTOR * FACTOR
+    alpha: bool = False
 
 
 @dataclass(frozen=True, slots=True)

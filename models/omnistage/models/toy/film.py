@@ -202,6 +202,9 @@ class FilmMaker(Toy):
     def is_drawn(self, job: Job) -> bool:
         return job.step == job.scene.steps
 
+    def give_up(self, job: Job) -> None:
+        """It holds nothing beside itself."""
+
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
         scene, wanted = job.scene, job.wanted
         layers = max(scene.request.layers, 1)

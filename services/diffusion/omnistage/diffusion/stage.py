@@ -34,6 +34,7 @@ MAX_STEPS = 1000
 MAX_GUIDANCE = 100
 MAX_RESULTS = 8
 MAX_PREVIEWS = 16
+MAX_PREVIEW_SIDE = 1024
 MAX_FRAMES = 1 << 16
 MAX_SECONDS = 3600
 MAX_LAYERS = 64
@@ -120,6 +121,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.height, MAX_PIXELS, "height")
     _at_most(params.results, MAX_RESULTS, "results")
     _at_most(params.previews, MAX_PREVIEWS, "previews")
+    _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side")
     _at_most(params.steps, MAX_STEPS, "steps")
     _at_most(params.frames, MAX_FRAMES, "frames")
     _at_most(params.layers, MAX_LAYERS, "layers")
@@ -142,6 +144,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         guidance_scale=params.guidance_scale if params.HasField("guidance_scale") else None,
         results=params.results or 1,
         previews=params.previews,
+        preview_side=params.preview_side,
         media_type=params.media_type.lower(),
     )
 

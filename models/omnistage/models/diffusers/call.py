@@ -1,0 +1,106 @@
+"""A whole call of a pipeline of Diffusers, taken step by step from outside.
+
+It runs on a thread of its own, which goes on only while somebody waits in `resume` for its next step: so a pipeline whose loop is closed
+shows its progress, can be given up between two steps, and takes turns with others. Each call has a shallow copy of the pipeline and a
+scheduler of its own, since both keep where they are in themselves; the models are shared, and no two calls compute at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from omnistage.models.common.worker import LOOK_S, still_working
+
+
+class _GivenUp(BaseException):
+    """Nobody waits for the call. No Exception: a pipeline that catches those must not go on."""
+
+
+class Call:
+    """threads: that torch may use for it. Not begun before the first `resume`."""
+
+    def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], threads: int) -> None:
+        self._pipe, self._arguments, self._threads = copy.copy(pipe), arguments, threads
+        self._pipe.set_progress_bar_config(disable=True)
+        self._pipe.scheduler = _tapped(copy.deepcopy(pipe.scheduler), self._stepped)
+        self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._error: BaseException | None = None
+        self.step = 0
+        self.steps = 0
+        """So many there will be, known after the first."""
+        self.images: list[Any] | None = None
+        """Set when it has ended."""
+
+    def resume(self) -> None:
+        """Go on up to the next step, or to the end after the last one. Raises what the pipeline raises."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
+            self._thread.start()
+        self._turn.release()
+        while not self._done.acquire(timeout=LOOK_S):
+            still_working()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Give it up, if it has not ended. Not while it is resumed."""
+        if self._thread is None or not self._thread.is_alive():
+            return
+        self._closed = True
+        self._turn.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        self._turn.acquire()
+        try:
+            with torch.inference_mode():
+                self.images = _listed(self._pipe(**self._arguments))
+        except _GivenUp:
+            pass
+        except BaseException as error:  # not handled here: it belongs to whoever resumes
+            self._error = error
+        finally:
+            # A pipeline that did not reach its end has not done this.
+            self._pipe.maybe_free_model_hooks()
+            vae: Any = getattr(self._pipe, "vae", None)
+            if hasattr(vae, "clear_cache"):
+                vae.clear_cache()
+            self._done.release()
+
+    def _stepped(self, scheduler: Any) -> None:
+        self.step, self.steps = self.step + 1, len(scheduler.timesteps)
+        self._done.release()
+        self._turn.acquire()
+        if self._closed:
+            raise _GivenUp
+
+
+def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
+    """The scheduler, which tells of every step. Wrapped, for pipelines look at the parameters of `step`."""
+    step = scheduler.step
+
+    @functools.wraps(step)
+    def told(*arguments: Any, **named: Any) -> Any:
+        made = step(*arguments, **named)
+        stepped(scheduler)
+        return made
+
+    scheduler.step = told
+    return scheduler
+
+
+def _listed(output: Any) -> list[Any]:
+    images = getattr(output, "images", None)
+    if not isinstance(images, list):
+        raise TypeError(f"the pipeline made {type(output).__name__}, which has no list of images")
+    return images

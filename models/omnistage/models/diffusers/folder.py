@@ -1,0 +1,291 @@
+"""A drawing pipeline from a folder in the published layout, which may be anybody's: no code in it is run, and no weight is made up."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import diffusers
+import torch
+import transformers
+from safetensors import safe_open
+from transformers.feature_extraction_utils import FeatureExtractionMixin
+from transformers.image_processing_base import ImageProcessingMixin
+
+from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.diffusers.processor import SAFE, load_processor
+from omnistage.models.diffusers.quiet import quiet
+
+INDEX = "model_index.json"
+PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "AutoProcessor")
+"""Instead of which ours is taken."""
+SHOWN = 3
+"""How many names of weights an error shows."""
+
+KINDS: Mapping[str, tuple[type, ...]] = {
+    "diffusers": (diffusers.ModelMixin, diffusers.SchedulerMixin),
+    "transformers": (
+        transformers.PreTrainedModel,
+        transformers.PreTrainedTokenizerBase,
+        transformers.ProcessorMixin,
+        FeatureExtractionMixin,
+        ImageProcessingMixin,
+    ),
+}
+"""What a part may be, by the library that has its class."""
+WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": "model.safetensors"}
+PREPROCESSOR = ("preprocessor_config.json", "processor_config.json")
+CONFIGS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (torch.nn.Module, ("config.json",)),
+    (diffusers.SchedulerMixin, ("scheduler_config.json",)),
+    (transformers.PreTrainedTokenizerBase, ("tokenizer_config.json",)),
+    (transformers.ProcessorMixin, PREPROCESSOR),
+    (FeatureExtractionMixin, PREPROCESSOR),
+    (ImageProcessingMixin, PREPROCESSOR),
+)
+"""The file by which each kind of part is described: the published one, and what newer versions write instead."""
+LAYER = re.compile(r"\.\d+\.")
+ATTENTION = ("attn_implementation", "_attn_implementation")
+SAFE_WEIGHTS: Mapping[str, Any] = {
+    "local_files_only": True,
+    "use_safetensors": True,
+    "output_loading_info": True,
+    "ignore_mismatched_sizes": True,
+}
+"""Of shapes is said what is wrong with them below: the libraries write most of it to the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What model_index.json says: the pipeline's class, the library and class of each part but those that are left out, and the values of
+    its other arguments."""
+
+    class_name: str
+    components: Mapping[str, tuple[str, str]]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_index(folder: Path) -> Index:
+    """Raises BadCheckpoint for an index that is missing, damaged, or names anything but classes of both libraries that fit."""
+    path = folder / INDEX
+    if not path.is_file():
+        raise BadCheckpoint(f"{path} is missing: give the folder of a complete pipeline of Diffusers")
+    values = json_object(path)
+    name = values.get("_class_name")
+    pipeline: Any = _named("diffusers", name) if isinstance(name, str) else None
+    if not isinstance(name, str) or pipeline is None or not issubclass(pipeline, diffusers.DiffusionPipeline):
+        raise BadCheckpoint(f"{path}: '_class_name' is {_shown(name)}, which is no pipeline of Diffusers {diffusers.__version__}")
+    if inspect.isabstract(pipeline) or pipeline is diffusers.DiffusionPipeline or getattr(pipeline, "_load_connected_pipes", False):
+        raise BadCheckpoint(f"{path}: {name} does not draw by itself: give the folder of a pipeline that does")
+    parameters = inspect.signature(pipeline).parameters
+    components = {}
+    for part, value in values.items():
+        if part.startswith("_") or not isinstance(value, list):
+            continue
+        if part not in parameters:
+            raise BadCheckpoint(f"{path}: {_shown(part)} is no part of a {name}")
+        if value[:1] != [None]:
+            components[part] = _checked(f"{path}: {part!r}", value)
+    others: dict[str, Any] = {}
+    for part, parameter in parameters.items():
+        if part in components:
+            continue
+        if part in pipeline._optional_components:
+            others[part] = None
+        elif parameter.default is parameter.empty:
+            raise BadCheckpoint(f"{path} lacks {part!r}, which a {name} has")
+        elif part in values and not isinstance(values[part], list):
+            others[part] = values[part]
+    return Index(name, components, others)
+
+
+def load_pipeline(folder: Path, dtype: torch.dtype) -> diffusers.DiffusionPipeline:
+    """The pipeline on the CPU, with all its weights from the files, as `dtype`. Raises BadCheckpoint with what is wrong and where."""
+    index = read_index(folder)
+    with quiet():
+        parts = {part: _part(folder / part, library, name, dtype) for part, (library, name) in index.components.items()}
+        for part, tokenizer in parts.items():
+            _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
+        with _translated(folder / INDEX):
+            pipeline: Any = getattr(diffusers, index.class_name)(**parts, **index.values)
+            pipeline.register_to_config(_name_or_path=str(folder))
+    return cast(diffusers.DiffusionPipeline, pipeline)
+
+
+def _checked(place: str, value: list[Any]) -> tuple[str, str]:
+    """A part's library and class. Raises BadCheckpoint if there is no such class, or one that is no part of a pipeline."""
+    if len(value) != 2 or not all(isinstance(word, str) for word in value):
+        raise BadCheckpoint(f"{place} is {_shown(value)}, not a library and a class")
+    library, name = value
+    if library not in KINDS:
+        raise BadCheckpoint(f"{place} is of {_shown(library)}: of {' and '.join(KINDS)} only classes are loaded, and no other code is")
+    if library == "transformers" and name in PROCESSORS:
+        return library, name
+    found = _named(library, name)
+    if found is None or not issubclass(found, KINDS[library]):
+        version = importlib.import_module(library).__version__
+        raise BadCheckpoint(f"{place} is {_shown(name)}, which is no class of {library} {version} that can be a part of a pipeline")
+    return library, name
+
+
+def _named(library: str, name: str) -> type | None:
+    """A public class of a library; None where it has none of that name, or only one for which a package is missing."""
+    if not name.isidentifier() or name.startswith("_"):
+        return None
+    try:
+        found = getattr(importlib.import_module(library), name)
+    except Exception:  # both libraries import when they are asked, and anything can come of that
+        return None
+    return found if inspect.isclass(found) else None
+
+
+def _part(folder: Path, library: str, name: str, dtype: torch.dtype) -> Any:
+    """A part from its folder. Raises BadCheckpoint."""
+    if not folder.is_dir():
+        raise BadCheckpoint(f"{folder} is missing: give the folder of a complete pipeline of Diffusers")
+    if library == "transformers" and name in PROCESSORS:
+        _config(folder, PREPROCESSOR)
+        _check_vocabulary(folder, transformers.Qwen2Tokenizer)
+        with _translated(folder):
+            return load_processor(folder)
+    kind: Any = _named(library, name)
+    _config(folder, next(files for base, files in CONFIGS if issubclass(kind, base)))
+    if issubclass(kind, transformers.PreTrainedTokenizerBase):
+        _check_vocabulary(folder, kind)
+    if not issubclass(kind, torch.nn.Module):
+        with _translated(folder):
+            return kind.from_pretrained(folder, **SAFE)
+    _check_files(folder, WEIGHTS[library])
+    with _translated(folder):
+        word = {"dtype": dtype} if library == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": _saves_memory()}
+        model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word)
+    _check_weights(folder, model, report)
+    return model
+
+
+def _config(folder: Path, files: tuple[str, ...]) -> None:
+    """Raises BadCheckpoint for a description that is missing or damaged, or that names code of a hub. files: where it may be."""
+    path = next((folder / file for file in files if (folder / file).is_file()), None)
+    if path is None:
+        raise BadCheckpoint(f"{folder / files[0]} is missing: give the folder of a complete pipeline of Diffusers")
+    values = json_object(path)
+    for section in (values, *(value for value in values.values() if isinstance(value, dict))):
+        for key in ATTENTION:
+            if section.get(key) is not None and "/" in str(section[key]):
+                raise BadCheckpoint(f"{path}: {key!r} is {_shown(section[key])}, which is code of a hub: none is run")
+
+
+def _check_vocabulary(folder: Path, kind: type[transformers.PreTrainedTokenizerBase]) -> None:
+    """Raises BadCheckpoint if a tokenizer's folder has no vocabulary: Transformers would make one without any words."""
+    files = dict(kind.vocab_files_names)
+    whole = files.pop("tokenizer_file", "tokenizer.json")
+    missing = [file for file in files.values() if not (folder / file).is_file()]
+    if missing and not (folder / whole).is_file():
+        raise BadCheckpoint(f"{folder / missing[0]} is missing, and so is {whole}")
+
+
+def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
+    """Raises BadCheckpoint if a tokenizer has tokens that its text encoder does not know. Does nothing for two parts of other kinds."""
+    if isinstance(tokenizer, transformers.PreTrainedTokenizerBase) and isinstance(encoder, transformers.PreTrainedModel):
+        embedding: Any = encoder.get_input_embeddings()
+        rows = embedding.weight.shape[0]
+        if len(tokenizer) > rows:
+            raise BadCheckpoint(f"{folder} has {len(tokenizer)} tokens, and the text encoder knows {rows} only")
+
+
+def _check_files(folder: Path, weights: str) -> None:
+    """Raises BadCheckpoint for the first file with weights that is missing or not whole. Reads no more than their headers."""
+    index = folder / f"{weights}.index.json"
+    files = _shards(index) if index.is_file() else {folder / weights: frozenset[str]()}
+    for path, names in files.items():
+        if not path.is_file():
+            raise BadCheckpoint(f"{path} is missing: weights are read from safetensors only")
+        try:
+            with safe_open(path, "pt") as file:
+                absent = sorted(names.difference(file.keys()))
+        except Exception as error:  # its errors have no base of their own but Exception
+            raise BadCheckpoint(f"{path} is damaged: {_line(error)}") from None
+        if absent:
+            raise BadCheckpoint(f"{path} lacks {_listed(absent)}, which {index.name} says it has")
+
+
+def _shards(index: Path) -> dict[Path, frozenset[str]]:
+    """File -> names of the weights in it, as an index has them. Raises BadCheckpoint for files that are not beside it."""
+    table = json_object(index).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise BadCheckpoint(f"{index} lacks the object 'weight_map'")
+    shards: dict[Path, set[str]] = {}
+    for name, file in table.items():
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise BadCheckpoint(f"{index}: {_shown(name)} is in {_shown(file)}, which is no safetensors file beside it")
+        shards.setdefault(index.parent / file, set()).add(name)
+    return {path: frozenset(names) for path, names in shards.items()}
+
+
+def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, Any]) -> None:
+    """Raises BadCheckpoint if any weight did not come from the files, or some layers in them have no place. Both libraries would go
+    on: with whatever is in memory, or without those layers."""
+    wrong = sorted(f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"])
+    if wrong:
+        raise BadCheckpoint(f"{folder} has weights of other shapes than its config.json wants: {_listed(wrong)}")
+    missing = sorted(map(str, report["missing_keys"]))
+    if missing:
+        raise BadCheckpoint(f"{folder} lacks {_listed(missing)} of a {type(model).__name__}")
+    if report["error_msgs"]:
+        raise BadCheckpoint(f"{folder} cannot be loaded: {_listed(list(map(str, report['error_msgs'])))}")
+    places = {_place(name) for name in model.state_dict()}
+    left = sorted(name for name in map(str, report["unexpected_keys"]) if LAYER.search(name) and _place(name) in places)
+    if left:
+        raise BadCheckpoint(f"{folder} has more layers than its config.json wants: {_listed(left)}")
+    empty = [name for name, value in _tensors(model) if value.is_meta]
+    if empty:
+        raise BadCheckpoint(f"{folder} left without values: {_listed(empty)}")
+
+
+def _place(name: str) -> str:
+    """A weight's name, the same for all layers that have one."""
+    return LAYER.sub(".#.", name)
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _saves_memory() -> bool:
+    """Whether Diffusers can load a model without first making an empty one, for which it wants Accelerate."""
+    return find_spec("accelerate") is not None
+
+
+@contextmanager
+def _translated(place: Path) -> Iterator[None]:
+    """Whatever the libraries raise of the files at a place, as BadCheckpoint. They raise every kind of error, those of the system too."""
+    try:
+        yield
+    except (BadCheckpoint, MemoryError):
+        raise
+    except Exception as error:
+        raise BadCheckpoint(f"{place} cannot be loaded: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in one line that is not endless."""
+    text = " ".join(str(error).split())
+    return f"{text[:300]}…" if len(text) > 300 else text or type(error).__name__
+
+
+def _listed(names: list[str]) -> str:
+    """The first of some names, and how many there are."""
+    more = f", … ({len(names)} in all)" if len(names) > SHOWN else ""
+    return ", ".join(name[:200] for name in names[:SHOWN]) + more
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]

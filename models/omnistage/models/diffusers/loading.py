@@ -1,0 +1,152 @@
+"""From the folder of a published pipeline to a model that draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from omnistage.models.common.checkpoint import called
+from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.worker import Worker
+from omnistage.models.conversation import Media
+from omnistage.models.devices import dtype_of, hardware
+from omnistage.models.diffusers.drawing import IMAGE, PROGRESS, StepDrawing
+from omnistage.models.diffusers.folder import load_pipeline, read_index
+from omnistage.models.diffusers.kept import Kept
+from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
+from omnistage.models.diffusers.model import Artist, PictureModel
+from omnistage.models.diffusers.options import Defaults, DiffusersOptions
+from omnistage.models.diffusers.painter import Painter
+from omnistage.models.diffusers.plan import PNG, Plan, planned
+from omnistage.models.diffusers.qwen_image import (
+    QwenImageEditPainter,
+    QwenImageEditPlusPainter,
+    QwenImageLayeredPainter,
+    QwenImagePainter,
+)
+from omnistage.models.diffusers.whole import WholeDrawing
+from omnistage.models.diffusers.z_image import ZImagePainter
+from omnistage.models.interface import Content, DrawRequest, ModelInfo, Picture, PortSpec
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.options import LoadOptions
+
+PAINTERS: Mapping[str, type[Painter]] = {
+    "QwenImagePipeline": QwenImagePainter,
+    "QwenImageEditPipeline": QwenImageEditPainter,
+    "QwenImageEditPlusPipeline": QwenImageEditPlusPainter,
+    "QwenImageLayeredPipeline": QwenImageLayeredPainter,
+    "ZImagePipeline": ZImagePainter,
+    "LongCatImagePipeline": LongCatPainter,
+    "LongCatImageEditPipeline": LongCatEditPainter,
+}
+"""By the class that model_index.json names."""
+
+CODE_REVISION = "1"
+"""Raised with every change of what is drawn."""
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_SESSIONS = 64
+ADMITTED_STEPS = 4
+"""What is drawn at once has so many times the latent tokens of one step: latents are small beside what a step computes."""
+BATCH = 8
+"""Pictures of the usual size, with guidance, that share a step where nobody says otherwise."""
+IMAGE_AREAS = 4
+"""A picture that is edited keeps so many times the pixels that it will be resized to; a larger one is made smaller when it is decoded."""
+
+
+def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
+    """Raises LoadError."""
+    chosen = DiffusersOptions.from_settings(dict(options.family))
+    dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
+    torch.set_num_threads(options.threads)
+    name = called(folder).rpartition("/")[2].lower()
+    artist = _artist(folder, name, dtype, chosen, options)
+    usual = _trial_plan(artist, name)
+    step_tokens = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
+    max_tokens = chosen.max_tokens or ADMITTED_STEPS * step_tokens
+    info = ModelInfo(
+        name=name,
+        revision=revision(
+            folder,
+            CODE_REVISION,
+            dtype=dtype,
+            device=hardware(options.device),
+            threads=options.threads,
+            results=computed(partial(_trial, artist, name), options.threads),
+            settings=f"{artist.limits} {chosen.condition_area}",
+        ),
+        accepts=(),
+        produces=(PortSpec(IMAGE, Content.IMAGE), PortSpec(PROGRESS, Content.PROGRESS)),
+        max_sessions=options.max_sessions or MAX_SESSIONS,
+        inputs=("text", "image") if artist.limits.images[1] else ("text",),
+        settings={
+            "dtype": options.told("dtype", dtype),
+            "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
+            "drawn by default": f"{usual.width}x{usual.height} pixels in {usual.steps} steps with guidance {usual.guidance:g}",
+            "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
+            "kept of encoders": _kept_told(chosen, options),
+        },
+    )
+    return PictureModel(
+        artist,
+        Worker("pictures", options.threads),
+        MediaDecoder(),
+        info,
+        image_pixels=IMAGE_AREAS * chosen.condition_area,
+        max_tokens=max_tokens,
+        step_tokens=step_tokens,
+        max_batch_size=options.max_batch_size,
+    )
+
+
+def _artist(folder: Path, name: str, dtype: str, chosen: DiffusersOptions, options: LoadOptions) -> StepDrawing | WholeDrawing:
+    kind = PAINTERS.get(read_index(folder).class_name)
+    pipe = load_pipeline(folder, DTYPES[dtype]).to(options.device)
+    defaults = Defaults.of(folder, chosen)
+    if kind is None:
+        return WholeDrawing(pipe, defaults, name, options.threads)
+    texts, pictures = (Kept(each if options.keeps_prompts else 0) for each in (chosen.text_cache_bytes, chosen.picture_cache_bytes))
+    return StepDrawing(kind(pipe, texts, pictures, defaults), name)
+
+
+def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
+    if not options.keeps_prompts:
+        return "nothing"
+    return f"{chosen.text_cache_bytes >> 20} MiB of words, {chosen.picture_cache_bytes >> 20} MiB of pictures"
+
+
+def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0) -> Plan:
+    """Of a picture of these sides in so many steps; 0: as usual. A picture that is edited is a grey square."""
+    limits, grey = artist.limits, np.full((64, 64, 4), 127, np.uint8)
+    count = limits.images[0]
+    request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
+    if limits.sized and not limits.sides:
+        request = replace(request, width=side, height=side)
+    grey[..., 3] = 255
+    return artist.sized(replace(planned(request, limits, name), images=(grey,) * count, digests=(b"",) * count))
+
+
+def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
+    """Of the smallest picture after the fewest steps that there are."""
+    multiple = artist.limits.multiple
+    plan = _trial_plan(artist, name, side=-(-artist.limits.min_side // multiple) * multiple, steps=artist.limits.min_steps)
+    return _tried(artist, plan)
+
+
+def _tried(artist: Artist[Any], plan: Plan) -> list[NDArray[np.generic] | Tensor]:
+    job = artist.job(plan, {IMAGE: 0})
+    with torch.inference_mode():
+        while not artist.is_drawn(job):
+            artist.forward([job])
+            artist.advance(job)
+        made = [np.frombuffer(piece.data, np.uint8) for piece in artist.decode(job) if isinstance(piece, Picture)]
+    artist.give_up(job)
+    return [*made, *(canvas.latents for canvas in getattr(job, "canvases", ()))]

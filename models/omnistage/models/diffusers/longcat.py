@@ -1,0 +1,171 @@
+"""LongCat-Image: pictures from words, in English and Chinese; and from words and one picture (Edit)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.longcat_image.pipeline_longcat_image import prepare_pos_ids, split_quotation
+from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calculate_dimensions
+from PIL import Image as pillow
+from PIL.Image import Image
+from torch import Tensor
+
+from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift
+from omnistage.models.diffusers.plan import Limits, Plan
+
+CHANNELS = 16
+"""Of the latents; the pipelines know no other number."""
+
+
+class LongCatPainter(Painter):
+    """From words alone. The pipeline would let its text encoder write the prompt anew first, up to 512 tokens: that is not done here."""
+
+    def _own_limits(self) -> Limits:
+        multiple = self.pipe.vae_scale_factor * 2
+        return Limits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
+
+    def check_text(self, text: str) -> None:
+        """What stands in quotation marks is read letter by letter."""
+        parts = [part for words, quoted in split_quotation(text) for part in (words if quoted else [words])]
+        count = sum(len(self.pipe.tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts)
+        most = self.pipe.tokenizer_max_length
+        if count > most:
+            raise ValueError(f"it has {count} tokens, and the text encoder reads {most}: make it shorter")
+
+    def _shape(self, plan: Plan) -> tuple[int, int, int]:
+        side = self.pipe.vae_scale_factor * 2
+        return 1, plan.height // side, plan.width // side
+
+    def tokens(self, plan: Plan) -> int:
+        _, height, width = self._shape(plan)
+        return height * width * (1 + len(plan.images))
+
+    # 2: preprocess
+
+    def encode(self, plan: Plan) -> Conditions:
+        positive = self._texts.get((plan.prompt, plan.digests), partial(self._text, plan, plan.prompt))
+        negative = None
+        if plan.negative is not None:
+            negative = self._texts.get((plan.negative, plan.digests), partial(self._text, plan, plan.negative))
+        return Conditions(positive, negative, self._image_latents(plan), (self._shape(plan),))
+
+    def _text(self, plan: Plan, text: str) -> Tensor:
+        """[512, width]: the rows of what it is filled up with are seen by the transformer too."""
+        rows: Tensor = self.pipe._encode_prompt([text])[0]
+        return rows
+
+    def _image_latents(self, plan: Plan) -> Tensor | None:
+        return None
+
+    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        _, height, width = conditions.shapes[0]
+        shape = (1, CHANNELS, 2 * height, 2 * width)
+        noise = self._drawn(shape, conditions.positive.dtype, generator).to(self.device)
+        packed: Tensor = self.pipe._pack_latents(noise, 1, CHANNELS, 2 * height, 2 * width)
+        return packed
+
+    def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
+        sigmas = np.linspace(1.0, 1.0 / plan.steps, plan.steps)
+        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=shift(scheduler, latents.shape[1]))
+
+    # 3: execute
+
+    def group(self, plan: Plan) -> Hashable:
+        """Where a token stands is computed once for a batch."""
+        return self._shape(plan)
+
+    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+        length, drawn = len(rows[0].text), rows[0].canvas.latents.shape[1]
+        made: Tensor = self.pipe.transformer(
+            hidden_states=torch.cat([self._seen(row) for row in rows]),
+            timestep=torch.stack([row.canvas.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
+            encoder_hidden_states=torch.stack([row.text for row in rows]),
+            txt_ids=prepare_pos_ids(modality_id=0, type="text", start=(0, 0), num_token=length).to(self.device),
+            img_ids=self._places(rows[0]).to(self.device),
+            return_dict=False,
+        )[0]
+        return list(torch.split(made[:, :drawn], 1))
+
+    def _seen(self, row: Row) -> Tensor:
+        """[1, tokens, channels]."""
+        images = row.canvas.conditions.images
+        return row.canvas.latents if images is None else torch.cat([row.canvas.latents, images[None]], dim=1)
+
+    def _places(self, row: Row) -> Tensor:
+        """[tokens, 3]: where they stand, behind the words."""
+        _, height, width = row.canvas.conditions.shapes[0]
+        start = (self.pipe.tokenizer_max_length,) * 2
+        places: Tensor = prepare_pos_ids(modality_id=1, type="image", start=start, height=height, width=width)
+        return places
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        """At most as far as the prompt alone would lead."""
+        both = negative + scale * (positive - negative)
+        longer = torch.norm(positive, dim=-1, keepdim=True) / (torch.norm(both, dim=-1, keepdim=True) + 1e-8)
+        return both * longer.clamp(min=0.0, max=1.0)
+
+    # 4: postprocess
+
+    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+        unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
+        return unpacked
+
+    def images(self, grids: Tensor) -> Iterator[Image]:
+        vae = self.pipe.vae
+        for grid in torch.split(grids, 1):
+            scaled = grid / vae.config.scaling_factor + vae.config.shift_factor
+            decoded = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
+            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
+
+
+class LongCatEditPainter(LongCatPainter):
+    """One picture edited, in its shape and about AREA pixels."""
+
+    def _own_limits(self) -> Limits:
+        return replace(super()._own_limits(), width=0, height=0, images=(1, 1), sized=False)
+
+    def sized(self, plan: Plan) -> Plan:
+        image = plan.images[0]
+        width, height = calculate_dimensions(self._area, image.shape[1] * 1.0 / image.shape[0])
+        return replace(plan, width=width, height=height)
+
+    def _image(self, plan: Plan) -> Image:
+        image = pillow.fromarray(plan.images[0]).convert("RGB")
+        resized: Image = self.pipe.image_processor.resize(image, plan.height, plan.width)
+        return resized
+
+    def _text(self, plan: Plan, text: str) -> Tensor:
+        seen = self.pipe.image_processor.resize(self._image(plan), plan.height // 2, plan.width // 2)
+        rows: Tensor = self.pipe._encode_prompt([text], seen)[0]
+        return rows
+
+    def _image_latents(self, plan: Plan) -> Tensor:
+        key = (plan.digests, plan.width, plan.height)
+        return self._pictures.get(key, partial(self._latents, plan))
+
+    def _latents(self, plan: Plan) -> Tensor:
+        """[tokens, channels]."""
+        pixels = self.pipe.image_processor.preprocess(self._image(plan), plan.height, plan.width).to(self.device, self.dtype)
+        latents = self.pipe._encode_vae_image(image=pixels, generator=None)
+        packed: Tensor = self.pipe._pack_latents(latents, 1, CHANNELS, *latents.shape[2:])
+        return packed[0]
+
+    def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+    def _places(self, row: Row) -> Tensor:
+        _, height, width = row.canvas.conditions.shapes[0]
+        start = (len(row.text),) * 2
+        places = [prepare_pos_ids(modality_id=number, type="image", start=start, height=height, width=width) for number in (1, 2)]
+        return torch.cat(places).to(torch.float64)
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        return negative + scale * (positive - negative)

@@ -1,0 +1,144 @@
+"""A pipeline of pictures as a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image as pillow
+
+from omnistage.models.common.requests import check_medium, check_place
+from omnistage.models.common.stepper import Drawing, Stepper
+from omnistage.models.common.worker import Worker
+from omnistage.models.conversation import Media
+from omnistage.models.diffusers.drawing import IMAGE
+from omnistage.models.diffusers.output import encoded
+from omnistage.models.diffusers.plan import PNG, Limits, Plan, check_work, planned
+from omnistage.models.interface import Activity, BadRequest, Drawn, DrawRequest, Full, Load, ModelInfo, Piece, Wanted, no_inputs
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
+from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.options import LoadOptions
+
+J = TypeVar("J")
+
+
+class Artist(Drawing[J], Protocol[J]):
+    """Who draws: step by step with a loop of its own, or by a whole call of the pipeline."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def check_text(self, text: str) -> None: ...
+
+    def sized(self, plan: Plan) -> Plan: ...
+
+    def tokens(self, plan: Plan) -> int: ...
+
+    def job(self, plan: Plan, wanted: Wanted) -> J: ...
+
+
+class PictureModel(Generic[J]):
+    """Implements `DiffusionModel`. Build it with `loading.load_pictures`."""
+
+    def __init__(
+        self,
+        artist: Artist[J],
+        worker: Worker,
+        decoder: MediaDecoder,
+        info: ModelInfo,
+        *,
+        image_pixels: int,
+        max_tokens: int,
+        step_tokens: int,
+        max_batch_size: int = 0,
+    ) -> None:
+        """image_pixels: of a picture that is edited; larger ones are made smaller. max_tokens, step_tokens: latent tokens of all drawings,
+        and of those of one step. max_batch_size: drawings in one step; 0: as many as fit."""
+        self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
+        self._image_pixels, self._max_tokens = image_pixels, max_tokens
+        self.stepper = Stepper[J](artist, self._unit, budget=max_tokens, step_budget=step_tokens, most=max_batch_size)
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> PictureModel[J]:
+        from omnistage.models.diffusers.loading import load_pictures
+
+        assert folder is not None
+        return load_pictures(folder, options)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return (self._worker.activity,)
+
+    def load(self) -> Load:
+        return Load(queued=self.stepper.queued)
+
+    async def prepare(self, request: DrawRequest) -> Plan:
+        """See DiffusionModel.prepare. Whatever could make a picture fail is looked at here, before any of it is drawn."""
+        limits = self._artist.limits
+        plan = planned(request, limits, self._info.name)
+        for field, text in (("prompt", plan.prompt), ("negative_prompt", plan.negative or "")):
+            try:
+                self._artist.check_text(text)
+            except ValueError as error:
+                raise BadRequest(f"diffusion.{field}", str(error)) from None
+        images = [await self._pixels(image, number, request.client) for number, image in enumerate(request.images, 1)]
+        plan = self._artist.sized(replace(plan, images=tuple(images), digests=tuple(image.digest for image in request.images)))
+        if min(plan.width, plan.height) < limits.multiple:
+            raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
+        check_work(plan, limits, self._info.name)
+        if (tokens := self._artist.tokens(plan)) > self._max_tokens:
+            why = f"it has {tokens} latent tokens, {self._max_tokens} fit: ask for fewer or smaller pictures"
+            raise BadRequest("diffusion.results" if plan.results > 1 else "diffusion.width", why)
+        return plan
+
+    async def _pixels(self, image: Media, number: int, client: str) -> NDArray[np.uint8]:
+        """[height, width, 4]."""
+        check_medium(image, self._info, "diffusion.images", medium=str(number))
+        ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=self._image_pixels, alpha=True)
+        try:
+            return (await self._decoder.picture(image.data, ask, client=client)).pixels
+        except BadMedia as error:
+            raise BadRequest("diffusion.images", str(error), medium=str(number)) from None
+        except (DecoderFull, DecoderFailed) as error:
+            raise Full(str(error)) from None
+
+    async def draw(self, prepared: Plan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
+        """See DiffusionModel.draw."""
+        check_place(wanted, IMAGE, prepared.pictures, "pictures")
+        job, client = self._artist.job(prepared, wanted), prepared.client
+        del prepared  # Its images are many megabytes, and the job drops them when they are encoded.
+        async with aclosing(self.stepper.draw(job, client)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _unit(self, call: Callable[[], Sequence[Drawn] | None], /) -> Sequence[Drawn] | None:
+        def unit() -> Sequence[Drawn] | None:
+            with torch.inference_mode():
+                return call()
+
+        return await self._worker.run(unit)
+
+    async def warm_up(self) -> None:
+        """Draw a picture in the fewest steps, which also shows what a preview is to look like."""
+        limits = self._artist.limits
+        images = (Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG)),) * limits.images[0]
+        plan = await self.prepare(DrawRequest(seed=0, prompt="a circle", images=images, steps=limits.min_steps))
+        async with aclosing(self.draw(plan, no_inputs(), {IMAGE: 0})) as pieces:
+            async for _ in pieces:
+                pass
+
+    async def close(self) -> None:
+        """End the thread and the processes. No session is running."""
+        await self._worker.close()
+        await self._decoder.close()

@@ -1,0 +1,217 @@
+"""A family's own loop around the modules of Diffusers: what is computed once for a request, once for a step, and at the end.
+
+A pipeline of Diffusers draws one batch from its first step to its last. Here each picture has a scheduler of its own, so that pictures join
+and leave at any step: those of one step share a forward pass whatever their steps, seeds, guidance and prompts are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL.Image import Image
+from torch import Tensor
+
+from omnistage.models.diffusers.kept import Kept
+from omnistage.models.diffusers.options import Defaults
+from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.errors import LoadError
+
+SAMPLERS = ("FlowMatchEulerDiscreteScheduler",)
+"""Those that all families here were published with. Others take other arguments, or keep to another formula than the previews do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a plan's words and pictures became.
+
+    positive, negative: [tokens, width], rows of the text encoder; negative is None without guidance. images: [tokens, channels], latents of
+    the pictures that are edited, packed as the transformer takes them. shapes: of what is drawn and of those, (frames, height, width) in
+    tokens each.
+    """
+
+    positive: Tensor
+    negative: Tensor | None
+    images: Tensor | None = None
+    shapes: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Canvas:
+    """One picture while it is drawn, all its layers together. latents: after `step` steps, as the family has them. velocity: what the last
+    pass made for them; estimate: what they would become without noise if it led on straight."""
+
+    plan: Plan
+    conditions: Conditions
+    latents: Tensor
+    scheduler: Any
+    generator: torch.Generator
+    step: int = 0
+    velocity: Tensor | None = None
+    estimate: Tensor | None = field(default=None)
+
+    @property
+    def timestep(self) -> Tensor:
+        """0-dimensional, 1000 for nothing but noise."""
+        time: Tensor = self.scheduler.timesteps[self.step]
+        return time
+
+    @property
+    def sigma(self) -> Tensor:
+        """0-dimensional, 1 for nothing but noise."""
+        sigma: Tensor = self.scheduler.sigmas[self.step]
+        return sigma
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.step == self.plan.steps
+
+
+class Row(NamedTuple):
+    """What one row of a batch is computed from. text: [tokens, width]."""
+
+    canvas: Canvas
+    text: Tensor
+
+
+class NotFinite(RuntimeError):
+    """A picture became something that is no number."""
+
+
+class Painter(ABC):
+    """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model."""
+
+    def __init__(self, pipe: DiffusionPipeline, texts: Kept, pictures: Kept, defaults: Defaults) -> None:
+        """texts, pictures: what is kept of encoders."""
+        if type(pipe.scheduler).__name__ not in SAMPLERS:
+            raise LoadError(f"{type(pipe).__name__} is drawn here with {', '.join(SAMPLERS)}, not {type(pipe.scheduler).__name__}")
+        self.pipe: Any = pipe
+        self._texts, self._pictures = texts, pictures
+        self.device, self.dtype = pipe.transformer.device, pipe.transformer.dtype
+        self._area = defaults.options.condition_area
+        self._limits = defaults.applied(self._own_limits())
+
+    # 1: parameters
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @abstractmethod
+    def _own_limits(self) -> Limits:
+        """As the pipeline has them, before anybody chose others."""
+
+    @abstractmethod
+    def check_text(self, text: str) -> None:
+        """Raises ValueError, with how long it may be, for words that the text encoder would get only a part of."""
+
+    def sized(self, plan: Plan) -> Plan:
+        """With the size that follows from its images, where the family takes it from them."""
+        return plan
+
+    @abstractmethod
+    def tokens(self, plan: Plan) -> int:
+        """Latent tokens of one row: what is drawn and what is edited."""
+
+    # 2: preprocess
+
+    @abstractmethod
+    def encode(self, plan: Plan) -> Conditions:
+        """Words and pictures through their encoders."""
+
+    @abstractmethod
+    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        """What a picture begins with."""
+
+    @abstractmethod
+    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
+        """Set the timesteps, as the pipeline does."""
+
+    def canvas(self, plan: Plan, conditions: Conditions, number: int) -> Canvas:
+        """The picture with that number before its first step."""
+        generator = torch.Generator("cpu").manual_seed(plan.seed_of(number))
+        latents = self.noise(plan, conditions, generator)
+        scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
+        self.schedule(scheduler, plan, latents, conditions)
+        scheduler.set_begin_index(0)
+        return Canvas(plan, conditions, latents, scheduler, generator)
+
+    # 3: execute
+
+    @abstractmethod
+    def group(self, plan: Plan) -> Hashable:
+        """Pictures of equal groups can share a pass."""
+
+    @abstractmethod
+    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+        """What the transformer makes of each row, in the shape of its latents: the way from the picture to the noise."""
+
+    @abstractmethod
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+
+    def forward(self, canvases: Sequence[Canvas]) -> None:
+        """One pass for one step of all of them; only `velocity` is changed."""
+        rows = list[Row]()
+        for canvas in canvases:
+            rows.append(Row(canvas, canvas.conditions.positive))
+            if canvas.conditions.negative is not None:
+                rows.append(Row(canvas, canvas.conditions.negative))
+        made = iter(self.velocities(rows))
+        for canvas in canvases:
+            positive = next(made)
+            guided = canvas.conditions.negative is not None
+            canvas.velocity = self.guided(positive, next(made), canvas.plan.guidance) if guided else positive
+
+    def advance(self, canvas: Canvas) -> None:
+        """Take the step. Raises NotFinite."""
+        velocity = canvas.velocity
+        assert velocity is not None
+        if canvas.plan.previews:
+            canvas.estimate = canvas.latents.float() - canvas.sigma * velocity.float()
+        latents = canvas.scheduler.step(velocity, canvas.timestep, canvas.latents, generator=canvas.generator, return_dict=False)[0]
+        if not torch.isfinite(latents).all():
+            raise NotFinite(f"the picture is no number after step {canvas.step + 1} of {canvas.plan.steps}: it cannot be drawn like this")
+        canvas.latents, canvas.velocity = latents, None
+        canvas.step += 1
+
+    # 4: postprocess
+
+    def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
+        """[1, channels, height, width] of the one picture that a preview shows."""
+        return self.grids(latents, plan)[:1]
+
+    @abstractmethod
+    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+        """[layers or 1, channels, height, width]: latents as the VAE has them, but for mean and scale."""
+
+    @abstractmethod
+    def images(self, grids: Tensor) -> Iterator[Image]:
+        """[n, channels, height, width] through the VAE, one after the other."""
+
+
+def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """[n, most tokens, width], and bool [n, most tokens], which is None where all are equally long."""
+    most = max(len(text) for text in texts)
+    if all(len(text) == most for text in texts):
+        return torch.stack(list(texts)), None
+    mask = torch.arange(most)[None] < torch.tensor([len(text) for text in texts])[:, None]
+    return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True), mask.to(texts[0].device)
+
+
+def min_steps(scheduler: Any) -> int:
+    """A schedule that is stretched to end at a given sigma divides by zero for one step."""
+    return 2 if scheduler.config.get("shift_terminal") else 1
+
+
+def shift(scheduler: Any, tokens: int) -> float:
+    """mu of a picture of so many tokens, as all pipelines of this kind have it: linear between two lengths of the config."""
+    config = scheduler.config
+    base, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+    # In this order of operations: another one is another mu by a bit.
+    slope = (high - low) / (most - base)
+    return float(tokens * slope + (low - slope * base))

@@ -1,0 +1,193 @@
+"""What is asked of a pipeline of pictures, checked whole before anything of it runs: the first of the four phases.
+
+    DrawRequest --planned--> Plan --encode--> Conditions --step, step, ...--> Canvas --decode--> pictures
+
+Diffusers checks little of this: it divides by zero steps, draws 1024 by 1024 pixels where 0 were asked for, and makes a black picture of
+one step too few.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.interface import BadRequest, DrawRequest
+
+PNG, JPEG, WEBP = "image/png", "image/jpeg", "image/webp"
+MEDIA_TYPES = (PNG, JPEG, WEBP)
+SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one pipeline can be asked, and what it takes where nothing is said.
+
+    multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_pixels: of one
+    picture. min_steps to max_steps. guidance: a scale above guided_above costs a second pass a step, away from the negative prompt;
+    negative: what that is where none is given. images: fewest and most that are edited. layers: of every picture, and most; 0: it knows no
+    layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable, negatable,
+    previewed, sized: whether it knows guidance, negative prompts, previews and sizes. max_work: pixels times steps of all pictures, layers
+    too.
+    """
+
+    multiple: int
+    width: int
+    height: int
+    steps: int
+    guidance: float
+    guided_above: float = 1.0
+    negative: str = ""
+    min_side: int = 32
+    max_pixels: int = 2048 * 2048
+    min_steps: int = 1
+    max_steps: int = 200
+    max_guidance: float = 30.0
+    images: tuple[int, int] = (0, 0)
+    layers: int = 0
+    max_layers: int = 0
+    max_results: int = 8
+    guidable: bool = True
+    negatable: bool = True
+    previewed: bool = True
+    sized: bool = True
+    sides: tuple[int, ...] = ()
+    max_work: int = 2048 * 2048 * 200
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request with its defaults filled in. width, height: of the pictures that come out. images: uint8 [height, width, 4] each, as they
+    were sent, RGB and how opaque they are. digests: of their files. negative: None where there is no guidance. layers: 0 is none."""
+
+    prompt: str
+    negative: str | None
+    guidance: float
+    width: int
+    height: int
+    steps: int
+    seed: int
+    results: int
+    layers: int
+    previews: int
+    preview_side: int
+    media_type: str
+    client: str
+    images: tuple[NDArray[np.uint8], ...] = ()
+    digests: tuple[bytes, ...] = field(default=())
+
+    @property
+    def pictures(self) -> int:
+        """How many come out, all layers counted."""
+        return self.results * max(self.layers, 1)
+
+    def seed_of(self, number: int) -> int:
+        """Of the picture with that number: who asks for three gets what who asks with three seeds gets."""
+        return (self.seed + number) % SEEDS
+
+
+def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
+    """The plan, without its images yet. name: of the model. Raises BadRequest."""
+    if request.frames:
+        raise _bad("frames", f"{name} draws pictures, no films: leave it out")
+    if request.seconds:
+        raise _bad("duration_s", f"{name} draws pictures and makes no sound: leave it out")
+    if request.media_type not in ("", *MEDIA_TYPES):
+        raise _bad("media_type", f"{name} makes {', '.join(MEDIA_TYPES)}: ask for one of these or leave it out")
+    width, height = _size(request, limits, name)
+    if request.results > limits.max_results:
+        raise _bad("results", f"{name} draws at most {limits.max_results} at once, not {request.results}")
+    if request.previews and not limits.previewed:
+        raise _bad("previews", f"{name} shows none: leave it out")
+    steps, layers = _steps(request, limits, name), _layers(request, limits, name)
+    guidance, negative = _guidance(request, limits, name)
+    fewest, most = limits.images
+    if not fewest <= len(request.images) <= most:
+        wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        asked = f"{len(request.images)} were sent"
+        raise _bad("images", f"{name} draws from words alone: leave them out" if not most else f"{name} edits {wanted}, {asked}")
+    plan = Plan(
+        prompt=request.prompt,
+        negative=negative,
+        guidance=guidance,
+        width=width,
+        height=height,
+        steps=steps,
+        seed=request.seed,
+        results=request.results,
+        layers=layers,
+        previews=min(request.previews, steps),
+        preview_side=request.preview_side,
+        media_type=request.media_type or PNG,
+        client=request.client,
+    )
+    check_work(plan, limits, name)
+    return plan
+
+
+def check_work(plan: Plan, limits: Limits, name: str) -> None:
+    """Pixels times steps; once more where the size is known only from the images. Raises BadRequest."""
+    work = plan.width * plan.height * plan.pictures * plan.steps
+    if work > limits.max_work:
+        raise _bad("steps", f"{name} draws at most {limits.max_work:.3g} pixels times steps at once, this is {work:.3g}: ask for less")
+
+
+def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:
+    for side, value in (("width", request.width), ("height", request.height)):
+        if not value:
+            continue
+        if not limits.sized:
+            raise _bad(side, f"{name} draws in the size of the picture that it edits: leave it out")
+        if limits.sides:
+            if value not in limits.sides or request.width != request.height:
+                listed = " or ".join(f"{each}x{each}" for each in limits.sides)
+                raise _bad(side, f"{name} draws as many pixels as {listed} has, in the shape of the picture: ask for that, or leave it out")
+            continue
+        if value % limits.multiple:
+            nearest = max(round(value / limits.multiple) * limits.multiple, limits.multiple)
+            raise _bad(side, f"{name} draws multiples of {limits.multiple} pixels, not {value}: ask for {nearest}")
+        if value < limits.min_side:
+            raise _bad(side, f"{name} draws {limits.min_side} pixels at least, not {value}")
+    width, height = request.width or limits.width, request.height or limits.height
+    if width * height > limits.max_pixels:
+        raise _bad("width", f"{name} draws at most {limits.max_pixels} pixels, {width}x{height} are {width * height}: ask for fewer")
+    return width, height
+
+
+def _steps(request: DrawRequest, limits: Limits, name: str) -> int:
+    steps = request.steps or limits.steps
+    if not limits.min_steps <= steps <= limits.max_steps:
+        raise _bad("steps", f"{name} takes {limits.min_steps} to {limits.max_steps} steps, not {steps}")
+    return steps
+
+
+def _layers(request: DrawRequest, limits: Limits, name: str) -> int:
+    if not limits.max_layers and request.layers:
+        raise _bad("layers", f"{name} draws no layers: leave it out")
+    layers = request.layers or limits.layers
+    if layers > limits.max_layers:
+        raise _bad("layers", f"{name} draws at most {limits.max_layers} layers, not {layers}")
+    return layers
+
+
+def _guidance(request: DrawRequest, limits: Limits, name: str) -> tuple[float, str | None]:
+    """The scale, and what it leads away from."""
+    if request.guidance_scale is not None and not limits.guidable:
+        raise _bad("guidance_scale", f"{name} knows none: leave it out")
+    if request.negative_prompt and not limits.negatable:
+        raise _bad("negative_prompt", f"{name} knows none: leave it out")
+    scale = limits.guidance if request.guidance_scale is None else request.guidance_scale
+    if not math.isfinite(scale) or not 0 <= scale <= limits.max_guidance:
+        raise _bad("guidance_scale", f"{name} takes 0 to {limits.max_guidance:g}")
+    if scale > limits.guided_above:
+        return scale, request.negative_prompt or limits.negative
+    if request.negative_prompt:
+        why = f"it has no effect at guidance_scale {scale:g}: leave it out, or ask for a scale above {limits.guided_above:g}"
+        raise _bad("negative_prompt", why)
+    return scale, None
+
+
+def _bad(field: str, description: str) -> BadRequest:
+    return BadRequest(f"diffusion.{field}", description)

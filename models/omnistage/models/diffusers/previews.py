@@ -1,0 +1,73 @@
+"""Pictures of how far a drawing is, without the VAE.
+
+What is shown is the estimate x0 = x - sigma v of the picture without its noise, not the noisy latents, which are noise until the last steps
+through any map. Each place of the latents becomes one pixel by a linear map, which is fitted to the pictures that were served: latents in,
+mean colours of the pixels under them out. Until there is one picture the VAE decodes the estimate, which costs as much as a picture.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image as pillow
+from PIL.Image import Image
+from torch import Tensor
+
+RIDGE = 1e-3
+"""Added to the squares: latents of one flat picture alone would tell nothing of a map."""
+MEMORY = 0.9
+"""Of all pictures before one, against that one."""
+SIDE = 256
+"""The longer side of a preview, unless somebody asks for another; never more than the picture's."""
+
+
+class LinearMap:
+    """From latents to colours, by least squares over the pictures that were drawn."""
+
+    def __init__(self) -> None:
+        self._squares: Tensor | None = None
+        self._products: Tensor | None = None
+        self._map: Tensor | None = None
+
+    @property
+    def is_fitted(self) -> bool:
+        return self._map is not None
+
+    def fit(self, grid: Tensor, image: Image) -> None:
+        """grid: [channels, height, width], and the picture that the VAE made of it."""
+        channels, height, width = grid.shape
+        small = image.resize((width, height), pillow.Resampling.BOX)
+        colours = torch.from_numpy(np.asarray(small, dtype=np.float64).reshape(height * width, -1) / 255)
+        rows = _with_one(grid)
+        squares, products = rows.T @ rows / len(rows), rows.T @ colours / len(rows)
+        if self._squares is not None and self._products is not None and self._products.shape == products.shape:
+            squares, products = MEMORY * self._squares + squares, MEMORY * self._products + products
+        self._squares, self._products = squares, products
+        self._map = torch.linalg.solve(squares + RIDGE * torch.eye(channels + 1, dtype=torch.float64), products)
+
+    def show(self, grid: Tensor) -> Image:
+        """A pixel for each place of [channels, height, width]."""
+        assert self._map is not None
+        _, height, width = grid.shape
+        colours = (_with_one(grid) @ self._map).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return pillow.fromarray(colours.reshape(height, width, -1).numpy())
+
+
+def _with_one(grid: Tensor) -> Tensor:
+    """[places, channels + 1] in float64, the last of them 1."""
+    places = grid.flatten(1).T.double().cpu()
+    return torch.cat([places, torch.ones(len(places), 1, dtype=torch.float64)], dim=1)
+
+
+def sized(image: Image, side: int, width: int, height: int) -> Image:
+    """Resized so that its longer side is `side`, or SIDE for 0, but not above that of the picture it stands for."""
+    longest = min(side or SIDE, max(width, height))
+    scale = longest / max(width, height)
+    return image.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pillow.Resampling.BICUBIC)
+
+
+def is_due(step: int, steps: int, previews: int) -> bool:
+    """Whether a preview is shown after a step: they are spread evenly, and the last step shows none, for the picture itself follows."""
+    if step == steps or not previews:
+        return False
+    return step * (previews + 1) // steps > (step - 1) * (previews + 1) // steps

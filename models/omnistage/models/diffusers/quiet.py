@@ -1,0 +1,36 @@
+"""Loading and saving without a word: Diffusers and Transformers report what they do on the terminal of whoever runs the service."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import diffusers.utils.logging
+import transformers.utils.logging
+
+LIBRARIES: tuple[Any, ...] = (diffusers.utils.logging, transformers.utils.logging)
+
+_lock = threading.RLock()
+"""What it changes belongs to the process, as does what the libraries change while they load: the default dtype, how weights begin."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Whatever both libraries do in it shows no progress and warns of nothing. One thread at a time; afterwards all is as it was."""
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]
+        try:
+            for library in LIBRARIES:
+                library.set_verbosity(logging.CRITICAL)
+                library.disable_progress_bar()
+            yield
+        finally:
+            for library, (verbosity, shows_progress) in zip(LIBRARIES, before, strict=True):
+                library.set_verbosity(verbosity)
+                if shows_progress:
+                    library.enable_progress_bar()

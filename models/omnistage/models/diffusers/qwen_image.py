@@ -1,0 +1,266 @@
+"""Qwen-Image: pictures from words; from words and one picture (Edit) or several (EditPlus); a picture taken apart into layers (Layered)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
+from PIL import Image as pillow
+from PIL.Image import Image
+from torch import Tensor
+
+from omnistage.models.diffusers.options import AREA
+from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, padded, shift
+from omnistage.models.diffusers.plan import Limits, Plan
+
+MOST_TOKENS = 1024
+"""Of a prompt, without its template."""
+SEEN_AREA = 384 * 384
+"""Pixels of a picture that EditPlus shows its text encoder, for AREA of those that its transformer gets."""
+MOST_IMAGES = 8
+LAYERS, MOST_LAYERS = 4, 16
+SIDES = (640, 1024)
+"""Layered was trained for pictures of as many pixels as squares of these sides have."""
+LAYERED_SHIFT_TOKENS = 256
+
+
+class QwenImagePainter(Painter):
+    """From words alone, and what all four have in common."""
+
+    def _own_limits(self) -> Limits:
+        return Limits(
+            multiple=self.pipe.vae_scale_factor * 2,
+            width=1024,
+            height=1024,
+            steps=50,
+            guidance=4.0,
+            negative=" ",
+            min_steps=min_steps(self.pipe.scheduler),
+        )
+
+    def check_text(self, text: str) -> None:
+        count = len(self.pipe.tokenizer(text)["input_ids"])
+        if count > MOST_TOKENS:
+            raise ValueError(f"it has {count} tokens, and the text encoder reads {MOST_TOKENS}: make it shorter")
+
+    def _shape(self, width: int, height: int) -> tuple[int, int, int]:
+        """Frames, height and width in tokens."""
+        side = self.pipe.vae_scale_factor * 2
+        return 1, height // side, width // side
+
+    def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+        return (self._shape(plan.width, plan.height),)
+
+    def tokens(self, plan: Plan) -> int:
+        return sum(frames * height * width for frames, height, width in self._shapes(plan))
+
+    # 2: preprocess
+
+    def encode(self, plan: Plan) -> Conditions:
+        positive = self._texts.get((plan.prompt, plan.digests), partial(self._text, plan, plan.prompt))
+        negative = None
+        if plan.negative is not None:
+            negative = self._texts.get((plan.negative, plan.digests), partial(self._text, plan, plan.negative))
+        return Conditions(positive, negative, self._image_latents(plan), self._shapes(plan))
+
+    def _text(self, plan: Plan, text: str) -> Tensor:
+        rows: Tensor = self.pipe.encode_prompt(text)[0][0]
+        return rows
+
+    def _image_latents(self, plan: Plan) -> Tensor | None:
+        return None
+
+    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        _, height, width = conditions.shapes[0]
+        channels = self.pipe.transformer.config.in_channels // 4
+        shape = (1, 1, channels, 2 * height, 2 * width)
+        return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
+
+    def _packed(self, frames: Tensor) -> Tensor:
+        """[1, tokens, 4 channels] of [1, 1, channels, height, width]."""
+        packed: Tensor = self.pipe._pack_latents(frames, 1, *frames.shape[2:])
+        return packed
+
+    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
+        sigmas = np.linspace(1.0, 1 / plan.steps, plan.steps)
+        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=shift(scheduler, latents.shape[1]))
+
+    # 3: execute
+
+    def group(self, plan: Plan) -> Hashable:
+        """The transformer computes where a token stands once for a whole batch."""
+        return self._shapes(plan)
+
+    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Words are filled up and masked; pictures of a group are equally long."""
+        texts, mask = padded([row.text for row in rows])
+        made: Tensor = self.pipe.transformer(
+            hidden_states=torch.cat([self._seen(row) for row in rows]),
+            timestep=torch.stack([row.canvas.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
+            encoder_hidden_states=texts,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[list(row.canvas.conditions.shapes) for row in rows],
+            return_dict=False,
+            **self._more(len(rows)),
+        )[0]
+        return list(torch.split(made[:, : rows[0].canvas.latents.shape[1]], 1))
+
+    def _seen(self, row: Row) -> Tensor:
+        """[1, tokens, channels]: what is drawn, and after it what is edited."""
+        images = row.canvas.conditions.images
+        return row.canvas.latents if images is None else torch.cat([row.canvas.latents, images[None]], dim=1)
+
+    def _more(self, count: int) -> dict[str, Tensor]:
+        """Other arguments of the transformer, for so many rows."""
+        return {}
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        """As far as the prompt alone would lead, in the direction that guidance gives."""
+        both = negative + scale * (positive - negative)
+        return both * (torch.norm(positive, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
+
+    # 4: postprocess
+
+    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+        unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
+        return unpacked[:, :, 0]
+
+    def images(self, grids: Tensor) -> Iterator[Image]:
+        vae = self.pipe.vae
+        mean, deviation = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
+        mean, inverse = mean.to(self.device, vae.dtype), 1.0 / deviation.to(self.device, vae.dtype)
+        for grid in torch.split(grids.to(vae.dtype), 1):
+            decoded = vae.decode(grid[:, :, None] / inverse + mean, return_dict=False)[0][:, :, 0]
+            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
+
+
+class _FromPictures(QwenImagePainter):
+    """With pictures to begin from: what the VAE makes of them stands behind what is drawn."""
+
+    def _sizes(self, plan: Plan) -> list[tuple[int, int]]:
+        """Width and height of each picture for the VAE."""
+        return [calculate_dimensions(self._area, image.shape[1] / image.shape[0]) for image in plan.images]
+
+    def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+        return (*super()._shapes(plan), *(self._shape(*size) for size in self._sizes(plan)))
+
+    def _image_latents(self, plan: Plan) -> Tensor:
+        parts = zip(plan.digests, self._images(plan), self._sizes(plan), strict=True)
+        return torch.cat([self._pictures.get((digest, size), partial(self._latents, image, *size)) for digest, image, size in parts])
+
+    def _images(self, plan: Plan) -> list[Image]:
+        """As the VAE gets them, before they are resized."""
+        return [pillow.fromarray(image).convert("RGB") for image in plan.images]
+
+    def _latents(self, image: Image, width: int, height: int) -> Tensor:
+        """[tokens, channels]."""
+        pixels = self.pipe.image_processor.preprocess(image, height, width).unsqueeze(2).to(self.device, self.dtype)
+        latents = self.pipe._encode_vae_image(image=pixels, generator=None)
+        return self._packed(latents.transpose(1, 2))[0]
+
+
+class QwenImageEditPainter(_FromPictures):
+    """One picture edited. The result has its shape and about AREA pixels where nothing else is asked for."""
+
+    def _own_limits(self) -> Limits:
+        return replace(super()._own_limits(), width=0, height=0, images=(1, 1))
+
+    def sized(self, plan: Plan) -> Plan:
+        width, height = self._sizes(plan)[-1]
+        side = self.limits.multiple
+        return replace(plan, width=(plan.width or width) // side * side, height=(plan.height or height) // side * side)
+
+    def _images(self, plan: Plan) -> list[Image]:
+        """The VAE and the text encoder get the same pixels."""
+        resized = zip(super()._images(plan), self._sizes(plan), strict=True)
+        return [self.pipe.image_processor.resize(image, height, width) for image, (width, height) in resized]
+
+    def _text(self, plan: Plan, text: str) -> Tensor:
+        rows: Tensor = self.pipe.encode_prompt(text, image=self._images(plan)[0])[0][0]
+        return rows
+
+
+class QwenImageEditPlusPainter(QwenImageEditPainter):
+    """Several pictures; the result has the shape of the last one."""
+
+    def _own_limits(self) -> Limits:
+        return replace(super()._own_limits(), images=(1, MOST_IMAGES))
+
+    def _images(self, plan: Plan) -> list[Image]:
+        return _FromPictures._images(self, plan)
+
+    def _text(self, plan: Plan, text: str) -> Tensor:
+        area = self._area * SEEN_AREA // AREA
+        seen = list[Image]()
+        for image in self._images(plan):
+            width, height = calculate_dimensions(area, image.width / image.height)
+            seen.append(self.pipe.image_processor.resize(image, height, width))
+        rows: Tensor = self.pipe.encode_prompt(text, image=seen)[0][0]
+        return rows
+
+
+class QwenImageLayeredPainter(_FromPictures):
+    """A picture taken apart into layers with transparency. What is drawn has one frame more: the whole picture, which comes first."""
+
+    def _own_limits(self) -> Limits:
+        return replace(super()._own_limits(), width=0, height=0, images=(1, 1), layers=LAYERS, max_layers=MOST_LAYERS, sides=self._sides())
+
+    def _sides(self) -> tuple[int, ...]:
+        """In proportion to the area that was chosen."""
+        share = (self._area / AREA) ** 0.5
+        return tuple(round(side * share) for side in SIDES)
+
+    def sized(self, plan: Plan) -> Plan:
+        side = self.limits.multiple
+        width, height = self._sizes(plan)[0]
+        return replace(plan, width=width // side * side, height=height // side * side)
+
+    def _sizes(self, plan: Plan) -> list[tuple[int, int]]:
+        asked = plan.width if plan.width in self.limits.sides and plan.width == plan.height else 0
+        return [calculate_dimensions((asked or self.limits.sides[0]) ** 2, image.shape[1] / image.shape[0]) for image in plan.images]
+
+    def _images(self, plan: Plan) -> list[Image]:
+        resized = zip(plan.images, self._sizes(plan), strict=True)
+        return [self.pipe.image_processor.resize(pillow.fromarray(image), height, width) for image, (width, height) in resized]
+
+    def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+        drawn, *images = super()._shapes(plan)
+        return (*(drawn,) * (plan.layers + 1), *images)
+
+    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        _, height, width = conditions.shapes[0]
+        channels = self.pipe.transformer.config.in_channels // 4
+        shape = (1, plan.layers + 1, channels, 2 * height, 2 * width)
+        return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
+
+    def _packed(self, frames: Tensor) -> Tensor:
+        count, *rest = frames.shape[1:]
+        packed: Tensor = self.pipe._pack_latents(frames, 1, *rest, count)
+        return packed
+
+    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
+        assert conditions.images is not None
+        mu = (len(conditions.images) / LAYERED_SHIFT_TOKENS) ** 0.5
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 0, plan.steps + 1)[:-1], device=self.device, mu=mu)
+
+    def _more(self, count: int) -> dict[str, Tensor]:
+        return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        return negative + scale * (positive - negative)
+
+    def _frames(self, latents: Tensor, plan: Plan) -> Tensor:
+        """[1 + layers, channels, height, width], the whole picture first."""
+        unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, plan.layers, self.pipe.vae_scale_factor)
+        return unpacked[0].transpose(0, 1)
+
+    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+        return self._frames(latents, plan)[1:]
+
+    def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
+        return self._frames(latents, plan)[:1]

@@ -1,0 +1,22 @@
+"""Where the default picture model lies: in a package of its own, which has nothing but its files."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from omnistage.models.common.fetch import FetchError, Progress
+
+PACKAGE = "omnistage_pictures"
+FOLDER = "model"
+
+
+def model_directory(cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """The folder of the pipeline. Nothing is fetched or converted. Raises FetchError where the package is not installed."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise FetchError(
+            "the package omnistage-pictures is missing, which has the default picture model: `make setup` installs it, "
+            "and so does pip install ./pictures in a checkout"
+        )
+    return Path(spec.submodule_search_locations[0]) / FOLDER

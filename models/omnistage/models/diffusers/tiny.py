@@ -1,0 +1,130 @@
+"""Checkpoints of the drawing pipelines with random weights, in the files of the published ones: for tests and trials of all but beauty.
+
+A weight depends on the seed and its own name only, and is made of exact operations, so that every machine makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from omnistage.models.common.fetch import Progress
+from omnistage.models.diffusers import tiny_tokenizer
+from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.tiny_sizes import (
+    DESIGNS,
+    PREPROCESSOR,
+    QWEN3,
+    QWEN_VL_TEXT,
+    QWEN_VL_VISION,
+    VIDEO_PREPROCESSOR,
+    Design,
+)
+from omnistage.models.diffusers.tiny_tokenizer import Ids
+from omnistage.models.makers import MakeError, Order
+from omnistage.models.qwen2_5_omni.tiny_weights import noise
+
+PROCESSOR = "Qwen2VLProcessor"
+
+
+def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
+    """Fill an empty folder that is there with the checkpoint of one of DESIGNS. Raises MakeError for the real vocabulary, which would
+    need an embedding larger than all the rest."""
+    if order.tokenizer != "built":
+        raise MakeError(f"tokenizer {order.tokenizer!r}: a checkpoint of {name} can have built")
+    design = DESIGNS[name]
+    dtype = getattr(torch, order.dtype or "float32")
+    progress("writing the tokenizer", 0.0)
+    trained = tiny_tokenizer.trained()
+    template = tiny_tokenizer.VISION_TEMPLATE if design.sees else tiny_tokenizer.TEMPLATE
+    tiny_tokenizer.write(directory / "tokenizer", trained, template)
+    if design.processor:
+        tiny_tokenizer.write(directory / design.processor, trained, template, PROCESSOR)
+        _json(directory / design.processor / "preprocessor_config.json", PREPROCESSOR)
+        _json(directory / design.processor / "video_preprocessor_config.json", VIDEO_PREPROCESSOR)
+    progress("writing the tokenizer", 1.0)
+    with quiet():
+        parts = _models(design, order.size, trained.ids())
+        for index, (part, model) in enumerate(parts.items()):
+            _fill(model, part, order.seed, dtype)
+            model.save_pretrained(directory / part)
+            progress("writing the weights", (index + 1) / len(parts))
+        scheduler: Any = diffusers.FlowMatchEulerDiscreteScheduler
+        scheduler(**design.scheduler).save_pretrained(directory / "scheduler")
+    _json(directory / "model_index.json", _index(design, parts))
+
+
+qwen_image = partial(make, "qwen-image")
+qwen_image_edit = partial(make, "qwen-image-edit")
+qwen_image_edit_plus = partial(make, "qwen-image-edit-plus")
+qwen_image_layered = partial(make, "qwen-image-layered")
+z_image = partial(make, "z-image")
+longcat_image = partial(make, "longcat-image")
+longcat_image_edit = partial(make, "longcat-image-edit")
+
+
+def _models(design: Design, size: str, ids: Ids) -> dict[str, Any]:
+    """The parts with weights, which have no memory yet."""
+    transformer = getattr(diffusers, design.transformer)
+    vae = getattr(diffusers, design.vae)
+    with torch.device("meta"):
+        return {
+            "text_encoder": _text_encoder(design, ids),
+            "transformer": transformer(**design.transformers[size], **design.special),
+            "vae": vae(**design.vae_values),
+        }
+
+
+def _text_encoder(design: Design, ids: Ids) -> Any:
+    tokens: dict[str, Any] = {"vocab_size": ids.rows, "bos_token_id": ids.pad, "eos_token_id": ids.im_end, "pad_token_id": ids.pad}
+    if not design.sees:
+        return transformers.Qwen3Model(transformers.Qwen3Config(**QWEN3, **tokens))
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**QWEN_VL_TEXT, **tokens},
+        vision_config=dict(QWEN_VL_VISION),
+        image_token_id=ids.image,
+        video_token_id=ids.video,
+        vision_start_token_id=ids.vision_start,
+        vision_end_token_id=ids.vision_end,
+    )
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _fill(model: torch.nn.Module, part: str, seed: int, dtype: torch.dtype) -> None:
+    """Give all weights of a part their values."""
+    weights = {}
+    for name, value in model.state_dict().items():
+        mean, deviation = _distribution(name, tuple(value.shape))
+        weights[name] = noise(f"{part} {name}", tuple(value.shape), seed, deviation).add_(mean).to(dtype)
+    model.load_state_dict(weights, assign=True)
+
+
+def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and deviation of a weight."""
+    if name.endswith(".bias"):
+        return 0.0, 0.1
+    if name.endswith(".gamma") or len(shape) == 1:  # a norm
+        return 1.0, 0.1
+    if name.endswith(("embed_tokens.weight", "addition_t_embedding.weight", "_pad_token")):
+        return 0.0, 1.0
+    return 0.0, 1 / math.sqrt(math.prod(shape[1:]))
+
+
+def _index(design: Design, parts: dict[str, Any]) -> dict[str, Any]:
+    """model_index.json: the class of each part, and whose it is."""
+    components = {part: [type(model).__module__.partition(".")[0], type(model).__name__] for part, model in parts.items()}
+    components |= {"scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"], "tokenizer": ["transformers", "Qwen2Tokenizer"]}
+    if design.processor:
+        components[design.processor] = ["transformers", PROCESSOR]
+    return {"_class_name": design.pipeline, "_diffusers_version": diffusers.__version__} | dict(sorted(components.items()))
+
+
+def _json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,177 @@
+"""Drawings by whole calls of any pipeline of pictures that Diffusers has, without a loop of our own: progress and cancelling at every step,
+requests that are alike in one call; no previews, and nobody joins a call that has begun."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Hashable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image as pillow
+
+from omnistage.models.diffusers.call import Call
+from omnistage.models.diffusers.drawing import IMAGE, PROGRESS
+from omnistage.models.diffusers.options import Defaults
+from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import Drawn, Picture, Progress, Wanted
+
+FOREIGN = ("num_frames", "audio_length_in_s", "audio_end_in_s", "video_length")
+"""Parameters of pipelines that make something else."""
+USUAL_SIDE = 512
+
+
+class Job:
+    """A plan, and its place in a call that it may share. step: that it was told of."""
+
+    def __init__(self, plan: Plan, wanted: Wanted) -> None:
+        self.plan, self.wanted = plan, wanted
+        self.call: Call | None = None
+        self.place = 0
+        self.step = 0
+        self.images: list[Any] | None = None
+
+
+class WholeDrawing:
+    """Implements `Drawing` of the stepper, and `Artist` of the model. model: its name, for what pictures say of themselves."""
+
+    def __init__(self, pipe: DiffusionPipeline, defaults: Defaults, model: str, threads: int) -> None:
+        self._pipe, self._model, self._threads = pipe, model, threads
+        self._takes = inspect.signature(type(pipe).__call__).parameters
+        self._calls: dict[Call, set[Job]] = {}
+        if "prompt" not in self._takes or any(name in self._takes for name in FOREIGN):
+            raise LoadError(f"{type(pipe).__name__} does not draw pictures from words: it cannot be served here yet")
+        self._limits = defaults.applied(self._own_limits())
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def _own_limits(self) -> Limits:
+        multiple, sized = self._multiple, "width" in self._takes and "height" in self._takes
+        side = self._usual_side() // multiple * multiple
+        guidance = self._takes[self._scale].default if self._scale else 0.0
+        steps = self._takes["num_inference_steps"].default if "num_inference_steps" in self._takes else 1
+        return Limits(
+            multiple=multiple,
+            width=side,
+            height=side,
+            steps=int(steps),
+            guidance=float(guidance) if isinstance(guidance, int | float) else 0.0,
+            guidable=self._scale is not None,
+            negatable="negative_prompt" in self._takes,
+            images=(1, 1) if "image" in self._takes else (0, 0),
+            sized=sized,
+            max_results=8 if "num_images_per_prompt" in self._takes else 1,
+            previewed=False,
+        )
+
+    @cached_property
+    def _multiple(self) -> int:
+        processor = getattr(self._pipe, "image_processor", None)
+        return int(processor.config.vae_scale_factor) if processor is not None else int(getattr(self._pipe, "vae_scale_factor", 8))
+
+    @property
+    def _scale(self) -> str | None:
+        """The parameter that means guidance."""
+        return next((name for name in ("true_cfg_scale", "guidance_scale") if name in self._takes), None)
+
+    def _usual_side(self) -> int:
+        pipe = self._pipe
+        inner = getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
+        size = getattr(pipe, "default_sample_size", None) or (inner.config.get("sample_size") if inner is not None else None)
+        return size * int(getattr(pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
+
+    def check_text(self, text: str) -> None:
+        """The pipeline cuts what its text encoder cannot read, as it does everywhere."""
+
+    def sized(self, plan: Plan) -> Plan:
+        return plan
+
+    def tokens(self, plan: Plan) -> int:
+        """Counted as if latents were 8 times smaller and packed by two, which most are."""
+        return -(-plan.width * plan.height // 256) * plan.results * (1 if plan.negative is None else 2)
+
+    def job(self, plan: Plan, wanted: Wanted) -> Job:
+        return Job(plan, wanted)
+
+    def cost(self, job: Job) -> int:
+        return self.tokens(job.plan)
+
+    def group_key(self, job: Job) -> Hashable:
+        """Who shares a call, or could: an image is for one."""
+        if job.call is not None:
+            return ("call", id(job.call))
+        plan = job.plan
+        if plan.images:
+            return ("alone", id(job))
+        return ("new", plan.width, plan.height, plan.steps, plan.guidance, plan.negative is None, plan.results)
+
+    def forward(self, jobs: Sequence[Job]) -> None:
+        """Those of one call; it goes on where nobody is behind it."""
+        call = jobs[0].call
+        if call is None:
+            call = Call(self._pipe, self._arguments([job.plan for job in jobs]), self._threads)
+            self._calls[call] = set(jobs)
+            for place, job in enumerate(jobs):
+                job.call, job.place = call, place
+        if call.images is None and all(job.step == call.step for job in jobs):
+            try:
+                call.resume()
+            except BaseException:
+                for job in self._calls.pop(call, set()):
+                    job.call = None
+                raise
+
+    def _arguments(self, plans: Sequence[Plan]) -> dict[str, Any]:
+        first = plans[0]
+        generators = [torch.Generator("cpu").manual_seed(plan.seed_of(number)) for plan in plans for number in range(first.results)]
+        said: dict[str, Any] = {
+            "prompt": [plan.prompt for plan in plans] if len(plans) > 1 else first.prompt,
+            "num_inference_steps": first.steps,
+            "generator": generators if len(generators) > 1 else generators[0],
+            "num_images_per_prompt": first.results,
+            "width": first.width,
+            "height": first.height,
+            "output_type": "pil",
+            "enable_prompt_rewrite": False,
+        }
+        if self._scale:
+            said[self._scale] = first.guidance
+        if first.negative:
+            said["negative_prompt"] = [plan.negative for plan in plans] if len(plans) > 1 else first.negative
+        if first.images:
+            said["image"] = pillow.fromarray(first.images[0]).convert("RGB")
+        return {name: value for name, value in said.items() if name in self._takes}
+
+    def advance(self, job: Job) -> Sequence[Drawn]:
+        call = job.call
+        assert call is not None
+        if call.images is not None:
+            count = job.plan.results
+            job.images = call.images[job.place * count : (job.place + 1) * count]
+            return []
+        job.step = call.step
+        return [Progress(call.step, call.steps)] if PROGRESS in job.wanted else []
+
+    def is_drawn(self, job: Job) -> bool:
+        return job.images is not None
+
+    def give_up(self, job: Job) -> None:
+        """A call that nobody waits for any more ends at its step."""
+        call = job.call
+        if call is None or call not in self._calls:
+            return
+        self._calls[call].discard(job)
+        if not self._calls[call]:
+            del self._calls[call]
+            call.close()
+
+    def decode(self, job: Job) -> Generator[Drawn, None, None]:
+        assert job.images is not None
+        for number, image in enumerate(job.images[job.wanted[IMAGE] :] if IMAGE in job.wanted else (), job.wanted.get(IMAGE, 0)):
+            yield Picture(encoded(image, job.plan.media_type, parameters(job.plan, number, self._model)), job.plan.media_type)

@@ -1,0 +1,94 @@
+"""Z-Image: pictures of any sizes in one pass. The default picture model has its form too."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift
+from omnistage.models.diffusers.plan import Limits, Plan
+
+MOST_TOKENS = 512
+"""Of a prompt with its template, as the pipeline has it."""
+PAD = 32
+"""The transformer rounds numbers of tokens up to it."""
+
+
+class ZImagePainter(Painter):
+    def _own_limits(self) -> Limits:
+        return Limits(
+            multiple=self.pipe.vae_scale_factor * 2,
+            width=1024,
+            height=1024,
+            steps=50,
+            guidance=5.0,
+            guided_above=0.0,
+            min_steps=min_steps(self.pipe.scheduler),
+        )
+
+    def check_text(self, text: str) -> None:
+        count = len(self._ids(text))
+        if count > MOST_TOKENS:
+            raise ValueError(f"it has {count} tokens with its template, and the text encoder reads {MOST_TOKENS}: make it shorter")
+
+    def tokens(self, plan: Plan) -> int:
+        height, width = self._latent_size(plan)
+        return -(-(height // 2) * (width // 2) // PAD) * PAD
+
+    def encode(self, plan: Plan) -> Conditions:
+        positive = self._texts.get(plan.prompt, partial(self._text, plan.prompt))
+        negative = None if plan.negative is None else self._texts.get(plan.negative, partial(self._text, plan.negative))
+        return Conditions(positive, negative)
+
+    def _ids(self, text: str) -> list[int]:
+        tokenizer = self.pipe.tokenizer
+        turns = [{"role": "user", "content": text}]
+        chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+        ids: list[int] = tokenizer(chat)["input_ids"]
+        return ids
+
+    def _text(self, text: str) -> Tensor:
+        """[tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes nothing: no
+        token sees those behind it."""
+        ids = torch.tensor([self._ids(text)], device=self.pipe.text_encoder.device)
+        rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
+        return rows.to(self.device)
+
+    def _latent_size(self, plan: Plan) -> tuple[int, int]:
+        return plan.height // self.pipe.vae_scale_factor, plan.width // self.pipe.vae_scale_factor
+
+    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        shape = (1, self.pipe.transformer.in_channels, *self._latent_size(plan))
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(self.device)
+
+    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
+        mu = shift(scheduler, (latents.shape[2] // 2) * (latents.shape[3] // 2))
+        sigmas = torch.linspace(1.0, 1 / plan.steps, plan.steps).tolist()
+        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=mu)
+
+    def group(self, plan: Plan) -> Hashable:
+        return None
+
+    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+        """The transformer takes lists, and fills up what is shorter."""
+        latents = [row.canvas.latents[0, :, None].to(self.dtype) for row in rows]
+        times = torch.stack([(1000 - row.canvas.timestep) / 1000 for row in rows])
+        made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]
+        return [-each[:, 0].float()[None] for each in made]
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        return positive + scale * (positive - negative)
+
+    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+        return latents
+
+    def images(self, grids: Tensor) -> Iterator[Image]:
+        vae = self.pipe.vae
+        for grid in torch.split(grids.to(vae.dtype), 1):
+            decoded = vae.decode(grid / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
+            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]

@@ -1,0 +1,113 @@
+"""`omnistage draw`: what can be typed. The work is in `drawing`, imported when it runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from omnistage.cli.layout import Layout, by_stage
+from omnistage.cli.options import Address, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.report import errors_reported
+
+if TYPE_CHECKING:
+    from omnistage.cli.drawing import Order
+    from omnistage.client.request import Options
+
+MAX_SIDE = 16384
+
+Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to show; - reads it from standard input.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="F", help="Write the picture to this file: .png, .jpg or .webp.")]
+Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to start from or to change. Repeatable.")]
+Size = Annotated[str | None, typer.Option(metavar="WxH", help="Width and height in pixels, such as 512x512; default: the model's own.")]
+Side = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="One side alone, instead of --size.")]
+Layers = Annotated[int | None, typer.Option(min=1, max=64, help="So many layers, a file each, of a model that draws layers.")]
+Count = Annotated[int | None, typer.Option(min=1, max=8, help="So many pictures, a file each.")]
+Steps = Annotated[int | None, typer.Option(min=1, max=1000, help="More take longer and show more; default: the model's own.")]
+Guidance = Annotated[float | None, typer.Option(min=0.0, max=100.0, help="How closely to follow the prompt.")]
+Negative = Annotated[str | None, typer.Option(metavar="TEXT", help="What not to show.")]
+Previews = Annotated[int | None, typer.Option(min=0, max=16, help="So many pictures on the way, a file each, beside the others.")]
+PreviewDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Put them into this folder.")]
+Device = Annotated[
+    list[str] | None, typer.Option(metavar="STAGE=DEV", help="Of a stack that is started: cpu, cuda:0 ...; a bare DEV is for all stages.")
+]
+
+
+def draw(
+    prompt: Prompt,
+    out: Out,
+    images: Images = None,
+    layers: Layers = None,
+    size: Size = None,
+    width: Side = None,
+    height: Side = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
+    seed: Seed = None,
+    count: Count = None,
+    previews: Previews = None,
+    preview_dir: PreviewDir = None,
+    address: Address = None,
+    pipeline: PipelineName = "",
+    device: Device = None,
+    json: Json = False,
+    timeout: Timeout = 600.0,
+    verbose: Verbose = False,
+) -> None:
+    """Draw a picture of a prompt, also from other pictures.
+
+    Several pictures get -1, -2 ... behind the name of the file, layers -layer-0, -layer-1 ..., previews -preview- and their step.
+    """
+    if preview_dir is not None and not previews:
+        raise typer.BadParameter("--preview-dir is for previews; say how many with --previews")
+    if device and address is not None:
+        raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
+    if size is not None:
+        if width is not None or height is not None:
+            raise typer.BadParameter("--size is both sides; leave --width and --height out")
+        width, height = _sides(size)
+    typed = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
+    typed |= {"seed": seed, "results": count, "layers": layers, "previews": previews, "timeout_s": timeout}
+    if address is not None and pipeline:
+        typed["pipeline"] = pipeline
+    options = cast("Options", {name: value for name, value in typed.items() if value is not None})
+    try:
+        devices = by_stage(device or (), "--device")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    from omnistage.cli.drawing import Order
+
+    _draw(Order(prompt, out, tuple(images or ()), options, preview_dir, json), address, pipeline, devices, verbose)
+
+
+def _sides(size: str) -> tuple[int, int]:
+    """Of 640x480."""
+    match = re.fullmatch(r"(\d{1,5})[xX×](\d{1,5})", size)
+    width, height = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= width <= MAX_SIDE or not 1 <= height <= MAX_SIDE:
+        raise typer.BadParameter(f"--size {size}: give width and height in pixels, such as 512x512, each at most {MAX_SIDE}")
+    return width, height
+
+
+def _draw(order: Order, address: str | None, pipeline: str, devices: dict[str, str], verbose: bool) -> None:
+    from omnistage.cli.drawing import draw_order
+    from omnistage.cli.interruptible import Interruptible
+
+    if address is None:
+        import omnistage.cli.pipelines  # noqa: F401  now, while an interrupt still just ends the process
+
+    with errors_reported(verbose):
+        complete = order.checked()
+        target = address if address is not None else _layout(pipeline, complete, devices)
+        Interruptible().run(lambda work: draw_order(work, complete, target, verbose))
+
+
+def _layout(pipeline: str, order: Order, devices: dict[str, str]) -> Layout:
+    """What to start for this call."""
+    from omnistage.cli.pipelines import Choice, layout_of
+
+    inputs = ["text", *(["image"] if order.images else [])]
+    return layout_of(Choice(pipeline, devices=devices, kind="diffusion", inputs=inputs, outputs=["image"]))

@@ -1,0 +1,239 @@
+"""One drawing: asked for, shown while it comes, written to files, told in figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from rich.markup import escape
+
+from omnistage.cli.connect import connected
+from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
+from omnistage.cli.interruptible import Interruptible
+from omnistage.cli.layout import Layout
+from omnistage.cli.notices import Notices
+from omnistage.cli.output import OutputFile
+from omnistage.cli.picture_cells import size_of
+from omnistage.cli.rescue import as_object, sentence
+from omnistage.cli.words import words
+from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
+from omnistage.client.errors import BadRequestError, ProtocolError, RequestError
+from omnistage.client.events import Done, Event, Picture, Progress
+from omnistage.client.media import to_part
+from omnistage.client.request import Options, for_drawing
+
+KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WebP"}
+"""Endings of files that can be written."""
+
+MEDIA_TYPES = {ending: f"image/{name.lower()}" for ending, name in KINDS.items()}
+
+REFUSED = {
+    "media_type": ("--out", "Give a name with another ending: .png, .jpg or .webp."),
+    "images": ("--image", "Give a picture of another kind, or none."),
+    "prompt": ("PROMPT", "Give other words."),
+    "width": ("--width", "Give another one, or none for the model's own."),
+    "height": ("--height", "Give another one, or none for the model's own."),
+    "layers": ("--layers", "Give another number, or leave it out."),
+    "steps": ("--steps", "Give another number, or leave it out."),
+    "results": ("--count", "Give another number, or leave it out."),
+    "previews": ("--previews", "Give another number, or leave it out."),
+    "guidance_scale": ("--guidance", "Give another one, or leave it out."),
+    "negative_prompt": ("--negative", "Leave it out."),
+}
+"""Fields of DiffusionParams, the option that set each, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was typed. prompt: until checked, - is standard input. images: files, and when checked, their bytes. preview_dir: where previews
+    go; None: beside the picture."""
+
+    prompt: str
+    out: Path
+    images: Sequence[str | bytes]
+    options: Options
+    preview_dir: Path | None = None
+    as_json: bool = False
+
+    def checked(self) -> Order:
+        """The order with its words and pictures, standard input read. Refuses what cannot be done, before anything is fetched, started or
+        asked. Raises RequestError."""
+        for option, value in (("--timeout", self.options.get("timeout_s")), ("--guidance", self.options.get("guidance_scale"))):
+            if value is not None and not math.isfinite(value):
+                raise RequestError(f"{option} {value}: this is no number", hint="Give one, such as 7.5.")
+        with ExitStack() as tried:
+            self.open_files(tried)
+        if self.preview_dir is not None and not self.preview_dir.is_dir():
+            raise RequestError(
+                f"--preview-dir {self.preview_dir}: there is no such folder", hint=f"Make it first: mkdir -p {self.preview_dir}"
+            )
+        images = [to_part(image, "image", "--image").media.data for image in self.images]
+        options = Options(**{**self.options, "media_type": MEDIA_TYPES[self.out.suffix.lower()]})
+        whole = replace(self, prompt=words(self.prompt), images=images, options=options)
+        for_drawing(whole.prompt, images, options).complete()
+        return whole
+
+    def open_files(self, files: ExitStack) -> dict[Path, OutputFile]:
+        """Those that are expected, by path. Raises RequestError."""
+        layers, count = self.options.get("layers", 0), self.options.get("results", 1)
+        paths = [self.path(result, layer, count, layers) for result in range(count) for layer in range(max(layers, 1))]
+        return {path: files.enter_context(OutputFile(path, "--out", KINDS)) for path in paths}
+
+    def path(self, result: int, layer: int, results: int, layers: int) -> Path:
+        """Of one picture. results, layers: how many there are of each; layers 0: the model draws none."""
+        number = f"-{result + 1}" if results > 1 else ""
+        return self.out.with_stem(f"{self.out.stem}{number}{f'-layer-{layer}' if layers else ''}")
+
+    def preview_path(self, preview: Picture) -> Path:
+        """Its ending is that of the picture, unless it is of another type."""
+        number = f"-{preview.index + 1}" if preview.index else ""
+        ending = next(
+            (ending for ending in (self.out.suffix, *MEDIA_TYPES) if MEDIA_TYPES[ending.lower()] == preview.media_type), self.out.suffix
+        )
+        return (self.preview_dir or self.out.parent) / f"{self.out.stem}{number}-preview-{preview.preview_step:02}{ending}"
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What has come so far. previews: files of them. steps: that were done."""
+
+    pictures: list[Picture] = field(default_factory=list)
+    previews: list[Path] = field(default_factory=list)
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file of a picture. size: width and height, if they are known."""
+
+    path: Path
+    result: int
+    layer: int
+    size: tuple[int, int] | None
+
+
+async def draw_order(work: Interruptible, order: Order, target: str | Layout, verbose: bool) -> None:
+    """Ask, show the progress, write the files, print the figures; a private stack ends after that.
+
+    The JSON object goes to stdout and everything else to stderr.
+    """
+    if isinstance(target, Layout) and all(stage.kind != "diffusion" for stage in target.stages):
+        raise RequestError(f"{target.pipeline} has no diffusion, which draw needs", hint="Give another --pipeline: `omnistage pipelines`.")
+    with ExitStack() as files:
+        # Before anything is started or asked: a drawing that cannot be kept is lost.
+        opened = order.open_files(files)
+        async with connected(target, order.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
+            events = omni.stream_draw(order.prompt, images=order.images, **order.options)
+            with _refusals():
+                drawn, done = await _follow(events, order, drawing_screen_for(order.as_json))
+            work.complete()
+            written = _write(order, drawn, opened, files)
+            if order.as_json:
+                print(_as_json(written, drawn, done), flush=True)
+            else:
+                notices = Notices()
+                for line in (*(sentence(failover, done.timing) for failover in done.failovers), _figures(written, drawn, done)):
+                    notices.say(f"[dim]{escape(line)}[/]")
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What was typed is refused by a router, or a stage, in words of the protos."""
+    try:
+        yield
+    except BadRequestError as error:
+        at = error.metadata.get("field", "")
+        if at.removeprefix("diffusion.") not in REFUSED or not at.startswith("diffusion."):
+            raise
+        option, hint = REFUSED[at.removeprefix("diffusion.")]
+        raise RequestError(f"{option}: {error.message.removeprefix(f'{at}: ')}", hint=hint) from error
+
+
+async def _follow(events: AsyncGenerator[Event, None], order: Order, screen: DrawingScreen) -> tuple[Drawn, Done]:
+    """Show a drawing while it comes, and write its previews."""
+    drawn = Drawn()
+    async with aclosing(events):
+        with screen:
+            async for event in events:
+                match event:
+                    case Progress():
+                        drawn.steps = event.done
+                        screen.progress(event.done, event.total)
+                    case Picture():
+                        if event.preview_step is None:
+                            drawn.pictures.append(event)
+                        else:
+                            drawn.previews.append(_keep_preview(order, event))
+                        screen.picture(event.data)
+                    case Done():
+                        return drawn, event
+    raise ProtocolError("the stream ended without its account")
+
+
+def _keep_preview(order: Order, preview: Picture) -> Path:
+    path = order.preview_path(preview)
+    with OutputFile(path, "--previews", KINDS) as file:
+        file.write(partial(_fill, preview))
+    return path
+
+
+def _write(order: Order, drawn: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[Written]:
+    """A file for each picture. Raises ProtocolError for none, or one of another type."""
+    if not drawn.pictures:
+        raise ProtocolError("the drawing ended without a picture")
+    layered = "layers" in order.options or any(picture.layer for picture in drawn.pictures)
+    layers = 1 + max(picture.layer for picture in drawn.pictures)
+    written = []
+    for picture in drawn.pictures:
+        asked = order.options.get("media_type", "")
+        if picture.media_type != asked:
+            raise ProtocolError(f"a picture came as {picture.media_type!r}, {asked} was asked for")
+        result = picture.index // layers
+        path = order.path(result, picture.layer, len(drawn.pictures) // layers, layers if layered else 0)
+        file = opened.get(path) or files.enter_context(OutputFile(path, "--out", KINDS))
+        file.write(partial(_fill, picture))
+        written.append(Written(path, result, picture.layer, size_of(picture.data)))
+    return written
+
+
+def _fill(picture: Picture, place: Path) -> None:
+    place.write_bytes(picture.data)
+
+
+def _figures(written: Sequence[Written], drawn: Drawn, done: Done) -> str:
+    """One line for people."""
+    sizes = dict.fromkeys("×".join(map(str, file.size)) for file in written if file.size is not None)
+    parts = [
+        f"wrote {', '.join(str(file.path) for file in written)}",
+        f"{', '.join(sizes)} pixels" if sizes else "",
+        f"{done.timing.e2e_s:.2f} s",
+        f"{drawn.steps} steps" if drawn.steps else "",
+        f"pipeline {done.pipeline}",
+        f"seed {done.seed}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _as_json(written: Sequence[Written], drawn: Drawn, done: Done) -> str:
+    """The one object that scripts read."""
+    files = []
+    for file in written:
+        width, height = file.size or (None, None)
+        files.append({"path": str(file.path), "result": file.result, "layer": file.layer, "width": width, "height": height})
+    return json.dumps(
+        {
+            "files": files,
+            "previews": [str(path) for path in drawn.previews],
+            "e2e_s": round(done.timing.e2e_s, 6),
+            "steps": drawn.steps or None,
+            "seed": done.seed,
+            "pipeline": done.pipeline,
+            "failovers": [as_object(failover) for failover in done.failovers],
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,142 @@
+"""Where the progress of a drawing is shown: nowhere, in a few lines, or on a terminal, with small previews where that has the colours.
+
+All of it goes to stderr, and the drawing does not depend on whether anybody reads it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.text import Text
+
+from omnistage.cli.picture_cells import cells
+from omnistage.cli.screen import ERASE_BELOW, Below
+
+BAR_CELLS = 24
+TOLD_PARTS = 4
+"""How often at most progress is told where lines stay."""
+
+ROWS_BESIDE = 3
+"""Of the window, for what stands below a picture."""
+
+
+class DrawingScreen(Protocol):
+    """Shows a drawing between `with` and its end."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def progress(self, done: int, total: int) -> None:
+        """So many steps of all are done; total 0: nobody knows of how many."""
+
+    def picture(self, data: bytes) -> None:
+        """A preview, or a finished picture, has come."""
+
+
+class Quiet:
+    """Shows nothing: for --json."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def progress(self, done: int, total: int) -> None:
+        return None
+
+    def picture(self, data: bytes) -> None:
+        return None
+
+
+class Plain(Quiet):
+    """A line for each quarter of the steps: for pipes, files and terminals that can do no more."""
+
+    def progress(self, done: int, total: int) -> None:
+        if total and done * TOLD_PARTS // total > (done - 1) * TOLD_PARTS // total:
+            _write(f"step {done} of {total}\n")
+
+
+class Live(Quiet):
+    """A line that grows, and above it the newest preview. has_colours: the terminal can show pictures."""
+
+    def __init__(self, has_colours: bool) -> None:
+        self._below = Below(sys.stderr)
+        self._has_colours = has_colours
+        self._begin = time.monotonic()
+        self._line = Text("drawing", style="dim")
+        self._shown = (0, 0, 0)
+        """Rows of the picture that stands above the cursor, and the size of the window when it was drawn."""
+
+    def __enter__(self) -> Self:
+        self._draw()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._erase()
+
+    def progress(self, done: int, total: int) -> None:
+        self._line = progress_line(done, total, time.monotonic() - self._begin)
+        self._erase()
+        self._draw()
+
+    def picture(self, data: bytes) -> None:
+        if not self._has_colours:
+            return
+        with suppress(OSError):
+            if not self._below.is_in_foreground():
+                return
+            self._below.erase()
+            columns, rows = self._below.columns, self._below.rows
+            try:
+                lines = cells(data, columns - 1, rows - ROWS_BESIDE)
+            except ModuleNotFoundError:
+                self._has_colours, lines = False, []
+                _write("previews are shown with the package pillow, which is not installed: pip install pillow\n")
+            if lines:
+                # In the place of the one before, unless the window has changed: then nobody knows where that stands.
+                height, *size = self._shown
+                _write(f"\x1b[{height}A\r{ERASE_BELOW}" if height and size == [columns, rows] else "")
+                _write("".join(f"{line}\n" for line in lines))
+                self._shown = (len(lines), columns, rows)
+        self._draw()
+
+    def _draw(self) -> None:
+        with suppress(OSError):
+            self._below.draw("", self._line)
+
+    def _erase(self) -> None:
+        with suppress(OSError):
+            self._below.erase()
+
+
+def progress_line(done: int, total: int, seconds: float) -> Text:
+    """A bar, the step, and how long it has taken so far."""
+    if not total:
+        return Text(f"drawing step {done} · {seconds:.1f} s", style="dim")
+    full = min(BAR_CELLS, BAR_CELLS * done // total)
+    return Text.assemble(
+        ("drawing ", "dim"), ("━" * full, "cyan"), ("━" * (BAR_CELLS - full), "dim"), (f" step {done} of {total} · {seconds:.1f} s", "dim")
+    )
+
+
+def drawing_screen_for(as_json: bool) -> DrawingScreen:
+    """The screen that fits where stderr goes."""
+    if as_json:
+        return Quiet()
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal or not sys.stderr.isatty():
+        return Plain()
+    return Live(has_colours=console.color_system == "truecolor" and not console.no_color)
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

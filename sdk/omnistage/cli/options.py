@@ -1,0 +1,23 @@
+"""Options that several commands have, as they are typed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Address = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; without it one is started.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
+PipelineName = Annotated[
+    str,
+    typer.Option(
+        *("--pipeline", "--model"),
+        metavar="NAME",
+        help="See `omnistage pipelines`; without --address also a checkpoint, DIR or OWNER/NAME. Default: the router's own.",
+    ),
+]
+Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of the call.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the servers' output and tracebacks.")]

@@ -1,0 +1,62 @@
+"""An encoded picture as coloured half blocks of a terminal: two pixels a cell, one above the other."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_COLUMNS, MOST_ROWS = 48, 24
+
+UPPER_HALF = "▀"
+RESET = "\x1b[0m"
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+BEHIND = (96, 96, 96)
+"""What is seen through transparent pixels: red, green, blue."""
+
+
+def cells(data: bytes, columns: int, rows: int) -> list[str]:
+    """Lines of at most so many columns and rows, made for a terminal of 24 bits of colour; none for what cannot be decoded. Smaller
+    pictures are not enlarged. Raises ModuleNotFoundError without Pillow."""
+    if columns < 1 or rows < 1:
+        return []
+    from PIL import Image
+
+    try:
+        image = _seen(Image.open(io.BytesIO(data), formats=FORMATS))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return []
+    image.thumbnail((min(columns, MOST_COLUMNS), 2 * min(rows, MOST_ROWS)))
+    width, height = image.size
+    pixels = image.tobytes()
+    colours = [";".join(map(str, pixels[at : at + 3])) for at in range(0, 3 * width * height, 3)]
+    lines = []
+    for top in range(0, height, 2):
+        upper = colours[top * width : (top + 1) * width]
+        lower = [f"48;2;{colour}" for colour in colours[(top + 1) * width : (top + 2) * width]] or ["49"] * width
+        line = "".join(f"\x1b[38;2;{above};{below}m{UPPER_HALF}" for above, below in zip(upper, lower, strict=True))
+        lines.append(f"{line}{RESET}")
+    return lines
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels, as its head says; None without Pillow, and for what it cannot read."""
+    try:
+        from PIL import Image
+
+        return Image.open(io.BytesIO(data), formats=FORMATS).size
+    except (ModuleNotFoundError, OSError, ValueError, SyntaxError):
+        return None
+
+
+def _seen(image: Image) -> Image:
+    """Without transparency."""
+    from PIL import Image as images
+
+    layer = image.convert("RGBA")
+    behind = images.new("RGBA", layer.size, BEHIND)
+    behind.alpha_composite(layer)
+    return behind.convert("RGB")

@@ -1,0 +1,215 @@
+"""`omnistage draw` against a real toy stack: files, previews, what a script and a person get to see, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from helpers.processes import Family
+from helpers.terminal import CTRL_C, Terminal
+from omnistage.cli.main import app
+from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
+from omnistage.client import Omni
+from omnistage.models.toy import formulas
+from omnistage.models.toy.files import pixels_of
+
+SLOW = """
+name: slow
+description: Takes its time.
+inputs: [text, image]
+outputs: [image, progress]
+stages:
+  - kind: diffusion
+    family: toy-film
+    options: {interval_s: 0.1}
+"""
+
+
+@pytest.fixture(scope="module")
+def film_address() -> Iterator[str]:
+    """HOST:PORT of a router in front of a toy that draws."""
+    with Omni(pipeline="toy-film") as omni:
+        yield omni.address
+
+
+def draw(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "omnistage.cli", "draw", *map(str, words)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_picture_and_a_line_of_figures(film_address: str, tmp_path: Path) -> None:
+    out = tmp_path / "hill.png"
+    out.write_bytes(b"an older one, which goes")
+    done = draw("-", "--out", out, "--size", "40x24", "--steps", "8", "--seed", "5", "--address", film_address, text="a hill")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    *steps, figures = done.stderr.splitlines()
+    assert steps == [f"step {step} of 8" for step in (2, 4, 6, 8)]
+    for part in (f"wrote {out} · 40×24 pixels · ", " s · 8 steps · ", "seed 5"):
+        assert part in figures
+    with Omni(address=film_address) as omni:
+        (expected,) = omni.draw("a hill", width=40, height=24, steps=8, seed=5).pictures
+    assert out.read_bytes() == expected.data
+    assert names(tmp_path) == ["hill.png"]
+
+
+def test_layers_of_several_pictures_and_previews_are_files_and_one_object(film_address: str, tmp_path: Path) -> None:
+    words = ("a hill", "--out", tmp_path / "hill.PNG", "--layers", "2", "--count", "2", "--previews", "2", "--steps", "4")
+    done = draw(*words, "--json", "--address", film_address)
+    assert (done.returncode, done.stderr) == (0, "")
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert list(told) == ["files", "previews", "e2e_s", "steps", "seed", "pipeline", "failovers"]
+    assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"]) for file in told["files"]] == [
+        (f"hill-{result + 1}-layer-{layer}.PNG", result, layer, 32) for result in (0, 1) for layer in (0, 1)
+    ]
+    assert [Path(path).name for path in told["previews"]] == ["hill-preview-02.PNG", "hill-preview-04.PNG"]
+    assert (told["steps"], told["pipeline"], told["failovers"]) == (4, "toy-film", [])
+    assert names(tmp_path) == sorted(Path(path).name for path in [*(file["path"] for file in told["files"]), *told["previews"]])
+    first, second = (pixels_of((tmp_path / f"hill-1-layer-{layer}.PNG").read_bytes()).astype(np.int64) for layer in (0, 1))
+    assert np.array_equal(formulas.layer(first, 1), second)
+
+
+def test_a_picture_to_start_from_and_a_folder_for_previews(film_address: str, tmp_path: Path) -> None:
+    shown, previews = tmp_path / "shown", tmp_path / "previews"
+    for folder in (shown, previews):
+        folder.mkdir()
+    common = ("a hill", "--seed", "1", "--address", film_address)
+    assert draw(*common, "--out", shown / "before.png").returncode == 0
+    words = ("--image", shown / "before.png", "--previews", "1", "--preview-dir", previews, "--negative", "rain", "--guidance", "2")
+    assert draw(*common, "--out", shown / "after.png", *words).returncode == 0
+    assert (names(shown), names(previews)) == (["after.png", "before.png"], ["after-preview-06.png"])
+    assert (shown / "before.png").read_bytes() != (shown / "after.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--out", "x.gif"], "--out x.gif: only PNG, JPEG and WebP can be written"),
+        (["--out", "none/x.png"], "--out none/x.png: its folder does not exist"),
+        (["--out", "x.png", "--image", "none.png"], "--image: cannot read none.png: No such file or directory"),
+        (["--out", "x.png", "--image", "words.txt"], "--image: words.txt is text/plain, not a picture"),
+        (["--out", "x.png", "--previews", "1", "--preview-dir", "none"], "--preview-dir none: there is no such folder"),
+        (["--out", "x.png", "--timeout", "inf"], "--timeout inf: this is no number"),
+        (["--out", "x.jpg"], "--out: toy-film makes image/png of this request"),
+        (["--out", "x.png", "--width", "400"], "--width: toy-film makes at most 256"),
+        (["--out", "x.png", "--pipeline", "smol"], "no pipeline 'smol'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
+    film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("words.txt").write_text("words")
+    done = draw("a hill", *words, "--address", film_address)
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ") and told in error
+    assert hint.startswith("hint: ")
+    assert names(tmp_path) == ["words.txt"]
+
+
+def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp_path: Path) -> None:
+    for words, hint in (
+        (("--pipeline", "toy"), "toy-film or toy-picture."),
+        (("--address", toy_address), "No pipeline of this router draws: `omnistage pipelines`."),
+    ):
+        done = draw("a hill", "--out", tmp_path / "x.png", *words)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("hint: ") and done.stderr.endswith(f"{hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--size", "512"], "--size 512: give width and height"),
+        (["--size", "0x8"], "--size 0x8: give width and height"),
+        (["--size", "8x8", "--width", "8"], "--size is both sides"),
+        (["--preview-dir", "."], "say how many with --previews"),
+        (["--device", "cpu", "--address", "127.0.0.1:1"], "--device is for a stack that is started"),
+        (["--device", "nowhere=cpu"], "--device nowhere=cpu"),
+    ],
+)
+def test_a_wrong_command_line(words: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["draw", "a hill", "--out", "x.png", *words])
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_terminal_shows_the_steps_and_the_newest_picture(film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    terminal = Terminal(300, 30)
+    words = ("draw", "a hill", "--out", str(tmp_path / "x.png"), "--previews", "3", "--size", "20x16", "--address", film_address)
+    assert terminal.run(words) == 0
+    assert b"step 3 of 6" in terminal.written
+    *picture, figures = terminal.lines
+    assert picture == ["▀" * 20] * 8, "the last one stands where the others stood"
+    assert figures.startswith("wrote ")
+    assert terminal.written.count(b"\x1b[8A") == 3
+
+
+def test_a_terminal_without_colours_shows_the_steps_alone(film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLORTERM", raising=False)
+    terminal = Terminal(300, 30)
+    assert terminal.run(("draw", "a hill", "--out", str(tmp_path / "x.png"), "--previews", "3", "--address", film_address)) == 0
+    assert "━".encode() in terminal.written and "▀".encode() not in terminal.written
+    (figures,) = terminal.lines
+    assert figures.startswith("wrote ")
+
+
+def test_ctrl_c_ends_the_drawing_and_its_stack(family: Family, tmp_path: Path) -> None:
+    pipeline = tmp_path / "slow.yaml"
+    pipeline.write_text(SLOW)
+    terminal, pressed = Terminal(100, 30), list[bool]()
+
+    def press(terminal: Terminal) -> None:
+        if not pressed and b"step 2 of 1000" in terminal.written:
+            pressed.append(True)
+            terminal.press(CTRL_C)
+
+    words = ("draw", "a hill", "--out", str(tmp_path / "x.png"), "--steps", "1000", "--pipeline", str(pipeline))
+    assert terminal.run(words, press) == 130
+    assert b"Traceback" not in terminal.written
+    assert names(tmp_path) == ["slow.yaml"]
+    assert family.wait_ended() == []
+
+
+def encoded(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_cells_have_two_pixels_each() -> None:
+    data = encoded(Image.fromarray(np.array([[[255, 0, 0]], [[0, 255, 0]], [[0, 0, 255]]], np.uint8)))
+    assert size_of(data) == (1, 3)
+    assert cells(data, 80, 24) == ["\x1b[38;2;255;0;0;48;2;0;255;0m▀\x1b[0m", "\x1b[38;2;0;0;255;49m▀\x1b[0m"]
+
+
+@pytest.mark.parametrize(
+    ("size", "columns", "rows", "shown"), [((640, 480), 200, 60, (48, 18)), ((100, 900), 80, 24, (5, 24)), ((9, 9), 4, 9, (4, 2))]
+)
+def test_cells_keep_to_their_place_and_to_the_shape(size: tuple[int, int], columns: int, rows: int, shown: tuple[int, int]) -> None:
+    lines = cells(encoded(Image.new("RGB", size)), columns, rows)
+    assert ([line.count("▀") for line in lines], len(lines)) == ([shown[0]] * shown[1], shown[1])
+    assert shown[0] <= MOST_COLUMNS and shown[1] <= MOST_ROWS
+
+
+def test_what_is_transparent_is_grey_and_what_is_no_picture_is_not_shown() -> None:
+    assert cells(encoded(Image.new("RGBA", (1, 2), (255, 0, 0, 0))), 1, 1) == ["\x1b[38;2;96;96;96;48;2;96;96;96m▀\x1b[0m"]
+    assert (cells(b"no picture", 48, 24), size_of(b"no picture")) == ([], None)
+    assert cells(encoded(Image.new("RGB", (4, 4))), 48, 0) == []

@@ -1,0 +1,153 @@
+"""Pictures by `generate` and `draw`: a prompt is drawn where nothing but that can be done with it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from omnistage.client import AsyncOmni, BadRequestError, Done, NotAvailableError, Omni, Picture, Progress, ProtocolError, UnknownModelError
+from omnistage.client.answer import Answer
+from omnistage.client.events import Usage
+from omnistage.client.listing import Pipeline
+from omnistage.client.playback import Timing
+from omnistage.client.request import Options, for_conversation, for_prompt
+from omnistage.models.toy.files import pixels_of
+
+TOY = Pipeline("toy", ("thinker", "talker", "code2wav"), ("text",), ("text", "audio"), (), "")
+FILM = Pipeline("film", ("diffusion",), ("text", "image"), ("image", "progress"), (), "")
+PICTURE = Pipeline("picture", ("diffusion",), ("text",), ("image", "progress"), (), "")
+
+
+@pytest.fixture(scope="module")
+def film() -> Iterator[Omni]:
+    with Omni(pipeline="toy-film") as omni:
+        yield omni
+
+
+def test_generate_draws_where_nothing_else_can_be_done(film: Omni) -> None:
+    drawn = film.draw("a hill", seed=4, width=24, height=16, steps=3)
+    for named in ({}, {"pipeline": "toy-film"}):
+        answer = film.generate("a hill", seed=4, width=24, height=16, steps=3, **named)  # type: ignore[arg-type]
+        assert [picture.data for picture in answer.pictures] == [picture.data for picture in drawn.pictures]
+    (image,) = answer.images
+    assert image.size == (24, 16)
+    assert np.array_equal(np.asarray(image), pixels_of(answer.pictures[0].data))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    assert answer.images[0] is image, "decoded once"
+    assert "1 picture," in repr(answer)
+
+
+def test_options_and_media_of_a_drawing_go_along(film: Omni) -> None:
+    before = film.generate("a hill", seed=1).pictures[0].data
+    common: dict[str, Any] = {"seed": 2, "layers": 2, "results": 2, "negative_prompt": "rain", "guidance_scale": 2, "previews": 1}
+    answer = film.generate("a hill", images=[io.BytesIO(before)], **common)
+    expected = film.draw("a hill", images=[before], **common)
+    assert [picture.data for picture in answer.pictures] == [picture.data for picture in expected.pictures]
+    assert [(picture.index, picture.layer) for picture in answer.pictures] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert len(answer.images) == 4
+
+
+def test_a_stream_of_a_drawing_tells_its_steps(film: Omni) -> None:
+    for stream in (film.stream, film.stream_draw):
+        *events, done = stream("a hill", steps=4, previews=2)
+        assert isinstance(done, Done)
+        assert [(event.done, event.total) for event in events if isinstance(event, Progress)] == [(step, 4) for step in (1, 2, 3, 4)]
+        assert [event.preview_step for event in events if isinstance(event, Picture)] == [2, 4, None]
+
+
+async def test_asyncio(film: Omni) -> None:
+    async with AsyncOmni(address=film.address) as omni:
+        answer = await omni.generate("a hill", seed=3)
+        async with aclosing(omni.stream("a hill", seed=3)) as events:
+            (picture,) = [event async for event in events if isinstance(event, Picture)]
+        assert answer.pictures[0].data == picture.data
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"voice": "x"}, "voice"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"choice": ["a", "b"]}, "choice"),
+        ({"sample_rate_hz": 8000}, "sample_rate_hz"),
+        ({"audios": [(np.zeros(9, np.int16), 8000)]}, "audios[0]"),
+    ],
+)
+def test_what_a_drawing_has_no_use_for_is_refused(film: Omni, options: Any, field: str) -> None:
+    with pytest.raises(BadRequestError) as error:
+        film.generate("a hill", **options)
+    assert [violation.field for violation in error.value.fields] == [field]
+
+
+def test_other_refusals_stay_as_they_are(film: Omni, toy_address: str) -> None:
+    with pytest.raises(BadRequestError, match="outputs: toy-film gives image, video, audio, progress, not 'text'"):
+        film.generate("a hill", outputs=["text"])
+    with pytest.raises(UnknownModelError):
+        film.generate("a hill", pipeline="none")
+    with pytest.raises(BadRequestError, match="toy-film has no thinker"):
+        film.chat([{"role": "user", "content": "a hill"}])
+    with Omni(address=toy_address) as toy:
+        for call in (toy.draw, toy.generate):
+            with pytest.raises(BadRequestError, match="toy has no diffusion") as error:
+                call("a hill", width=8)
+            assert error.value.hint == "No pipeline of this router draws: `omnistage pipelines`."
+
+
+@pytest.mark.parametrize(
+    ("options", "pipelines", "is_drawn"),
+    [
+        ({}, [FILM], True),
+        ({}, [FILM, PICTURE], True),
+        ({}, [], False),
+        ({}, [TOY, FILM], False),
+        ({"width": 8}, [TOY, FILM], True),
+        ({"outputs": ["image"]}, [TOY, FILM], True),
+        ({"pipeline": "film"}, [TOY, FILM], True),
+        ({"pipeline": "toy"}, [TOY, FILM], False),
+        ({"pipeline": "toy", "width": 8}, [TOY, FILM], False),
+    ],
+)
+def test_it_is_drawn_if_all_that_could_be_meant_only_draw(options: Options, pipelines: Sequence[Pipeline], is_drawn: bool) -> None:
+    asked = for_prompt("a hill", (), (), (), options)
+    asked.complete()
+    drawing = asked.drawing(pipelines)
+    assert (drawing is not None) is is_drawn
+    if drawing is not None:
+        request = drawing.complete()
+        assert (request.diffusion.prompt, request.HasField("thinker")) == ("a hill", False)
+        assert (request.diffusion.width, request.model) == (options.get("width", 0), options.get("pipeline", ""))
+
+
+def test_a_conversation_is_never_drawn() -> None:
+    asked = for_conversation([{"role": "user", "content": "a hill"}], Options())
+    asked.complete()
+    assert asked.drawing([FILM]) is None
+
+
+def answer_of(data: bytes) -> Answer:
+    done = Done("s", "film", 1, "", Usage((), 0.0, 0.0, 0.0, 0.0), Timing((), (), 1.0))
+    return Answer((), None, (Picture(data, "image/png", 0, 0, None, 0.5),), done)
+
+
+def test_a_picture_that_is_none_is_told_when_it_is_decoded() -> None:
+    answer = answer_of(b"no picture")
+    assert answer.pictures[0].data == b"no picture"
+    with pytest.raises(ProtocolError, match="picture 0 of type 'image/png' cannot be decoded"):
+        _ = answer.images
+
+
+def test_without_pillow_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, "PNG")
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(NotAvailableError) as error:
+        _ = answer_of(file.getvalue()).images
+    assert "pip install pillow" in error.value.hint

@@ -1,0 +1,279 @@
+"""What the default picture model is taught: coloured shapes on a background, in words and in pixels.
+
+A Scene is exact; a caption says it in one of several ways, and may leave out what is usual (a medium size, the middle, a white background).
+One scene in HELD_OUT_EVERY is never shown in training, in no words: by these the model is judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+SIDE = 128
+OVERSAMPLE = 4
+HELD_OUT_EVERY = 12
+
+COLOURS = {
+    "red": (220, 40, 40),
+    "orange": (245, 140, 30),
+    "yellow": (250, 220, 50),
+    "green": (45, 160, 70),
+    "blue": (50, 90, 210),
+    "purple": (125, 55, 165),
+    "pink": (245, 150, 195),
+    "black": (25, 25, 25),
+    "white": (245, 245, 245),
+}
+KINDS = ("circle", "square", "triangle", "star", "heart")
+RADII = {"small": 15, "medium": 24, "large": 34}
+"""Half of the side of the box that a shape fills, in pixels."""
+NEAR, MIDDLE, FAR = 36, 64, 92
+PLACES = {
+    "top left": (NEAR, NEAR),
+    "top": (MIDDLE, NEAR),
+    "top right": (FAR, NEAR),
+    "left": (NEAR, MIDDLE),
+    "middle": (MIDDLE, MIDDLE),
+    "right": (FAR, MIDDLE),
+    "bottom left": (NEAR, FAR),
+    "bottom": (MIDDLE, FAR),
+    "bottom right": (FAR, FAR),
+}
+PAIRS = tuple(
+    (one, other) for one, a in PLACES.items() for other, b in PLACES.items() if math.dist(a, b) > 50 and "middle" not in (one, other)
+)
+"""Places of two shapes that do not touch."""
+JITTER = 2
+"""Pixels that a centre may be off, either way."""
+
+_SIZE_WORDS = {
+    "small": ("small", "small", "small", "tiny", "little"),
+    "medium": ("", "", "", "medium"),
+    "large": ("large", "large", "big", "huge"),
+}
+_KIND_WORDS = {
+    "circle": ("circle", "circle", "circle", "disc", "dot", "ball"),
+    "square": ("square", "square", "square", "box"),
+    "triangle": ("triangle",),
+    "star": ("star",),
+    "heart": ("heart",),
+}
+_STARTS = (
+    *("",) * 8,
+    "a picture of ",
+    "draw ",
+    "an image of ",
+    "please draw ",
+    "show me ",
+    "a photo of ",
+    "make a picture of ",
+    "I would like ",
+)
+_AT = {
+    "top": ("at the top", "at the top", "near the top edge"),
+    "bottom": ("at the bottom", "at the bottom", "near the bottom edge"),
+    "left": ("on the left", "on the left", "at the left"),
+    "right": ("on the right", "on the right", "at the right"),
+    "middle": ("in the middle", "in the centre", "in the center"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """A shape. dx, dy: how far its centre is off its place; scale: of its size."""
+
+    colour: str
+    kind: str
+    size: str
+    place: str
+    dx: float = 0.0
+    dy: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        x, y = PLACES[self.place]
+        return x + self.dx, y + self.dy
+
+    @property
+    def radius(self) -> float:
+        return RADII[self.size] * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    background: str
+    things: tuple[Thing, ...]
+
+    @property
+    def held_out(self) -> bool:
+        """A function of what is said, not of the jitter."""
+        said = [self.background, *(f"{t.colour} {t.kind} {t.size} {t.place}" for t in self.things)]
+        digest = hashlib.sha256("|".join(said).encode()).digest()
+        return int.from_bytes(digest[:4], "big") % HELD_OUT_EVERY == 0
+
+
+def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
+    """A random scene, of those that are held out, or of the others. One in three has two shapes."""
+    while True:
+        background = rng.choice(tuple(COLOURS))
+        colours = [colour for colour in COLOURS if colour != background]
+        if rng.random() < 2 / 3:
+            things = (Thing(rng.choice(colours), rng.choice(KINDS), rng.choice(tuple(RADII)), rng.choice(tuple(PLACES))),)
+        else:
+            sizes = ("small", "medium")
+            things = tuple(Thing(rng.choice(colours), rng.choice(KINDS), rng.choice(sizes), place) for place in rng.choice(PAIRS))
+        scene = Scene(background, things)
+        if scene.held_out == held_out:
+            return replace(scene, things=tuple(_jittered(rng, thing) for thing in things))
+
+
+def _jittered(rng: random.Random, thing: Thing) -> Thing:
+    return replace(thing, dx=rng.uniform(-JITTER, JITTER), dy=rng.uniform(-JITTER, JITTER), scale=rng.uniform(0.96, 1.04))
+
+
+# In words --------------------------------------------------------------------------------------------------------------------------
+
+
+def caption(rng: random.Random, scene: Scene) -> str:
+    """The scene in words; equal scenes have many."""
+    words = _words(rng, scene)
+    if rng.random() < 0.2:
+        words = words[0].upper() + words[1:]
+    return words + rng.choice(("", "", "", "", "."))
+
+
+def _words(rng: random.Random, scene: Scene) -> str:
+    # What is usual may go without saying, but only of one shape.
+    alone = len(scene.things) == 1
+    silent_background = scene.background == "white" and rng.random() < 0.4
+    things = [_thing(rng, thing, alone) for thing in scene.things]
+    if len(things) == 2:
+        what = _pair(rng, scene, things)
+    else:
+        what = things[0]
+    if silent_background:
+        return _start(rng, what)
+    colour = scene.background
+    form = rng.randrange(5)
+    if form == 0:
+        return _start(rng, f"{what} on a {colour} background")
+    if form == 1:
+        return f"a {colour} background with {what}"
+    if form == 2:
+        return f"{_bare(what)}, {colour} background"
+    if form == 3:
+        return f"on a {colour} background, {what}"
+    return _start(rng, f"{what}, {rng.choice(('on', 'in front of'))} {colour}")
+
+
+def _start(rng: random.Random, what: str) -> str:
+    return rng.choice(_STARTS) + what
+
+
+def _article(words: str) -> str:
+    return ("an " if words[0] in "aeiou" else "a ") + words
+
+
+def _thing(rng: random.Random, thing: Thing, alone: bool) -> str:
+    words = [rng.choice(_SIZE_WORDS[thing.size]), thing.colour, rng.choice(_KIND_WORDS[thing.kind])]
+    name = _article(" ".join(filter(None, words)))
+    if alone and thing.place == "middle" and rng.random() < 0.5:
+        return name
+    return f"{name} {_place(rng, thing.place)}"
+
+
+def _place(rng: random.Random, place: str) -> str:
+    if place in _AT:
+        return rng.choice(_AT[place])
+    vertical, horizontal = place.split()
+    vertical = rng.choice({"top": ("top", "top", "upper"), "bottom": ("bottom", "bottom", "lower")}[vertical])
+    return f"in the {vertical} {horizontal}{rng.choice(('', '', ' corner'))}"
+
+
+def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
+    """Two shapes: each with its place, or, where they stand on the axes of the picture, one by the other."""
+    one, other = scene.things
+    relations = {
+        ("left", "right"): ("to the left of", "left of"),
+        ("right", "left"): ("to the right of", "right of"),
+        ("top", "bottom"): ("above", "over"),
+        ("bottom", "top"): ("below", "under"),
+    }
+    relation = relations.get((one.place, other.place))
+    if relation is not None and rng.random() < 0.5:
+        names = [thing.rsplit(f" {thing_kind} ", 1)[0] + f" {thing_kind}" for thing, thing_kind in _kinds(things)]
+        return f"{names[0]} {rng.choice(relation)} {names[1]}"
+    return f"{things[0]} and {things[1]}"
+
+
+def _kinds(things: list[str]) -> list[tuple[str, str]]:
+    """Each with the word in it that names its kind."""
+    words = {word for names in _KIND_WORDS.values() for word in names}
+    return [(thing, next(word for word in thing.split() if word in words)) for thing in things]
+
+
+def _bare(what: str) -> str:
+    return what.split(" ", 1)[1]
+
+
+# In pixels -------------------------------------------------------------------------------------------------------------------------
+
+
+def outline(thing: Thing) -> list[tuple[float, float]] | None:
+    """Corners in pixels; None for a circle."""
+    x, y = thing.centre
+    r = thing.radius
+    if thing.kind == "square":
+        side = 0.9 * r
+        return [(x - side, y - side), (x + side, y - side), (x + side, y + side), (x - side, y + side)]
+    if thing.kind == "triangle":
+        return [(x, y - r), (x + r, y + 0.85 * r), (x - r, y + 0.85 * r)]
+    if thing.kind == "star":
+        angles = [math.pi * (k / 5 - 0.5) for k in range(10)]
+        return [
+            (x + (r if k % 2 == 0 else 0.42 * r) * math.cos(a), y + (r if k % 2 == 0 else 0.42 * r) * math.sin(a))
+            for k, a in enumerate(angles)
+        ]
+    if thing.kind == "heart":
+        points = []
+        for k in range(40):
+            t = 2 * math.pi * k / 40
+            points.append(
+                (x + r * math.sin(t) ** 3, y - r * (13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16)
+            )
+        return points
+    return None
+
+
+def picture(scene: Scene) -> NDArray[np.uint8]:
+    """[SIDE, SIDE, 3]."""
+    image = Image.new("RGB", (SIDE * OVERSAMPLE,) * 2, COLOURS[scene.background])
+    for thing in scene.things:
+        _fill(image, thing, COLOURS[thing.colour])
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
+
+
+def mask(scene: Scene) -> NDArray[np.float32]:
+    """[SIDE, SIDE], 1 where there is a shape."""
+    image = Image.new("L", (SIDE * OVERSAMPLE,) * 2, 0)
+    for thing in scene.things:
+        _fill(image, thing, 255)
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32) / 255
+
+
+def _fill(image: Image.Image, thing: Thing, colour: tuple[int, int, int] | int) -> None:
+    draw = ImageDraw.Draw(image)
+    corners = outline(thing)
+    if corners is None:
+        x, y = thing.centre
+        r = thing.radius
+        draw.ellipse([v * OVERSAMPLE for v in (x - r, y - r, x + r, y + r)], fill=colour)
+    else:
+        draw.polygon([(px * OVERSAMPLE, py * OVERSAMPLE) for px, py in corners], fill=colour)

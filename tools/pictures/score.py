@@ -1,0 +1,142 @@
+"""Looks at pictures of the default model: is the background right, is there a shape where it should be, in its colour, of its kind and size?
+
+By pixels alone, of scenes that were never shown in training. Each pixel counts as the colour of the palette that is nearest to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pictures.scenes import COLOURS, KINDS, PLACES, RADII, SIDE, Scene, Thing, caption, draw_scene, mask
+
+BORDER = 6
+"""Pixels at the edges that only the background reaches, but for large shapes in corners: the most frequent colour there is its."""
+SMALLEST = 60
+"""Pixels that a shape has at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was right of one scene: of the background, and of each thing its place, colour, kind and size."""
+
+    background: bool
+    place: list[bool]
+    colour: list[bool]
+    kind: list[bool]
+    size: list[bool]
+
+
+def looked_at(pixels: NDArray[np.uint8], scene: Scene) -> Seen:
+    """pixels: [SIDE, SIDE, 3]."""
+    names, palette = list(COLOURS), np.array(list(COLOURS.values()), dtype=np.float32)
+    nearest = np.square(pixels[:, :, None].astype(np.float32) - palette).sum(-1).argmin(-1)
+    edge = np.concatenate([nearest[:BORDER].ravel(), nearest[-BORDER:].ravel(), nearest[:, :BORDER].ravel(), nearest[:, -BORDER:].ravel()])
+    background = int(np.bincount(edge, minlength=len(names)).argmax())
+    shapes = nearest != background
+    y, x = np.mgrid[:SIDE, :SIDE]
+    far = np.stack([np.hypot(x - thing.centre[0], y - thing.centre[1]) for thing in scene.things])
+    owner = far.argmin(0)
+    found = [_looked_at(shapes & (owner == number), nearest, names, thing) for number, thing in enumerate(scene.things)]
+    place, colour, kind, size = (list(each) for each in zip(*found, strict=True))
+    return Seen(names[background] == scene.background, place, colour, kind, size)
+
+
+def _looked_at(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:
+    """Of the pixels that are not background and nearer to this thing than to another."""
+    if shape.sum() < SMALLEST:
+        return False, False, False, False
+    rows, columns = np.nonzero(shape)
+    top, bottom, left, right = rows.min(), rows.max(), columns.min(), columns.max()
+    centre, radius = ((left + right) / 2, (top + bottom) / 2), max(right - left, bottom - top) / 2
+    place = min(PLACES, key=lambda name: float(np.hypot(PLACES[name][0] - centre[0], PLACES[name][1] - centre[1])))
+    colour = names[int(np.bincount(nearest[shape], minlength=len(names)).argmax())]
+    size = min(RADII, key=lambda name: abs(RADII[name] - radius))
+    return place == thing.place, colour == thing.colour, _kind(shape, thing, radius, centre) == thing.kind, size == thing.size
+
+
+def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[float, float]) -> str:
+    """The kind that covers it best, drawn in its place and about its size."""
+
+    def overlap(kind: str) -> float:
+        best = 0.0
+        for scale in (0.9, 1.0, 1.1):
+            x, y = PLACES[thing.place]
+            other = replace(thing, kind=kind, dx=centre[0] - x, dy=centre[1] - y, scale=scale * radius / RADII[thing.size])
+            drawn = mask(Scene("white", (other,))) > 0.5
+            best = max(best, float((drawn & shape).sum() / (drawn | shape).sum()))
+        return best
+
+    return max(KINDS, key=overlap)
+
+
+def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
+    """Held-out scenes with so many things, and words for each."""
+    rng = random.Random(seed)
+    made = list[tuple[Scene, str]]()
+    while len(made) < count:
+        scene = draw_scene(rng, held_out=True)
+        if len(scene.things) == things:
+            scene = replace(scene, things=tuple(replace(thing, dx=0.0, dy=0.0, scale=1.0) for thing in scene.things))
+            made.append((scene, caption(rng, scene)))
+    return made
+
+
+def scored(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:
+    """Part of what was right, by what it is. draw: a caption and a seed to pixels."""
+    right, all_of = Counter[str](), Counter[str]()
+    for number, (scene, words) in enumerate(asked):
+        seen = looked_at(draw(words, number), scene)
+        for name in ("background", "place", "colour", "kind", "size"):
+            values = [seen.background] if name == "background" else getattr(seen, name)
+            right[name] += sum(values)
+            all_of[name] += len(values)
+    return {name: round(right[name] / all_of[name], 3) for name in all_of}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--guidance", type=float, nargs="+", default=[0.0, 1.0, 2.0, 3.0])
+    parser.add_argument("--sheet", type=Path, help="a picture of the first 24")
+    options = parser.parse_args()
+
+    import torch
+    from diffusers import ZImagePipeline
+
+    torch.set_num_threads(1)
+    pipe = ZImagePipeline.from_pretrained(options.folder, local_files_only=True, use_safetensors=True)
+    pipe.set_progress_bar_config(disable=True)
+    for guidance in options.guidance:
+        drawn = list[NDArray[np.uint8]]()
+
+        def draw(words: str, seed: int, guidance: float = guidance, drawn: list[NDArray[np.uint8]] = drawn) -> NDArray[np.uint8]:
+            noise = torch.Generator().manual_seed(seed)
+            made = pipe(words, height=SIDE, width=SIDE, num_inference_steps=options.steps, guidance_scale=guidance, generator=noise).images[
+                0
+            ]
+            drawn.append(np.asarray(made))
+            return drawn[-1]
+
+        one, two = (scored(draw, scenes(options.count, things, 7)) for things in (1, 2))
+        print(json.dumps({"guidance": guidance, "one": one, "two": two}), flush=True)
+        if options.sheet:
+            from PIL import Image
+
+            tiles = [*drawn[:12], *drawn[options.count : options.count + 12]]
+            sheet = np.concatenate([np.concatenate(tiles[first : first + 6], 1) for first in range(0, 24, 6)], 0)
+            Image.fromarray(sheet).save(options.sheet.with_stem(f"{options.sheet.stem}-{guidance:g}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Trains the picture model's VAE: pictures of 128 by 128 pixels to latents of 16 by 16, eight channels, and back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+from torch.nn import functional
+
+from pictures.scenes import SIDE, draw_scene, mask, picture
+
+CHANNELS = 8
+NOISE = 0.1
+"""Standard deviation of what is added to the latents in training: the decoder sees no exact ones from a diffusion either."""
+EDGE_WEIGHT = 3.0
+CROP = 64
+"""Of what most of the training sees: most of a whole picture is nothing but background."""
+WHOLE_FROM, EXACT_FROM = 0.75, 0.9
+"""Parts of the training after which it sees whole pictures, and after which it computes in float32."""
+
+
+def new_vae() -> AutoencoderKL:
+    """One group in every norm: a norm of single channels takes a flat colour away, and most of these pictures is flat colour."""
+    return AutoencoderKL(
+        in_channels=3,
+        out_channels=3,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8, 16, 48, 96),
+        layers_per_block=1,
+        latent_channels=CHANNELS,
+        norm_num_groups=1,
+        sample_size=128,
+        scaling_factor=1.0,
+        shift_factor=0.0,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        mid_block_add_attention=False,
+    )
+
+
+def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor]:
+    """Pictures in -1..1 and weights of their pixels, [count, 3, side, side] and [count, 1, side, side]; no scene that is held out. crop: the
+    side of a part of each, with a shape in it."""
+    scenes = [draw_scene(rng) for _ in range(count)]
+    pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
+    shapes = torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]
+    near = functional.max_pool2d(shapes, 7, 1, 3) - -functional.max_pool2d(-shapes, 7, 1, 3)
+    weights = 1 + EDGE_WEIGHT * near
+    if not crop:
+        return pictures, weights
+    places = []
+    for scene in scenes:
+        centre = rng.choice(scene.things).centre
+        x, y = (min(max(round(at - crop / 2 + rng.uniform(-crop / 2, crop / 2)), 0), SIDE - crop) for at in centre)
+        places.append((slice(y, y + crop), slice(x, x + crop)))
+    parts = [(pictures[n, :, *place], weights[n, :, *place]) for n, place in enumerate(places)]
+    return torch.stack([part for part, _ in parts]), torch.stack([weight for _, weight in parts])
+
+
+def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    vae = new_vae().to(memory_format=torch.channels_last)
+    # The variances of a code are not used: they are set to nearly nothing, once.
+    with torch.no_grad():
+        vae.encoder.conv_out.weight[CHANNELS:] = 0
+        vae.encoder.conv_out.bias[CHANNELS:] = -14
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+    began, step, last = time.process_time(), 0, 0.0
+    while (done := (time.process_time() - began) / 60 / minutes) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+        pictures, weights = batch(rng, size) if done > WHOLE_FROM else batch(rng, 2 * size, CROP)
+        pictures = pictures.to(memory_format=torch.channels_last)
+        with torch.autocast("cpu", torch.bfloat16, enabled=done < EXACT_FROM):
+            codes = vae.encoder(pictures).float()[:, :CHANNELS]
+            made = vae.decoder(codes + NOISE * torch.randn_like(codes)).float()
+        wrong = made - pictures
+        spread = codes.transpose(0, 1).flatten(1)
+        loss = (weights * (wrong.square() + 0.2 * wrong.abs())).mean()
+        loss = loss + 0.02 * (spread.mean(1).square() + (spread.std(1) - 1).square()).mean() + 1e-3 * codes.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if time.process_time() - last > 30:
+            last = time.process_time()
+            print(f"{step} {100 * done:.0f}% loss {loss.item():.4f} psnr {psnr(vae, rng):.2f} spread {spread.std().item():.2f}", flush=True)
+    # What the pipelines take away and divide by, one number of each for all channels.
+    codes = torch.cat([encode(vae, batch(rng, 64)[0]) for _ in range(8)])
+    vae.register_to_config(shift_factor=round(codes.mean().item(), 4), scaling_factor=round(1 / codes.std().item(), 4))
+    vae.save_pretrained(out)
+    score = {"steps": step, "cpu_minutes": minutes, "psnr_db": round(psnr(vae, random.Random(seed + 1), 256, held_out=True), 2)}
+    (out / "training.json").write_text(json.dumps(score, indent=1) + "\n")
+    print(score, vae.config.shift_factor, vae.config.scaling_factor)
+
+
+@torch.no_grad()
+def encode(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
+    """[n, channels, 16, 16], as the encoder puts them out."""
+    return vae.encode(pictures.to(memory_format=torch.channels_last)).latent_dist.mode()
+
+
+@torch.no_grad()
+def psnr(vae: AutoencoderKL, rng: random.Random, count: int = 32, held_out: bool = False) -> float:
+    """dB, mean over pictures of 256 levels."""
+    scenes = [draw_scene(rng, held_out) for _ in range(count)]
+    pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
+    made = vae.decode(encode(vae, pictures)).sample.clamp(-1, 1)
+    wrong = (made - pictures).square().flatten(1).mean(1) / 4
+    return float((-10 * wrong.clamp(min=1e-8).log10()).mean())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=20, help="of CPU time")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    train(options.out, options.minutes, options.batch, options.rate, options.seed)
