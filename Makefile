@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVIC
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -20,6 +20,9 @@ setup-dev: ## the same with what the tests and checks need
 
 model: setup ## fetch the default model and convert it, once
 	@$(BIN)/omnistage fetch-default
+
+demo-draw: setup ## draw a picture: demo.png
+	@$(BIN)/omnistage draw "a large red heart on the left and a small yellow star on the right, on blue" --out demo.png --seed 7 --previews 3
 
 demo: model ## ask a question, hear the answer: demo.wav and demo-timeline.png
 	@$(BIN)/omnistage ask "How do plants make food?" --out demo.wav --timeline demo-timeline.png
@@ -86,6 +89,9 @@ bench-pipeline: setup-dev ## figures of Qwen2.5-Omni from question to sound, bes
 bench-code2wav: setup-dev model ## figures of sound made while it is spoken: benchmarks/out/code2wav.json; the same (ARGS=--docs: into the docs too)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.code2wav $(ARGS)
 
+bench-diffusion: setup-dev ## figures of pictures drawn step by step, beside Diffusers: benchmarks/out/diffusion.json; the same (ARGS="--device cuda": a GPU)
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.diffusion $(ARGS)
+
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)
 
@@ -93,5 +99,5 @@ chaos: setup-dev ## mixed load while processes are killed and stopped (CHAOS_SEC
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(ARGS)
 
 clean: ## remove what was built; the virtual environment and the fetched model stay
-	@rm -rf build dist demo.wav demo-timeline.png benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist demo.wav demo-timeline.png demo.png demo-preview-*.png benchmarks/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

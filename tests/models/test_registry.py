@@ -62,6 +62,7 @@ SMOL = {
         ({"config.json": {"architectures": ["Other", "OldSpeakerModel"]}}, "speaker"),
         ({"config.json": {"architectures": "SpeakerModel"}}, "speaker"),
         ({"config.json": {"model_type": "painter"}}, "painter"),
+        ({"model_index.json": {"_class_name": "SomePipeline"}}, "diffusers"),
         ({"model_index.json": {"_class_name": "TwinPipeline"}}, "twin"),
         ({"model_index.json": {"_class_name": "TwinPipeline"}, "config.json": {"model_type": "unet"}}, "twin"),
     ],
@@ -73,14 +74,17 @@ def test_a_checkpoint_says_of_which_family_it_is(tmp_path: Path, files: Mapping[
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({}, "of no family that there is (smol, qwen2_5_omni, speaker, painter, twin): it has neither config.json nor model_index.json"),
+        (
+            {},
+            "of no family that there is (smol, qwen2_5_omni, diffusers, speaker, painter, twin): it has neither config.json nor model_index.json",
+        ),
         (
             {"config.json": {"model_type": "llama", "architectures": ["L"]}},
             "config.json has model_type 'llama', config.json has architectures ['L']",
         ),
         (
-            {"config.json": {"x": 1}, "model_index.json": {"_class_name": "Y"}},
-            "config.json does not say what it is of, model_index.json has _class_name 'Y'",
+            {"config.json": {"x": 1}, "model_index.json": {"y": 1}},
+            "config.json does not say what it is of, model_index.json does not say what it is of",
         ),
         ({"thinker/config.json": {"model_type": "qwen2_5_omni_thinker"}}, "of no family"),
         ({"model_index.json": {"_class_name": "PainterPipeline"}}, "could be a checkpoint of painter or twin: name the family"),
@@ -127,7 +131,7 @@ def test_an_option_of_another_kind_is_refused(kind: str) -> None:
 def test_what_the_table_tells_of_a_family() -> None:
     assert (has_default("smol"), has_default("toy")) == (True, False)
     assert missing_packages("smol") == missing_packages("toy") == []
-    with pytest.raises(UnknownFamily, match="no diffusion named 'smol'; there are toy"):
+    with pytest.raises(UnknownFamily, match="no diffusion named 'smol'; there are diffusers, toy"):
         load("smol", "diffusion", LoadOptions())
 
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
-from pictures.scenes import Scene, caption, draw_scene, mask, picture
-from pictures.vae import encode
+from tools.pictures.scenes import Scene, caption, draw_scene, mask, picture
+from tools.pictures.vae import encode
 
 VOCABULARY = 512
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
@@ -53,7 +53,7 @@ def new_tokenizer(seed: int) -> Qwen2Tokenizer:
     tokenizer.train_from_iterator([caption(rng, draw_scene(rng)) for _ in range(20_000)], trainer)
     state = json.loads(tokenizer.to_str())["model"]
     merges = [tuple(merge) for merge in state["merges"]]
-    made = Qwen2Tokenizer(vocab=state["vocab"], merges=merges, model_max_length=512)
+    made = Qwen2Tokenizer(vocab=state["vocab"], merges=merges, model_max_length=512)  # type: ignore[arg-type]
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.chat_template = TEMPLATE
     return made
@@ -163,7 +163,7 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
             made = painter.velocity(mixed, level, painter.embeddings(captions))
         loss = (weight * (made - (noise - clean)).square()).mean() / weight.mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(painter.parameters(), 1.0)
         optimizer.step()
         step += 1

@@ -125,7 +125,9 @@ def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
         background = rng.choice(tuple(COLOURS))
         colours = [colour for colour in COLOURS if colour != background]
         if rng.random() < 2 / 3:
-            things = (Thing(rng.choice(colours), rng.choice(KINDS), rng.choice(tuple(RADII)), rng.choice(tuple(PLACES))),)
+            things: tuple[Thing, ...] = (
+                Thing(rng.choice(colours), rng.choice(KINDS), rng.choice(tuple(RADII)), rng.choice(tuple(PLACES))),
+            )
         else:
             sizes = ("small", "medium")
             things = tuple(Thing(rng.choice(colours), rng.choice(KINDS), rng.choice(sizes), place) for place in rng.choice(PAIRS))
@@ -265,7 +267,7 @@ def mask(scene: Scene) -> NDArray[np.float32]:
     image = Image.new("L", (SIDE * OVERSAMPLE,) * 2, 0)
     for thing in scene.things:
         _fill(image, thing, 255)
-    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32) / 255
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32) / np.float32(255)
 
 
 def _fill(image: Image.Image, thing: Thing, colour: tuple[int, int, int] | int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pictures.scenes import COLOURS, KINDS, PLACES, RADII, SIDE, Scene, Thing, caption, draw_scene, mask
+from tools.pictures.scenes import COLOURS, KINDS, PLACES, RADII, SIDE, Scene, Thing, caption, draw_scene, mask
 
 BORDER = 6
 """Pixels at the edges that only the background reaches, but for large shapes in corners: the most frequent colour there is its."""

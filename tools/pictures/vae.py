@@ -15,7 +15,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional
 
-from pictures.scenes import SIDE, draw_scene, mask, picture
+from tools.pictures.scenes import SIDE, draw_scene, mask, picture
 
 CHANNELS = 8
 NOISE = 0.1
@@ -109,7 +109,8 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
 @torch.no_grad()
 def encode(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
     """[n, channels, 16, 16], as the encoder puts them out."""
-    return vae.encode(pictures.to(memory_format=torch.channels_last)).latent_dist.mode()
+    codes: Tensor = vae.encode(pictures.to(memory_format=torch.channels_last)).latent_dist.mode()
+    return codes
 
 
 @torch.no_grad()

@@ -389,7 +389,7 @@ class DrawRequest:
 
     images: to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from what
     negative_prompt says towards what prompt says; None is the default. previews: how many are wanted on the way. preview_side: the longer
-    side of one in pixels, 0 is the model's default. media_type: of what comes
+    side of one in pixels, 0 is the model's default. step_cache: as stage.proto says. media_type: of what comes
     out; empty is the default. client: as in TextRequest.
     """
 
@@ -407,6 +407,7 @@ class DrawRequest:
     results: int = 1
     previews: int = 0
     preview_side: int = 0
+    step_cache: float = 0.0
     media_type: str = ""
     client: str = ""
 

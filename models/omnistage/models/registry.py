@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, Family] = {
                 "omnistage.models.diffusers.model:PictureModel",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
-                uses=("threads", "max_batch_size", "enable_cache"),
+                uses=("threads", "max_batch_size", "enable_cache", "tensor_parallel_size"),
                 options="omnistage.models.diffusers.options:DiffusersOptions",
                 files=("model_index.json",),
             ),
@@ -299,7 +299,9 @@ def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str
     names it."""
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
-    found = [name for name, family in among.items() if any(all(_bears(path, mark) for mark in marks) for marks in family.marks)]
+    borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
+    # Who takes whatever is of a kind leaves to others what they know by name.
+    found = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
     if len(found) == 1:
         return found[0]
     if found:

@@ -50,13 +50,15 @@ class StageSpec(BaseModel):
 
 
 class Pipeline(BaseModel):
-    """One pipeline file. outputs: ports that a client gets; on_request: those that it gets only if it names them."""
+    """One pipeline file. may_take: media that it takes where its first stage does, for stages whose checkpoint decides that. outputs: ports
+    that a client gets; on_request: those that it gets only if it names them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     description: str
     inputs: tuple[Literal["text", "image", "audio", "video"], ...]
+    may_take: tuple[Literal["image", "audio", "video"], ...] = ()
     outputs: tuple[str, ...] = Field(min_length=1)
     on_request: tuple[str, ...] = ()
     stages: tuple[StageSpec, ...] = Field(min_length=1, max_length=9)
@@ -78,6 +80,17 @@ class Pipeline(BaseModel):
     def offered(self) -> tuple[str, ...]:
         """All ports that a client may ask for."""
         return self.outputs + self.on_request
+
+    @property
+    def could_take(self) -> tuple[str, ...]:
+        """All media that it takes with one checkpoint or another."""
+        return tuple(dict.fromkeys((*self.inputs, *self.may_take)))
+
+    def settled(self, first: stage_pb2.DescribeResponse) -> Pipeline:
+        """What it takes with this first stage."""
+        return self.model_copy(
+            update={"inputs": tuple(each for each in self.could_take if each in (*self.inputs, *first.inputs)), "may_take": ()}
+        )
 
     def default_params(self) -> dict[str, stage_pb2.StageParams]:
         """Params of every stage as the file has them."""

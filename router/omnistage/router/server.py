@@ -40,7 +40,7 @@ class RouterServer:
         self, settings: RouterSettings, pipelines: Mapping[str, Pipeline], metrics: RouterMetrics, token: Token | None = None
     ) -> None:
         """token: what the stages are shown."""
-        takes_media = any(set(pipeline.inputs) - {"text"} for pipeline in pipelines.values())
+        takes_media = any(set(pipeline.could_take) - {"text"} for pipeline in pipelines.values())
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
         self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES, token)
         self._pipelines = pipelines
@@ -75,7 +75,7 @@ class RouterServer:
             for kind, described in descriptions.items():
                 counted = self._metrics.replicas.labels(pipeline=name, stage=kind, model=described.model)
                 counted.set_function(partial(self._placements[name].serving, kind))
-            served[name] = Served(pipeline, descriptions, self._placements[name])
+            served[name] = Served(pipeline.settled(descriptions[pipeline.stages[0].kind]), descriptions, self._placements[name])
         self._front.served.update(served)
 
     async def drain(self, grace_s: float) -> None:

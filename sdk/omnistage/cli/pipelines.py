@@ -208,7 +208,7 @@ def _check_stages(pipeline: Pipeline, choice: Choice) -> None:
 
 
 def _check_able(pipeline: Pipeline, choice: Choice) -> None:
-    for verb, wanted, there in (("takes", choice.inputs, pipeline.inputs), ("gives", choice.outputs, pipeline.offered)):
+    for verb, wanted, there in (("takes", choice.inputs, pipeline.could_take), ("gives", choice.outputs, pipeline.offered)):
         missing = [name for name in wanted if name not in there]
         if missing:
             able = [name for name in shipped_pipelines() if _is_able(load_pipeline(name), choice.kind or pipeline.stages[0].kind, choice)]
@@ -219,4 +219,4 @@ def _check_able(pipeline: Pipeline, choice: Choice) -> None:
 def _is_able(pipeline: Pipeline, kind: str, choice: Choice) -> bool:
     """kind: of the first stage."""
     inputs, outputs = set(choice.inputs), set(choice.outputs)
-    return pipeline.stages[0].kind == kind and inputs <= {*pipeline.inputs} and outputs <= {*pipeline.offered}
+    return pipeline.stages[0].kind == kind and inputs <= {*pipeline.could_take} and outputs <= {*pipeline.offered}

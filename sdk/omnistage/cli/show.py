@@ -89,7 +89,7 @@ def _pipeline_of(pipeline_name: str) -> Pipeline:
     return Pipeline(
         name=pipeline.name,
         stages=tuple(stage.kind for stage in pipeline.stages),
-        inputs=pipeline.inputs,
+        inputs=pipeline.could_take,
         outputs=pipeline.outputs,
         voices=(),
         description=pipeline.description,

@@ -114,6 +114,8 @@ class Reader:
                     if piece is not None:
                         yield piece
             elif kind == "failover":
+                if message.failover.kind == stage_pb2.STAGE_KIND_DIFFUSION:
+                    self._picture.clear()  # As in `lose`: another replica begins it anew.
                 event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":
                 done = self._finish(message.usage, arrival_s)

@@ -384,7 +384,7 @@ class Code2WavParams(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., sample_rate_hz: _Optional[int] = ..., encoding: _Optional[_Union[_chunk_pb2.AudioEncoding, str]] = ..., voice: _Optional[str] = ...) -> None: ...
 
 class DiffusionParams(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side")
+    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side", "step_cache")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +399,7 @@ class DiffusionParams(_message.Message):
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     PREVIEW_SIDE_FIELD_NUMBER: _ClassVar[int]
+    STEP_CACHE_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     images: _containers.RepeatedCompositeFieldContainer[Media]
@@ -413,7 +414,8 @@ class DiffusionParams(_message.Message):
     media_type: str
     layers: int
     preview_side: int
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ...) -> None: ...
+    step_cache: float
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved")

@@ -1,6 +1,6 @@
 """A rank that follows: `python -m omnistage.models.common.rank DESCRIPTOR PARENT`.
 
-It loads its part of a decoder, meets the others, and then does what the first rank tells it, in that order. It ends when its parent does,
+It loads its part of a model, meets the others, and then does what the first rank tells it, in that order. It ends when its parent does,
 when that closes the socket, or by any error: the parent then ends as well, and whoever watches that starts both anew.
 """
 
@@ -40,38 +40,71 @@ from omnistage.models.options import LoadOptions
 PR_SET_PDEATHSIG = 1
 
 
-class Reader(Protocol):
-    """Reads the part of a rank of a decoder."""
+class Follower(Protocol):
+    """The part of a model that is no decoder of the engine."""
 
-    def __call__(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+    @property
+    def device(self) -> torch.device: ...
+
+    def met(self) -> None:
+        """Called once, when the ranks have met: see Team.connect."""
+
+    def follow(self, message: object) -> None:
+        """Compute what the first rank computes. Raises RanksApart, and TypeError for a message that is none for it."""
+
+
+class Reader(Protocol):
+    """Reads the part of a rank of a model."""
+
+    def __call__(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder | Follower:
         """Raises LoadError, or ValueError for ill-shaped weights."""
 
 
-def serve(channel: Connection, decoder: PackedDecoder, group: Distributed) -> None:
+class DecoderFollower:
+    """Implements `Follower` for a decoder."""
+
+    def __init__(self, decoder: PackedDecoder) -> None:
+        self._decoder, self._spec = decoder, decoder.spec
+        self._attention = chosen(decoder.spec).backend
+        self._cache, self._plan, self._hidden = KVCache(decoder.spec, 1), cast(Plan, None), cast(Hidden, None)
+
+    @property
+    def device(self) -> torch.device:
+        return self._spec.device
+
+    def met(self) -> None:
+        """A decoder needs no group but the one."""
+
+    def follow(self, message: object) -> None:
+        match message:
+            case NewCache(pages, poison):
+                del self._cache  # Two would be too much for memory.
+                self._cache = KVCache(self._spec, pages, poison=poison)
+            case PagesChanged(taken, freed):
+                self._cache.follow(taken, freed)
+            case ComputeHidden(told):
+                self._plan = told.to(self._spec.device)
+                self._hidden = self._decoder.hidden(self._plan.rows, self._attention.bind(self._cache, self._spec, self._plan))
+            case ComputeLogits():
+                self._decoder.logits(last_rows(self._hidden.last, self._plan))
+            case _:
+                raise TypeError(f"no message for a rank: {message!r}")
+
+
+def serve(channel: Connection, part: PackedDecoder | Follower, group: Distributed) -> None:
     """Until nobody tells anything any more. Raises RanksApart."""
-    attention = chosen(decoder.spec).backend
-    cache, plan, hidden = KVCache(decoder.spec, 1), cast(Plan, None), cast(Hidden, None)
+    follower = DecoderFollower(part) if isinstance(part, PackedDecoder) else part
     send([channel], PartRead())
     while True:
         try:
             message = receive(channel)
         except (EOFError, ConnectionResetError):
             return
-        match message:
-            case Connect(store):
-                group.connect(store, decoder.spec.device)
-            case NewCache(pages, poison):
-                del cache  # Two would be too much for memory.
-                cache = KVCache(decoder.spec, pages, poison=poison)
-            case PagesChanged(taken, freed):
-                cache.follow(taken, freed)
-            case ComputeHidden(told):
-                plan = told.to(decoder.spec.device)
-                hidden = decoder.hidden(plan.rows, attention.bind(cache, decoder.spec, plan))
-            case ComputeLogits():
-                decoder.logits(last_rows(hidden.last, plan))
-            case _:
-                raise TypeError(f"no message for a rank: {message!r}")
+        if isinstance(message, Connect):
+            group.connect(message.store, follower.device)
+            follower.met()
+        else:
+            follower.follow(message)
 
 
 def main() -> None:
@@ -93,14 +126,14 @@ def main() -> None:
     module, _, name = asked.reader.partition(":")
     reader: Reader = getattr(importlib.import_module(module), name)
     try:
-        decoder = reader(asked.folder, asked.options, group)
+        part = reader(asked.folder, asked.options, group)
     except Exception as error:  # Whatever it is, the parent says it: a server has one log.
         with contextlib.suppress(BrokenPipeError):  # It may have given up by itself, for the same reason.
             send([channel], PartRead(f"{type(error).__name__}: {error}"))
         return
     with torch.inference_mode():
         try:
-            serve(channel, decoder, group)
+            serve(channel, part, group)
         except RanksApart as error:
             sys.exit(str(error))
     group.close()

@@ -1,4 +1,4 @@
-"""The ranks of a decoder, as the process sees them that has the engine: it is the first one, and starts the others on this machine."""
+"""The ranks of a model, as the process sees them that computes or draws: it is the first one, and starts the others on this machine."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class _Rank:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self._asking = threading.Lock()
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(ours.close)
@@ -79,7 +80,8 @@ class _Rank:
 
     def told_end(self) -> str:
         """How it ended; empty: it has not."""
-        status = self.process.poll()
+        with self._asking:  # Of two threads that ask at once one would hear that it goes on.
+            status = self.process.poll()
         if status is None:
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
@@ -129,8 +131,8 @@ class Team:
         """The ids of the other ranks."""
         return tuple(rank.process.pid for rank in self._ranks)
 
-    def connect(self, device: torch.device) -> None:
-        """Wait until all have loaded, and meet. Raises LoadError."""
+    def connect(self, device: torch.device, met: Callable[[], None] = lambda: None) -> None:
+        """Wait until all have loaded, and meet. met: what this rank does then, as the others do; it may make groups. Raises LoadError."""
         with self._all_there(LoadError):
             for rank in self._ranks:
                 if not rank.channel.poll(LOAD_LIMIT_S):
@@ -143,6 +145,7 @@ class Team:
                 store = str(Path(folder, "store"))
                 self._tell(Connect(store))
                 self.group.connect(store, device)
+                met()
         os.write(self._telling, _WATCH)
 
     def new_cache(self, pages: int, *, poison: bool = False) -> None:
@@ -155,16 +158,26 @@ class Team:
 
     @contextmanager
     def step(self, plan: Plan) -> Iterator[None]:
-        with self._together():
-            self._tell(ComputeHidden(plan))
+        with self.together(ComputeHidden(plan)):
             yield
+
+    @contextmanager
+    def together(self, message: object) -> Iterator[None]:
+        """What all ranks compute now, the others because of a message. Raises RanksApart for whatever fails in it."""
+        with self._together():
+            self._tell(message)
+            yield
+
+    def abandon(self) -> None:
+        """End the others at once, where ranks are apart for a reason of this one; this process then ends as if they had done so."""
+        for rank in self._ranks:
+            rank.process.kill()
 
     def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         """Logits of a decoder, of the rows of the last step that an item is drawn from, computed with the others."""
 
         def computed(hidden: torch.Tensor) -> torch.Tensor:
-            with self._together():
-                self._tell(ComputeLogits())
+            with self.together(ComputeLogits()):
                 return of(hidden)
 
         return computed

@@ -59,10 +59,10 @@ class _Unit:
 
 class Worker:
     """Runs units of work on a thread of its own. `threads` is the number of threads torch may use for one unit; `activity` tells what the
-    thread does."""
+    thread does; `last` is called on it when it ends."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, name: str, threads: int, last: Callable[[], None] = lambda: None) -> None:
+        self._threads, self._last = threads, last
         self._changed = threading.Condition()
         self._queue: list[_Unit] = []
         self._numbers = itertools.count()
@@ -150,6 +150,7 @@ class Worker:
                 while not self._queue:
                     self.activity.rest()
                     if not self._open:
+                        self._last()
                         return
                     self._changed.wait()
                 unit = self._queue.pop(0)

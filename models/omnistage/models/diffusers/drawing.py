@@ -102,7 +102,8 @@ class StepDrawing:
         skipped = job.wanted[IMAGE] % layers
         for number, canvas in enumerate(job.canvases, job.first):
             grids = self._painter.grids(canvas.latents, job.plan)[skipped:]
-            said = parameters(job.plan, number, self._model)
+            reused = canvas.residuals[0]
+            said = parameters(job.plan, number, self._model, reused.reused, reused.largest)
             for layer, (grid, image) in enumerate(zip(grids, self._painter.images(grids), strict=True), skipped):
                 self._previews.fit(grid, image)
                 yield Picture(encoded(image, job.plan.media_type, said), job.plan.media_type, layer)

@@ -24,6 +24,7 @@ from omnistage.models.diffusers.processor import SAFE, load_processor
 from omnistage.models.diffusers.quiet import quiet
 
 INDEX = "model_index.json"
+PIPELINES = "diffusers.pipelines"
 PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "AutoProcessor")
 """Instead of which ours is taken."""
 SHOWN = 3
@@ -60,6 +61,7 @@ SAFE_WEIGHTS: Mapping[str, Any] = {
     "ignore_mismatched_sizes": True,
 }
 """Of shapes is said what is wrong with them below: the libraries write most of it to the log."""
+NONE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,12 @@ def read_index(folder: Path) -> Index:
     return Index(name, components, others)
 
 
-def load_pipeline(folder: Path, dtype: torch.dtype) -> diffusers.DiffusionPipeline:
-    """The pipeline on the CPU, with all its weights from the files, as `dtype`. Raises BadCheckpoint with what is wrong and where."""
+def load_pipeline(folder: Path, dtype: torch.dtype, more: Mapping[str, Mapping[str, Any]] = NONE) -> diffusers.DiffusionPipeline:
+    """The pipeline on the CPU, with all its weights from the files, as `dtype`. more: other arguments for loading some of its models, by
+    the name of the part. Raises BadCheckpoint with what is wrong and where."""
     index = read_index(folder)
     with quiet():
-        parts = {part: _part(folder / part, library, name, dtype) for part, (library, name) in index.components.items()}
+        parts = {part: _part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
         for part, tokenizer in parts.items():
             _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
         with _translated(folder / INDEX):
@@ -119,20 +122,32 @@ def load_pipeline(folder: Path, dtype: torch.dtype) -> diffusers.DiffusionPipeli
     return cast(diffusers.DiffusionPipeline, pipeline)
 
 
+def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:
+    """One part of a pipeline that has it, on the CPU. Raises BadCheckpoint."""
+    library, name = read_index(folder).components[part]
+    with quiet():
+        return _part(folder / part, library, name, dtype)
+
+
 def _checked(place: str, value: list[Any]) -> tuple[str, str]:
     """A part's library and class. Raises BadCheckpoint if there is no such class, or one that is no part of a pipeline."""
     if len(value) != 2 or not all(isinstance(word, str) for word in value):
         raise BadCheckpoint(f"{place} is {_shown(value)}, not a library and a class")
     library, name = value
-    if library not in KINDS:
+    if library not in KINDS and not _is_of_pipelines(library):
         raise BadCheckpoint(f"{place} is of {_shown(library)}: of {' and '.join(KINDS)} only classes are loaded, and no other code is")
     if library == "transformers" and name in PROCESSORS:
         return library, name
     found = _named(library, name)
-    if found is None or not issubclass(found, KINDS[library]):
-        version = importlib.import_module(library).__version__
+    if found is None or not issubclass(found, KINDS.get(library, (*KINDS["diffusers"], *KINDS["transformers"]))):
+        version = diffusers.__version__ if library != "transformers" else transformers.__version__
         raise BadCheckpoint(f"{place} is {_shown(name)}, which is no class of {library} {version} that can be a part of a pipeline")
     return library, name
+
+
+def _is_of_pipelines(library: str) -> bool:
+    """Whether it is how Diffusers calls parts that only one kind of pipeline has, such as the safety checker of `stable_diffusion`."""
+    return library.isidentifier() and not library.startswith("_") and find_spec(f"{PIPELINES}.{library}") is not None
 
 
 def _named(library: str, name: str) -> type | None:
@@ -140,13 +155,13 @@ def _named(library: str, name: str) -> type | None:
     if not name.isidentifier() or name.startswith("_"):
         return None
     try:
-        found = getattr(importlib.import_module(library), name)
+        found = getattr(importlib.import_module(library if library in KINDS else f"{PIPELINES}.{library}"), name)
     except Exception:  # both libraries import when they are asked, and anything can come of that
         return None
     return found if inspect.isclass(found) else None
 
 
-def _part(folder: Path, library: str, name: str, dtype: torch.dtype) -> Any:
+def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mapping[str, Any] = NONE) -> Any:
     """A part from its folder. Raises BadCheckpoint."""
     if not folder.is_dir():
         raise BadCheckpoint(f"{folder} is missing: give the folder of a complete pipeline of Diffusers")
@@ -162,10 +177,11 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype) -> Any:
     if not issubclass(kind, torch.nn.Module):
         with _translated(folder):
             return kind.from_pretrained(folder, **SAFE)
-    _check_files(folder, WEIGHTS[library])
+    owner = "transformers" if issubclass(kind, transformers.PreTrainedModel) else "diffusers"
+    _check_files(folder, WEIGHTS[owner])
     with _translated(folder):
-        word = {"dtype": dtype} if library == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": _saves_memory()}
-        model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word)
+        word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": _saves_memory()}
+        model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     _check_weights(folder, model, report)
     return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omnistage.engine.group import RanksApart
 from omnistage.models.common.checkpoint import called
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
@@ -22,6 +25,7 @@ from omnistage.models.diffusers.drawing import IMAGE, PROGRESS, StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
+from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, PictureModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
@@ -32,8 +36,10 @@ from omnistage.models.diffusers.qwen_image import (
     QwenImageLayeredPainter,
     QwenImagePainter,
 )
+from omnistage.models.diffusers.spread import placed, team_of
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
+from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, DrawRequest, ModelInfo, Picture, PortSpec
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
@@ -58,20 +64,36 @@ ADMITTED_STEPS = 4
 """What is drawn at once has so many times the latent tokens of one step: latents are small beside what a step computes."""
 BATCH = 8
 """Pictures of the usual size, with guidance, that share a step where nobody says otherwise."""
+CPU_STEP_TOKENS = 1024
+"""On a CPU a step of more is no cheaper for each picture in it, and each of them waits for it."""
 IMAGE_AREAS = 4
 """A picture that is edited keeps so many times the pixels that it will be resized to; a larger one is made smaller when it is decoded."""
 
 
 def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
     """Raises LoadError."""
+    with ExitStack() as undo:
+        if team := team_of(folder, options):
+            undo.callback(team.close)
+        try:
+            model = _loaded(folder, options_of(options, 0), team)
+        except RanksApart as error:
+            raise LoadError(str(error)) from error
+        undo.pop_all()
+    return model
+
+
+def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureModel[Any]:
     chosen = DiffusersOptions.from_settings(dict(options.family))
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
     name = called(folder).rpartition("/")[2].lower()
-    artist = _artist(folder, name, dtype, chosen, options)
+    memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
+    artist = _artist(folder, name, memory, options, team)
     usual = _trial_plan(artist, name)
-    step_tokens = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
-    max_tokens = chosen.max_tokens or ADMITTED_STEPS * step_tokens
+    full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
+    step_tokens = min(full, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else full
+    max_tokens = chosen.max_tokens or ADMITTED_STEPS * full
     info = ModelInfo(
         name=name,
         revision=revision(
@@ -81,7 +103,7 @@ def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
             device=hardware(options.device),
             threads=options.threads,
             results=computed(partial(_trial, artist, name), options.threads),
-            settings=f"{artist.limits} {chosen.condition_area}",
+            settings=f"{artist.limits} {chosen.condition_area} {memory.settings}".strip(),
         ),
         accepts=(),
         produces=(PortSpec(IMAGE, Content.IMAGE), PortSpec(PROGRESS, Content.PROGRESS)),
@@ -93,11 +115,12 @@ def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
             "drawn by default": f"{usual.width}x{usual.height} pixels in {usual.steps} steps with guidance {usual.guidance:g}",
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
             "kept of encoders": _kept_told(chosen, options),
+            **memory.told(),
         },
     )
     return PictureModel(
         artist,
-        Worker("pictures", options.threads),
+        Worker("pictures", options.threads, last=team.close if team else lambda: None),
         MediaDecoder(),
         info,
         image_pixels=IMAGE_AREAS * chosen.condition_area,
@@ -107,9 +130,9 @@ def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
     )
 
 
-def _artist(folder: Path, name: str, dtype: str, chosen: DiffusersOptions, options: LoadOptions) -> StepDrawing | WholeDrawing:
-    kind = PAINTERS.get(read_index(folder).class_name)
-    pipe = load_pipeline(folder, DTYPES[dtype]).to(options.device)
+def _artist(folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None) -> StepDrawing | WholeDrawing:
+    kind, chosen = PAINTERS.get(read_index(folder).class_name), memory.chosen
+    pipe = placed(load_pipeline(folder, memory.dtype, memory.arguments()), memory, team)
     defaults = Defaults.of(folder, chosen)
     if kind is None:
         return WholeDrawing(pipe, defaults, name, options.threads)

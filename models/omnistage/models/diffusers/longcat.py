@@ -17,6 +17,7 @@ from torch import Tensor
 
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift
 from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.stepcache import StepCache
 
 CHANNELS = 16
 """Of the latents; the pipelines know no other number."""
@@ -29,21 +30,20 @@ class LongCatPainter(Painter):
         multiple = self.pipe.vae_scale_factor * 2
         return Limits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
-    def check_text(self, text: str) -> None:
+    def text_tokens(self, text: str) -> tuple[int, int]:
         """What stands in quotation marks is read letter by letter."""
         parts = [part for words, quoted in split_quotation(text) for part in (words if quoted else [words])]
         count = sum(len(self.pipe.tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts)
-        most = self.pipe.tokenizer_max_length
-        if count > most:
-            raise ValueError(f"it has {count} tokens, and the text encoder reads {most}: make it shorter")
+        return count, self.pipe.tokenizer_max_length
 
     def _shape(self, plan: Plan) -> tuple[int, int, int]:
         side = self.pipe.vae_scale_factor * 2
         return 1, plan.height // side, plan.width // side
 
     def tokens(self, plan: Plan) -> int:
+        """The words as well, for they are filled up to hundreds of rows, and all of those are computed."""
         _, height, width = self._shape(plan)
-        return height * width * (1 + len(plan.images))
+        return height * width * (1 + len(plan.images)) + int(self.pipe.tokenizer_max_length)
 
     # 2: preprocess
 
@@ -82,6 +82,11 @@ class LongCatPainter(Painter):
         """Where a token stands is computed once for a batch."""
         return self._shape(plan)
 
+    def own_step_cache(self) -> StepCache:
+        """Blocks with two streams, and after them those with one."""
+        transformer = self.pipe.transformer
+        return StepCache([*transformer.transformer_blocks, *transformer.single_transformer_blocks], ("temb",))
+
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         length, drawn = len(rows[0].text), rows[0].canvas.latents.shape[1]
         made: Tensor = self.pipe.transformer(
@@ -109,8 +114,9 @@ class LongCatPainter(Painter):
     def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """At most as far as the prompt alone would lead."""
         both = negative + scale * (positive - negative)
-        longer = torch.norm(positive, dim=-1, keepdim=True) / (torch.norm(both, dim=-1, keepdim=True) + 1e-8)
-        return both * longer.clamp(min=0.0, max=1.0)
+        there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
+        scaled: Tensor = both * (there / (led + 1e-8)).clamp(min=0.0, max=1.0)
+        return scaled
 
     # 4: postprocess
 

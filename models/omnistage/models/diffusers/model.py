@@ -27,6 +27,7 @@ from omnistage.models.media.preprocessing import PicturePreprocessing
 from omnistage.models.options import LoadOptions
 
 J = TypeVar("J")
+T = TypeVar("T")
 
 
 class Artist(Drawing[J], Protocol[J]):
@@ -122,8 +123,8 @@ class PictureModel(Generic[J]):
             async for piece in pieces:
                 yield piece
 
-    async def _unit(self, call: Callable[[], Sequence[Drawn] | None], /) -> Sequence[Drawn] | None:
-        def unit() -> Sequence[Drawn] | None:
+    async def _unit(self, call: Callable[[], T], /) -> T:
+        def unit() -> T:
             with torch.inference_mode():
                 return call()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,33 @@ checkpoints have none; then it is what the pipeline of Diffusers says."""
 
 AREA = 1024 * 1024
 
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "offload": ("group", "disk", "model"),
+    "storage": ("float8_e4m3fn", "float8_e5m2"),
+    "quantization": ("bitsandbytes_4bit", "bitsandbytes_8bit", "torchao_int8", "quanto_int8"),
+    "context_parallel": ("ulysses",),
+}
+"""What options that are words can be, beside nothing."""
+
+REFUSED: Mapping[str, str] = {
+    "ring": "its attention has to tell how much weight it gave, which that of torch does not, and it takes no prompts of unequal lengths",
+    "gguf": "it is one file, and this is the folder of a pipeline",
+    **dict.fromkeys(("modelopt", "nunchaku_lite", "auto-round", "sdnq"), "it is for checkpoints that somebody has prepared for it"),
+}
+"""Why words are no choice that Diffusers knows."""
+
+EXCLUSIONS = (
+    ("quantization", "storage", "both say what weights are kept in"),
+    ("quantization", "offload", "weights that are packed cannot be moved by parts"),
+    ("context_parallel", "quantization", "ranks exchange whole rows between whole weights"),
+    ("context_parallel", "storage", "ranks exchange whole rows between whole weights"),
+    ("context_parallel", "offload", "all ranks are at the same block at the same time, and a disk is not"),
+)
+"""Options that cannot be chosen together, and why."""
+
+UNSAID = -1
+"""Of vae_tiling_above: as the device wants it."""
+
 
 @dataclass(frozen=True, slots=True)
 class DiffusersOptions:
@@ -25,6 +54,9 @@ class DiffusersOptions:
     condition_area: pixels that a picture which is edited is resized to, and the result with it where its size is not asked for.
     max_pixels: of one picture that comes out. max_steps. max_tokens: latent tokens of all that is drawn at once, guidance counted as well;
     0: those of some steps. text_cache_bytes, picture_cache_bytes: of what encoders made, kept for who asks again.
+
+    offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: where a
+    folder is made for what is offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in tiles; 0: never.
     """
 
     width: int = 0
@@ -37,17 +69,39 @@ class DiffusersOptions:
     max_tokens: int = 0
     text_cache_bytes: int = 64 << 20
     picture_cache_bytes: int = 256 << 20
+    offload: str = ""
+    offload_folder: str = ""
+    storage: str = ""
+    quantization: str = ""
+    vae_tiling_above: int = UNSAID
+    context_parallel: str = ""
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> DiffusersOptions:
         made = cls(**checked_options(options, cls(), "pipelines of pictures"))
         for each in fields(made):
             value = getattr(made, each.name)
-            if each.name != "guidance" and value < 0:
-                raise LoadError(f"option {each.name} is {value}: it must not be below 0")
+            least = UNSAID if each.name == "vae_tiling_above" else 0
+            if not isinstance(value, str) and each.name != "guidance" and value < least:
+                raise LoadError(f"option {each.name} is {value}: it must not be below {least}")
         if not made.condition_area or not made.max_pixels or not made.max_steps:
             raise LoadError("options condition_area, max_pixels and max_steps must be above 0")
+        made._check_choices()
         return made
+
+    def _check_choices(self) -> None:
+        """Raises LoadError for words that are no choice, and for those that exclude each other."""
+        for name, able in CHOICES.items():
+            value = getattr(self, name)
+            if value and value not in able:
+                why = f"{REFUSED[value]}; " if value in REFUSED else ""
+                raise LoadError(f"option {name} is {value!r}: {why}it can be {' or '.join(able)}, or be left out")
+        for one, other, why in EXCLUSIONS:
+            if getattr(self, one) and getattr(self, other):
+                said = f"{one} {getattr(self, one)} and {other} {getattr(self, other)}"
+                raise LoadError(f"options {said} exclude each other, since {why}: leave one of them out")
+        if self.offload_folder and self.offload != "disk":
+            raise LoadError(f"option offload_folder {self.offload_folder}: nothing is written there without offload disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +121,7 @@ class Defaults:
             value = said.get(key)
             if value is None or getattr(options, name) != getattr(DiffusersOptions(), name):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or (name != "guidance" and int(value) != value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not _is_fit(name, value):
                 raise BadCheckpoint(f"{folder / DEFAULTS_FILE}: {key} is {value!r} and must be a number that is not below 0")
             changed: dict[str, Any] = {name: float(value) if name == "guidance" else int(value)}
             options = replace(options, **changed)
@@ -94,3 +148,8 @@ class Defaults:
         if not made.min_steps <= made.steps <= made.max_steps:
             raise LoadError(f"{made.steps} steps are not taken by default: {made.min_steps} to {made.max_steps} can be")
         return made
+
+
+def _is_fit(name: str, value: float) -> bool:
+    """Finite and not below 0; whole, but for guidance."""
+    return math.isfinite(value) and value >= 0 and (name == "guidance" or int(value) == value)

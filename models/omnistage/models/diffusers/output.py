@@ -20,8 +20,8 @@ FASTER = 4
 """zlib's level: at 6 a PNG takes twice as long and is hardly smaller."""
 
 
-def parameters(plan: Plan, number: int, model: str) -> str:
-    """As JSON: with these the same model draws the picture with that number again."""
+def parameters(plan: Plan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
+    """As JSON: with these the same model draws the picture with that number again. reused, largest: see stepcache.Residuals."""
     said = {
         "prompt": plan.prompt,
         "negative_prompt": plan.negative,
@@ -31,6 +31,9 @@ def parameters(plan: Plan, number: int, model: str) -> str:
         "guidance_scale": plan.guidance,
         "seed": plan.seed_of(number),
         "layers": plan.layers,
+        "step_cache": plan.step_cache,
+        "steps_reused": reused,
+        "largest_change_reused": round(largest, 4),
         "model": model,
     }
     return json.dumps({key: value for key, value in said.items() if value not in (None, 0) or key in ("seed", "guidance_scale")})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.spread import is_spread
+from omnistage.models.diffusers.stepcache import Residuals, StepCache
 from omnistage.models.errors import LoadError
 
 SAMPLERS = ("FlowMatchEulerDiscreteScheduler",)
@@ -52,7 +54,12 @@ class Canvas:
     generator: torch.Generator
     step: int = 0
     velocity: Tensor | None = None
-    estimate: Tensor | None = field(default=None)
+    estimate: Tensor | None = None
+    residuals: tuple[Residuals, Residuals] = field(init=False)
+    """Of the row with the prompt, and of that with what guidance leads away from."""
+
+    def __post_init__(self) -> None:
+        self.residuals = (Residuals(self.plan.step_cache), Residuals(self.plan.step_cache))
 
     @property
     def timestep(self) -> Tensor:
@@ -76,6 +83,7 @@ class Row(NamedTuple):
 
     canvas: Canvas
     text: Tensor
+    residuals: Residuals
 
 
 class NotFinite(RuntimeError):
@@ -91,9 +99,13 @@ class Painter(ABC):
             raise LoadError(f"{type(pipe).__name__} is drawn here with {', '.join(SAMPLERS)}, not {type(pipe.scheduler).__name__}")
         self.pipe: Any = pipe
         self._texts, self._pictures = texts, pictures
-        self.device, self.dtype = pipe.transformer.device, pipe.transformer.dtype
+        self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # Where weights are is another matter.
         self._area = defaults.options.condition_area
-        self._limits = defaults.applied(self._own_limits())
+        limits = defaults.applied(self._own_limits())
+        # Blocks that this rank leaves out are computed by the others, which would wait for it.
+        self._limits = replace(limits, step_cached=limits.step_cached and not is_spread(self.pipe.transformer))
+        self._step_cache = self.own_step_cache()
+        self._special = tuple(token.content for token in self.pipe.tokenizer.added_tokens_decoder.values() if token.special)
 
     # 1: parameters
 
@@ -105,9 +117,18 @@ class Painter(ABC):
     def _own_limits(self) -> Limits:
         """As the pipeline has them, before anybody chose others."""
 
-    @abstractmethod
     def check_text(self, text: str) -> None:
-        """Raises ValueError, with how long it may be, for words that the text encoder would get only a part of."""
+        """Raises ValueError for words that the text encoder would get only a part of, with how long they may be, and for its special
+        tokens: those stand for what is no text."""
+        if found := next((token for token in self._special if token in text), None):
+            raise ValueError(f"it has {found}, a special token of the text encoder: leave it out")
+        count, most = self.text_tokens(text)
+        if count > most:
+            raise ValueError(f"it has {count} tokens, and the text encoder reads {most}: make it shorter")
+
+    @abstractmethod
+    def text_tokens(self, text: str) -> tuple[int, int]:
+        """How many tokens words have, and how many they may have."""
 
     def sized(self, plan: Plan) -> Plan:
         """With the size that follows from its images, where the family takes it from them."""
@@ -147,6 +168,14 @@ class Painter(ABC):
         """Pictures of equal groups can share a pass."""
 
     @abstractmethod
+    def own_step_cache(self) -> StepCache:
+        """Around the blocks of the transformer."""
+
+    def length(self, row: Row) -> int | None:
+        """Tokens of a row inside the transformer, where rows of a pass have different ones; None: all alike."""
+        return None
+
+    @abstractmethod
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """What the transformer makes of each row, in the shape of its latents: the way from the picture to the noise."""
 
@@ -157,10 +186,11 @@ class Painter(ABC):
         """One pass for one step of all of them; only `velocity` is changed."""
         rows = list[Row]()
         for canvas in canvases:
-            rows.append(Row(canvas, canvas.conditions.positive))
+            rows.append(Row(canvas, canvas.conditions.positive, canvas.residuals[0]))
             if canvas.conditions.negative is not None:
-                rows.append(Row(canvas, canvas.conditions.negative))
-        made = iter(self.velocities(rows))
+                rows.append(Row(canvas, canvas.conditions.negative, canvas.residuals[1]))
+        with self._step_cache.applied([row.residuals for row in rows], [self.length(row) for row in rows]):
+            made = iter(self.velocities(rows))
         for canvas in canvases:
             positive = next(made)
             guided = canvas.conditions.negative is not None

@@ -28,9 +28,9 @@ class Limits:
     multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_pixels: of one
     picture. min_steps to max_steps. guidance: a scale above guided_above costs a second pass a step, away from the negative prompt;
     negative: what that is where none is given. images: fewest and most that are edited. layers: of every picture, and most; 0: it knows no
-    layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable, negatable,
-    previewed, sized: whether it knows guidance, negative prompts, previews and sizes. max_work: pixels times steps of all pictures, layers
-    too.
+    layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
+    negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
+    pixels times steps of all pictures, layers too.
     """
 
     multiple: int
@@ -52,6 +52,7 @@ class Limits:
     guidable: bool = True
     negatable: bool = True
     previewed: bool = True
+    step_cached: bool = True
     sized: bool = True
     sides: tuple[int, ...] = ()
     max_work: int = 2048 * 2048 * 200
@@ -60,7 +61,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: uint8 [height, width, 4] each, as they
-    were sent, RGB and how opaque they are. digests: of their files. negative: None where there is no guidance. layers: 0 is none."""
+    were sent, RGB and how opaque they are. digests: of their files. negative: None where there is no guidance. layers: 0 is none.
+    step_cache: see stepcache.Residuals."""
 
     prompt: str
     negative: str | None
@@ -75,6 +77,7 @@ class Plan:
     preview_side: int
     media_type: str
     client: str
+    step_cache: float = 0.0
     images: tuple[NDArray[np.uint8], ...] = ()
     digests: tuple[bytes, ...] = field(default=())
 
@@ -99,6 +102,8 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
     width, height = _size(request, limits, name)
     if request.results > limits.max_results:
         raise _bad("results", f"{name} draws at most {limits.max_results} at once, not {request.results}")
+    if request.step_cache and not limits.step_cached:
+        raise _bad("step_cache", f"{name} knows none: leave it out")
     if request.previews and not limits.previewed:
         raise _bad("previews", f"{name} shows none: leave it out")
     steps, layers = _steps(request, limits, name), _layers(request, limits, name)
@@ -122,6 +127,7 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         preview_side=request.preview_side,
         media_type=request.media_type or PNG,
         client=request.client,
+        step_cache=request.step_cache,
     )
     check_work(plan, limits, name)
     return plan

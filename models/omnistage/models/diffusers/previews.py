@@ -67,7 +67,8 @@ def sized(image: Image, side: int, width: int, height: int) -> Image:
 
 
 def is_due(step: int, steps: int, previews: int) -> bool:
-    """Whether a preview is shown after a step: they are spread evenly, and the last step shows none, for the picture itself follows."""
-    if step == steps or not previews:
-        return False
-    return step * (previews + 1) // steps > (step - 1) * (previews + 1) // steps
+    """Whether a preview is shown after a step: each in the middle of its share of the steps before the last, which shows none, for the
+    picture itself follows."""
+    most = steps - 1
+    shown = min(previews, most)
+    return step <= most and (2 * step * shown + most) // (2 * most) > (2 * (step - 1) * shown + most) // (2 * most)

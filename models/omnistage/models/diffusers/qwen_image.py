@@ -17,6 +17,7 @@ from torch import Tensor
 from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, padded, shift
 from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 1024
 """Of a prompt, without its template."""
@@ -43,10 +44,8 @@ class QwenImagePainter(Painter):
             min_steps=min_steps(self.pipe.scheduler),
         )
 
-    def check_text(self, text: str) -> None:
-        count = len(self.pipe.tokenizer(text)["input_ids"])
-        if count > MOST_TOKENS:
-            raise ValueError(f"it has {count} tokens, and the text encoder reads {MOST_TOKENS}: make it shorter")
+    def text_tokens(self, text: str) -> tuple[int, int]:
+        return len(self.pipe.tokenizer(text)["input_ids"]), MOST_TOKENS
 
     def _shape(self, width: int, height: int) -> tuple[int, int, int]:
         """Frames, height and width in tokens."""
@@ -96,6 +95,9 @@ class QwenImagePainter(Painter):
         """The transformer computes where a token stands once for a whole batch."""
         return self._shapes(plan)
 
+    def own_step_cache(self) -> StepCache:
+        return StepCache(self.pipe.transformer.transformer_blocks, ("encoder_hidden_states_mask", "temb", "modulate_index"))
+
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """Words are filled up and masked; pictures of a group are equally long."""
         texts, mask = padded([row.text for row in rows])
@@ -122,7 +124,9 @@ class QwenImagePainter(Painter):
     def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         """As far as the prompt alone would lead, in the direction that guidance gives."""
         both = negative + scale * (positive - negative)
-        return both * (torch.norm(positive, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
+        there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
+        scaled: Tensor = both * (there / led)
+        return scaled
 
     # 4: postprocess
 

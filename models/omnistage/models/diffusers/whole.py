@@ -68,6 +68,7 @@ class WholeDrawing:
             sized=sized,
             max_results=8 if "num_images_per_prompt" in self._takes else 1,
             previewed=False,
+            step_cached=False,
         )
 
     @cached_property

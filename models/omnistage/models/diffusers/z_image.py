@@ -12,6 +12,7 @@ from torch import Tensor
 
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift
 from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 512
 """Of a prompt with its template, as the pipeline has it."""
@@ -31,10 +32,9 @@ class ZImagePainter(Painter):
             min_steps=min_steps(self.pipe.scheduler),
         )
 
-    def check_text(self, text: str) -> None:
-        count = len(self._ids(text))
-        if count > MOST_TOKENS:
-            raise ValueError(f"it has {count} tokens with its template, and the text encoder reads {MOST_TOKENS}: make it shorter")
+    def text_tokens(self, text: str) -> tuple[int, int]:
+        """With their template."""
+        return len(self._ids(text)), MOST_TOKENS
 
     def tokens(self, plan: Plan) -> int:
         height, width = self._latent_size(plan)
@@ -73,6 +73,14 @@ class ZImagePainter(Painter):
 
     def group(self, plan: Plan) -> Hashable:
         return None
+
+    def own_step_cache(self) -> StepCache:
+        """Without its refiners, which see words and pictures apart. A layer gets the rows, their mask, places and times."""
+        return StepCache(self.pipe.transformer.layers, (1, 2, 3))
+
+    def length(self, row: Row) -> int:
+        """Picture and words, each filled up."""
+        return self.tokens(row.canvas.plan) + -(-len(row.text) // PAD) * PAD
 
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """The transformer takes lists, and fills up what is shorter."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ from omnistage.models.options import LoadOptions, checked_options
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of, png
 from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyOptions
+
+T = TypeVar("T")
 
 REVISION = "1"
 STILL, FILM, SOUND = "image/png", "video/x-grey8", "audio/x-pcm16"
@@ -167,7 +169,7 @@ class FilmMaker(Toy):
             async for piece in pieces:
                 yield piece
 
-    async def _unit(self, call: Callable[[], Sequence[Drawn] | None], /) -> Sequence[Drawn] | None:
+    async def _unit(self, call: Callable[[], T], /) -> T:
         """A toy has no thread: its arithmetic takes no time."""
         await asyncio.sleep(self._film.interval_s)
         return call()

@@ -122,6 +122,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.results, MAX_RESULTS, "results")
     _at_most(params.previews, MAX_PREVIEWS, "previews")
     _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side")
+    _at_most(params.step_cache, 1, "step_cache")
     _at_most(params.steps, MAX_STEPS, "steps")
     _at_most(params.frames, MAX_FRAMES, "frames")
     _at_most(params.layers, MAX_LAYERS, "layers")
@@ -145,6 +146,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         results=params.results or 1,
         previews=params.previews,
         preview_side=params.preview_side,
+        step_cache=params.step_cache,
         media_type=params.media_type.lower(),
     )
 

@@ -1,0 +1,290 @@
+"""`python -m benchmarks.diffusion`: pictures drawn step by step, many at once, beside the pipelines of Diffusers; checkpoints with random
+weights of size small, one thread.
+
+Seconds are those of a CPU of this process, where nothing else is said: from the first request to the last picture it is never idle. With
+`--device cuda` only what a GPU has to show: the transformer of Z-Image in its full size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from itertools import count, islice, repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.figures import OUT, Figure, Report, arguments, median
+from benchmarks.full_size import on_gpu
+from benchmarks.studio import STEPS, Pipeline, Studio, Watched, looked_at, most_apart
+from omnistage.models.diffusers.painter import Painter, Row
+from omnistage.models.diffusers.previews import LinearMap
+
+ROUNDS = 3
+SIDES = (64, 128)
+REQUESTS = 8
+PREVIEWS = 8
+AT_ONCE = 4
+GOALS = {"qwen-image": ">= 1.3", "z-image": ">= 1.1"}
+"""Of throughput, for the two families that are held against the pipelines."""
+FAMILIES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
+EDITED_AREA = 128 * 128
+SAME = 2
+"""Of 255: by how much a colour of the two may be off. They compute the same; the order in which they add is another one."""
+
+
+# Beside Diffusers ------------------------------------------------------------------------------------------------------------------
+
+
+def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[float]:
+    """How long each takes from its arrival, when each waits for all before it."""
+    free, latencies = 0.0, list[float]()
+    for at, duration in zip(arrived, durations, strict=True):
+        free = max(free, at) + duration
+        latencies.append(free - at)
+    return latencies
+
+
+class Beside(NamedTuple):
+    """How many times the throughput is, and how many times shorter the mean latency and that of the last request are."""
+
+    speed: float
+    latency: float
+    last: float
+
+
+async def beside(studio: Studio, pipeline: Pipeline, side: int) -> Beside:
+    """Medians of rounds in turn."""
+    step_s = pipeline.step_s(studio.request(0, side, guided=False))
+    await studio.watched(studio.request(0, side, guided=True))
+    rounds = list[Beside]()
+    for turn in range(1, 1 + ROUNDS):
+        asked = [studio.request(100 * turn + n, side, guided=n % 2 == 1) for n in range(REQUESTS)]
+        ours: list[Watched] = []
+        if turn % 2:
+            ours = await studio.together(asked, step_s)
+        theirs = [pipeline.called(request) for request in asked]
+        if not ours:
+            ours = await studio.together(asked, step_s)
+        off = max(most_apart(seen.data, image) for seen, (_, image) in zip(ours, theirs, strict=True))
+        if off > SAME:
+            raise AssertionError(f"{studio.name} and its pipeline draw pictures that are {off} of 255 apart")
+        begun = min(seen.arrived_s for seen in ours)
+        durations = [taken for taken, _ in theirs]
+        waited = one_by_one_s([seen.arrived_s - begun for seen in ours], durations)
+        rounds.append(
+            Beside(
+                sum(durations) / (max(seen.done_s for seen in ours) - begun),
+                sum(waited) / sum(seen.taken_s for seen in ours),
+                waited[-1] / ours[-1].taken_s,
+            )
+        )
+    return Beside(*(median(each) for each in zip(*rounds, strict=True)))
+
+
+async def throughput(report: Report, folder: Path) -> None:
+    joined = dict[str, float]()
+    how = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps; over calls of the pipeline one by one; small"
+    for name, goal in GOALS.items():
+        studio = Studio(name, folder)
+        pipeline, key = studio.pipeline(), name.replace("-", "_")
+        found = {side: await beside(studio, pipeline, side) for side in SIDES}
+        await studio.model.close()
+        for side, times in found.items():
+            joined[f"{name} {side} px"] = times.latency
+            report.add(
+                Figure(f"x_throughput_{key}_{REQUESTS}_{side}px", times.speed, "x", "", how),
+                Figure(f"x_late_joiner_latency_{key}_{side}px", times.latency, "x", "", "mean from arrival to picture; the same requests"),
+                Figure(f"x_last_joiner_latency_{key}_{side}px", times.last, "x", "", "of the last of them alone"),
+            )
+        worse = min(times.speed for times in found.values())
+        report.add(Figure(f"x_throughput_{key}_{REQUESTS}", worse, "x", goal, f"the worse of {SIDES} px; median of {ROUNDS}; {how}"))
+    worst = min(joined, key=joined.__getitem__)
+    note = f"mean latency one by one, each waits for those before it, over ours; the worst: {worst}; median of {ROUNDS}"
+    report.add(Figure("x_late_joiner_latency", joined[worst], "x", ">= 1.5", note))
+
+
+# One picture -----------------------------------------------------------------------------------------------------------------------
+
+
+async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
+    worst, found = "", dict[str, float]()
+    for name in GOALS:
+        studio = Studio(name, folder)
+        linear, decoded = list[float](), list[float]()
+        await studio.watched(studio.request(0, side, guided=True))
+        for turn in range(1, 1 + ROUNDS):
+            request = studio.request(turn, side, guided=True, previews=PREVIEWS)
+            fitted, studio.drawing._previews = studio.drawing._previews, LinearMap()
+            seen = await studio.watched(request)
+            decoded.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
+            studio.drawing._previews = fitted
+            seen = await studio.watched(request)
+            linear.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
+        await studio.model.close()
+        found[name] = median(linear)
+        key, how = name.replace("-", "_"), f"{STEPS} steps, {PREVIEWS} previews, {side} px, guided; median of {ROUNDS}"
+        report.add(
+            Figure(f"first_preview_over_e2e_{key}", found[name], "", "", f"by the linear map; {how}"),
+            Figure(f"first_preview_by_vae_over_e2e_{key}", median(decoded), "", "", f"before any picture was drawn; {how}"),
+        )
+    worst = max(found, key=found.__getitem__)
+    first = -(-STEPS // (PREVIEWS + 1))
+    note = f"to the first preview over the time to the picture; the worse: {worst}; it shows step {first} of {STEPS}, which alone is"
+    report.add(Figure("first_preview_over_e2e", found[worst], "", "<= 0.15", f"{note} {first / STEPS:g} of the steps"))
+
+
+class Doubled:
+    """Has the transformer called twice wherever the engine calls it: once in its place in the engine, and once bare right after it. What is
+    compared so lies within milliseconds, and what else the machine does meanwhile happens to both. clock: seconds."""
+
+    def __init__(self, painter: Painter, clock: Callable[[], float]) -> None:
+        self._velocities, self._clock = painter.velocities, clock
+        self._looks: list[tuple[float, float, float]] = []
+
+    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+        begun = self._clock()
+        made = self._velocities(rows)
+        between = self._clock()
+        self._velocities(rows)
+        self._looks.append((begun, between, self._clock()))
+        return made
+
+    def steps(self) -> list[tuple[float, float, float]]:
+        """Seconds of each step but the last: of the transformer in the engine, of all else until it is called again, of the bare call."""
+        pairs = zip(self._looks, self._looks[1:], strict=False)
+        return [(between - begun, after[0] - ended, ended - between) for (begun, between, ended), after in pairs]
+
+
+async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[], float]) -> tuple[float, str]:
+    """What is added to a bare call, as a share of it, and where it is."""
+    steps, advanced = list[tuple[float, float, float]](), list[float]()
+    for seed in range(ROUNDS):
+        doubled = Doubled(studio.painter, clock)
+        with patch.object(studio.painter, "velocities", doubled.velocities), looked_at(studio.painter, "advance", clock) as calls:
+            await studio.watched(studio.request(seed, side, guided=guided))
+        steps += doubled.steps()
+        advanced += calls.each_s
+    inside, around, bare = (1e3 * median([step[part] for step in steps]) for part in range(3))
+    advance = 1e3 * median(advanced)
+    told = f"ms: transformer {inside:.2f}, bare {bare:.2f}, scheduler {advance:.3f}, all else {around - advance:.3f}"
+    return median([(inside + around) / bare - 1 for inside, around, bare in steps]), told
+
+
+async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
+    found = dict[str, float]()
+    for name in GOALS:
+        studio = Studio(name, folder)
+        await studio.watched(studio.request(0, side, guided=False))
+        for guided in (False, True):
+            label = f"{name.replace('-', '_')}{'_guided' if guided else ''}"
+            found[label], told = await overhead(studio, side, guided=guided, clock=time.process_time)
+            wall, told_wall = await overhead(studio, side, guided=guided, clock=time.perf_counter)
+            report.add(
+                Figure(f"engine_overhead_of_a_step_{label}", found[label], "", "", told),
+                Figure(f"engine_overhead_of_a_step_{label}_wall", wall, "", "", f"of the wall, with waiting for threads; {told_wall}"),
+            )
+        await studio.model.close()
+    worst = max(found, key=found.__getitem__)
+    how = f"all of a step but a bare call of painter.velocities, over that call, which is made again in each step; one picture, {side} px"
+    note = f"{how}; median of {ROUNDS * (STEPS - 1)} steps; the worst: {worst}"
+    report.add(Figure("engine_overhead_of_a_step", found[worst], "", "<= 0.03", note))
+
+
+async def prompt_cache(report: Report, folder: Path) -> None:
+    """What a prompt saves that was asked before, under another seed."""
+    for name in ("qwen-image", "z-image", "qwen-image-edit"):
+        studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
+        saved, kept = list[float](), list[int]()
+        await studio.watched(studio.editing(0, SIDES[0]))
+        for turn in range(1, 1 + ROUNDS):
+            request, bytes_before = studio.editing(turn, SIDES[0]), studio.painter._texts.bytes + studio.painter._pictures.bytes
+            with looked_at(studio.painter, "encode") as encoded:
+                first = await studio.watched(request)
+                kept.append(studio.painter._texts.bytes + studio.painter._pictures.bytes - bytes_before)
+                await studio.watched(request)
+            saved.append((encoded.each_s[0] - encoded.each_s[1]) / first.taken_s)
+        await studio.model.close()
+        key = name.replace("-", "_")
+        what = "words and picture" if studio.painter.limits.images[0] else "words"
+        report.add(
+            Figure(f"prompt_cache_{key}", median(saved), "", "", f"of a request's time, {what}; the encoder is small too; {STEPS} steps"),
+            Figure(f"prompt_cache_bytes_{key}", median(kept), "bytes", "", "kept of one request"),
+        )
+
+
+# All families ----------------------------------------------------------------------------------------------------------------------
+
+
+async def families(report: Report, folder: Path) -> None:
+    rows = [
+        f"| pipeline | pixels | a picture alone | a step | each of {AT_ONCE} at once |",
+        "|---|---|---|---|---|",
+    ]
+    for name in FAMILIES:
+        studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
+        fresh = map(studio.editing, count(), repeat(SIDES[0]))
+        await studio.watched(replace(next(fresh), steps=2))  # Only to warm up.
+        alone, step, many = list[float](), list[float](), list[float]()
+        for _ in range(ROUNDS):
+            with looked_at(studio.painter, "velocities") as calls:
+                alone.append((await studio.watched(next(fresh))).taken_s)
+            step.append(median(calls.between_s))
+            seen = await studio.together(list(islice(fresh, AT_ONCE)))
+            many.append((max(one.done_s for one in seen) - min(one.arrived_s for one in seen)) / AT_ONCE)
+        plan = await studio.model.prepare(next(fresh))
+        await studio.model.close()
+        told, key = f"{plan.width}x{plan.height}" + (f" x {plan.layers}" if plan.layers else ""), name.replace("-", "_")
+        how = f"{told} px, {STEPS} steps, guided; small; median of {ROUNDS}"
+        report.add(
+            Figure(f"picture_{key}", median(alone), "s", "", how),
+            Figure(f"step_{key}", median(step), "s", "", "of it"),
+            Figure(f"picture_of_{AT_ONCE}_{key}", median(many), "s", "", f"each, {AT_ONCE} at once"),
+        )
+        rows.append(f"| {name} | {told} | {median(alone):.2f} s | {1e3 * median(step):.1f} ms | {median(many):.2f} s |")
+    OUT.mkdir(exist_ok=True)
+    (OUT / "diffusion.md").write_text("\n".join(rows) + "\n")
+    print("\n".join(rows))
+
+
+PARTS: dict[str, Callable[[Report, Path], Coroutine[Any, Any, None]]] = {
+    "throughput": throughput,
+    "first preview": first_preview,
+    "engine": engine_overhead,
+    "prompt cache": prompt_cache,
+    "families": families,
+}
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: only the full-size transformer on a GPU")
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be given several times")
+    given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU is here: nothing was measured")
+        return 0
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if given.device == "cuda":
+            report = Report("diffusion-cuda")
+            with report.part("full size"):
+                asyncio.run(on_gpu(report, Path(folder)))
+            return report.finish(judge=not given.report)
+        report = Report("diffusion")
+        for name, part in PARTS.items():
+            if not given.only or name in given.only:
+                with report.part(name):
+                    asyncio.run(part(report, Path(folder)))
+    return report.finish(judge=not given.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The transformer of Z-Image in its full size on a GPU, with random weights, which say nothing of beauty and all of time: what a step costs
+for pictures of one and of many requests, and what stands around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+
+from benchmarks.figures import Figure, Report, median
+from benchmarks.studio import Studio, looked_at
+from omnistage.models.diffusers.painter import Canvas
+from omnistage.models.diffusers.tiny_sizes import HIDDEN
+from omnistage.models.interface import DrawRequest
+
+ROUNDS = 3
+STEPS = 8
+SIDES = (512, 1024)
+COUNTS = (1, 2, 4, 8)
+
+
+def transformer(device: str, dtype: torch.dtype, values: Mapping[str, Any]) -> Any:
+    """With arguments that are not the published ones. Made as `dtype`, for twice that may not fit."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            made = diffusers.ZImageTransformer2DModel(cap_feat_dim=HIDDEN, **values)
+    finally:
+        torch.set_default_dtype(before)
+    for name, weight in made.named_parameters():
+        if name.endswith("pad_token"):
+            torch.nn.init.normal_(weight)  # The class leaves it as the memory was.
+    return made.eval().requires_grad_(False)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+class Easel:
+    """The small checkpoint with another transformer in it, so that the rest of a picture takes no time."""
+
+    def __init__(self, folder: Path, device: str, dtype: str, values: Mapping[str, Any]) -> None:
+        self._device = device
+        self.studio = Studio("z-image", folder, device, dtype)
+        self.studio.painter.pipe.transformer = None  # Freed before the large one is made.
+        self.studio.painter.pipe.transformer = transformer(device, getattr(torch, dtype), values)
+
+    def request(self, seed: int, side: int, *, guided: bool = False) -> DrawRequest:
+        return replace(self.studio.request(seed, side, guided=guided), steps=STEPS)
+
+    async def canvases(self, count: int, side: int) -> list[Canvas]:
+        painter, made = self.studio.painter, list[Canvas]()
+        for seed in range(count):
+            plan = await self.studio.model.prepare(self.request(seed, side))
+            with torch.inference_mode():
+                made.append(painter.canvas(plan, painter.encode(plan), 0))
+        return made
+
+    def pass_s(self, canvases: Sequence[Canvas]) -> float:
+        """One pass for all of them."""
+        _wait(self._device)
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            self.studio.painter.forward(canvases)
+        _wait(self._device)
+        return time.perf_counter() - begun
+
+    async def step_s(self, count: int, side: int, seed: int) -> float:
+        """Of that many pictures through the model."""
+        with looked_at(self.studio.painter, "velocities", time.perf_counter) as calls:
+            await self.studio.together([self.request(seed + n, side) for n in range(count)])
+        return median(calls.between_s)
+
+
+async def on_gpu(
+    report: Report,
+    folder: Path,
+    device: str = "cuda",
+    dtype: str = "bfloat16",
+    values: Mapping[str, Any] | None = None,
+    sides: Sequence[int] = SIDES,
+) -> None:
+    """Other devices, sizes and arguments of the transformer than the defaults only try this out."""
+    easel = Easel(folder, device, dtype, values or {})
+    where = torch.cuda.get_device_name() if device.startswith("cuda") else device
+    for side in sides:
+        passes = dict[int, float]()
+        for count in COUNTS:
+            canvases = await easel.canvases(count, side)
+            easel.pass_s(canvases)
+            passes[count] = median([easel.pass_s(canvases) for _ in range(ROUNDS)])
+            note = f"one pass of {count} pictures, not guided, {side} px, {dtype}, {where}; median of {ROUNDS}"
+            report.add(Figure(f"pass_of_{count}_{side}px", passes[count], "s", "", note))
+            if count > 1:
+                report.add(Figure(f"x_throughput_of_{count}_{side}px", count * passes[1] / passes[count], "x", "", "over passes of one"))
+        await easel.step_s(1, side, 0)
+        for count in (COUNTS[0], COUNTS[-1]):
+            share = median([await easel.step_s(count, side, 10 * turn) / passes[count] - 1 for turn in range(ROUNDS)])
+            note = f"from one pass to the next through the model, over the bare pass; {count} pictures"
+            report.add(Figure(f"engine_overhead_of_a_step_{count}_{side}px", share, "", "", note))
+    if device.startswith("cuda"):
+        report.add(Figure("memory", torch.cuda.max_memory_allocated() / 2**30, "GiB", "", f"most that was allocated, {where}"))
+    await easel.studio.model.close()

@@ -1,0 +1,175 @@
+"""A checkpoint that draws, loaded twice in this process: as a model of ours, and as the pipeline of Diffusers that it is compared with."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from PIL import Image as pillow
+from PIL.Image import Image
+
+from benchmarks.figures import median
+from omnistage.models.conversation import Media
+from omnistage.models.diffusers.drawing import IMAGE, PROGRESS, StepDrawing
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.painter import Painter
+from omnistage.models.diffusers.plan import PNG
+from omnistage.models.interface import DrawRequest, Picture, Preview, no_inputs
+from omnistage.models.makers import Order, make_tiny
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
+
+STEPS = 20
+GUIDANCE = 4.0
+NEGATIVE = "grey"
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Watched:
+    """When what happened to one request, by the clock that it was watched with."""
+
+    arrived_s: float
+    first_preview_s: float = 0.0
+    done_s: float = 0.0
+    data: bytes = b""
+
+    @property
+    def taken_s(self) -> float:
+        return self.done_s - self.arrived_s
+
+
+@dataclass(slots=True)
+class Calls:
+    """Of a method that is looked at: when each call of it began and ended."""
+
+    begun_s: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
+
+    @property
+    def each_s(self) -> list[float]:
+        return [ended - begun for begun, ended in zip(self.begun_s, self.ended_s, strict=True)]
+
+    @property
+    def between_s(self) -> list[float]:
+        """From the beginning of a call to that of the next."""
+        return [after - before for before, after in zip(self.begun_s, self.begun_s[1:], strict=False)]
+
+
+@contextmanager
+def looked_at(owner: object, method: str, clock: Clock = time.process_time) -> Iterator[Calls]:
+    calls, real = Calls(), getattr(owner, method)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        calls.begun_s.append(clock())
+        try:
+            return real(*arguments, **named)
+        finally:
+            calls.ended_s.append(clock())
+
+    with patch.object(owner, method, called):
+        yield calls
+
+
+class Studio:
+    """name: see make-tiny; its checkpoint of size small is made in `folder` where there is none. family: options of ours."""
+
+    def __init__(
+        self, name: str, folder: Path, device: str = "cpu", dtype: str = "float32", family: Mapping[str, Any] | None = None
+    ) -> None:
+        self.name, self._folder = name, folder / name
+        if not self._folder.exists():
+            make_tiny(name, self._folder, Order(size="small"))
+        options = LoadOptions(path=self._folder, device=device, dtype=dtype, family=family or {})
+        self.model = cast(PictureModel[Any], load("diffusers", "diffusion", options))
+        self.drawing = cast(StepDrawing, self.model._artist)
+        self.painter: Painter = self.drawing._painter
+
+    def request(self, seed: int, side: int, *, guided: bool, prompt: str = "", previews: int = 0) -> DrawRequest:
+        """With a prompt of its own for every seed, of several lengths, unless one is given."""
+        return DrawRequest(
+            seed=seed,
+            prompt=prompt or f"picture {seed}: a {'very ' * (seed % 4)}small house on a hill beside the sea",
+            negative_prompt=NEGATIVE if guided else "",
+            width=side,
+            height=side,
+            steps=STEPS,
+            guidance_scale=GUIDANCE if guided else 0.0,
+            previews=previews,
+        )
+
+    def editing(self, seed: int, side: int) -> DrawRequest:
+        """The same of any family, guided: with a picture where it edits one, and the size that follows from it."""
+        limits = self.painter.limits
+        request = self.request(seed, 0 if limits.images[0] else side, guided=limits.guidable)
+        pixels = np.random.default_rng(seed).integers(0, 256, (96, 96, 3), np.uint8)
+        file = io.BytesIO()
+        pillow.fromarray(pixels).save(file, "PNG")
+        return replace(request, images=(Media(PNG, file.getvalue()),) * limits.images[0])
+
+    # Ours
+
+    async def watched(self, request: DrawRequest, after_s: float = 0.0, clock: Clock = time.process_time) -> Watched:
+        """Ask after so many seconds."""
+        await asyncio.sleep(after_s)
+        seen = Watched(clock())
+        prepared = await self.model.prepare(request)
+        async for piece in self.model.draw(prepared, no_inputs(), {IMAGE: 0, PROGRESS: 0}):
+            if isinstance(piece, Preview) and not seen.first_preview_s:
+                seen.first_preview_s = clock()
+            if isinstance(piece, Picture):
+                seen.data = piece.data
+        seen.done_s = clock()
+        return seen
+
+    async def together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[Watched]:
+        """Each comes so many seconds after the one before it."""
+        return list(await asyncio.gather(*(self.watched(request, n * apart_s) for n, request in enumerate(requests))))
+
+    # Diffusers'
+
+    def pipeline(self) -> Pipeline:
+        return Pipeline(self._folder)
+
+
+class Pipeline:
+    """The pipeline of Diffusers as it is, for pictures from words."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pipe: Any = load_pipeline(folder, torch.float32)
+        self._pipe.set_progress_bar_config(disable=True)
+        self._scale = "guidance_scale" if type(self._pipe).__name__ == "ZImagePipeline" else "true_cfg_scale"
+
+    def called(self, request: DrawRequest) -> tuple[float, Image]:
+        """Seconds of a CPU, and the picture, which is not encoded."""
+        begun = time.process_time()
+        image = self._pipe(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt or None,
+            width=request.width,
+            height=request.height,
+            num_inference_steps=request.steps,
+            generator=torch.Generator("cpu").manual_seed(request.seed),
+            **{self._scale: request.guidance_scale},
+        ).images[0]
+        return time.process_time() - begun, image
+
+    def step_s(self, request: DrawRequest) -> float:
+        return median([self.called(request)[0] for _ in range(3)]) / request.steps
+
+
+def most_apart(data: bytes, image: Image) -> int:
+    """Of 255, where two pictures differ most."""
+    ours = np.asarray(pillow.open(io.BytesIO(data)).convert("RGB"), np.int16)
+    return int(np.abs(ours - np.asarray(image.convert("RGB"), np.int16)).max())

@@ -1,0 +1,227 @@
+"""Where the weights of a pipeline are and in how many bits, and from which size on pictures are decoded in tiles."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import diffusers
+import torch
+from diffusers.hooks import apply_group_offloading, group_offloading
+from safetensors import SafetensorError
+from torch.utils._pytree import tree_map_only
+
+from omnistage.models.diffusers.options import AREA, UNSAID, DiffusersOptions
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+
+DENOISERS = ("transformer", "transformer_2", "unet")
+"""Parts that have most of the weights and are used in every step: what is kept in fewer bits is kept so there."""
+ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+"""Parts that are offloaded as well: they are used once for a picture."""
+
+
+class Quantizer(NamedTuple):
+    """modules: that it imports. package: for pip, with the extra of Diffusers that brings all of them."""
+
+    modules: tuple[str, ...]
+    package: str
+    cpu: bool
+
+
+QUANTIZERS: Mapping[str, Quantizer] = {
+    "bitsandbytes_4bit": Quantizer(("bitsandbytes", "accelerate"), "diffusers[bitsandbytes]", cpu=False),
+    "bitsandbytes_8bit": Quantizer(("bitsandbytes", "accelerate"), "diffusers[bitsandbytes]", cpu=False),
+    "torchao_int8": Quantizer(("torchao", "accelerate"), "diffusers[torchao]", cpu=True),
+    "quanto_int8": Quantizer(("optimum.quanto", "accelerate"), "diffusers[optimum-quanto]", cpu=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What was chosen, for a device. dtype: that is computed in. ranks: processes that the transformer is spread over."""
+
+    chosen: DiffusersOptions
+    device: str
+    dtype: torch.dtype
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, chosen: DiffusersOptions, options: LoadOptions, dtype: torch.dtype) -> MemoryPlan:
+        """Raises LoadError for what this device, or what is installed here, cannot do."""
+        plan = cls(chosen, options.device, dtype, options.tensor_parallel_size)
+        if chosen.context_parallel and plan.ranks == 1:
+            raise LoadError(f"option context_parallel {chosen.context_parallel}: give tensor_parallel_size, the number of ranks, with it")
+        for name in ("offload", "storage", "quantization"):
+            if plan.ranks > 1 and (value := getattr(chosen, name)):
+                told = f"tensor_parallel_size {plan.ranks} and option {name} {value} exclude each other"
+                raise LoadError(f"{told}: each rank has a part of the weights as they are; leave one of them out")
+        if chosen.offload == "model":
+            plan._check_model_offload()
+        if chosen.quantization:
+            plan._check_quantizer()
+        if chosen.offload_folder and not Path(chosen.offload_folder).is_dir():
+            raise LoadError(f"option offload_folder {chosen.offload_folder}: there is no such folder; make it, on a disk with room")
+        return plan
+
+    @property
+    def tiles_above(self) -> int:
+        """Pixels; 0: never. Decoding takes memory for every pixel, on a GPU beside the weights and whatever is drawn meanwhile; what is
+        larger than the models' usual pictures would be the one that does not fit. A CPU has memory for that, and no seams are worth it."""
+        if self.chosen.vae_tiling_above != UNSAID:
+            return self.chosen.vae_tiling_above
+        return 0 if self.device == "cpu" else AREA
+
+    @property
+    def settings(self) -> str:
+        """For the revision of a model; empty where nothing was chosen."""
+        words = [self.chosen.offload, self.chosen.storage, self.chosen.quantization]
+        if self.tiles_above:
+            words.append(f"tiles above {self.tiles_above}")
+        if self.ranks > 1:
+            words.append(f"{self.ranks} ranks {self.chosen.context_parallel}")
+        return " ".join(filter(None, words))
+
+    def told(self) -> dict[str, str]:
+        """For humans."""
+        offload, kept = self.chosen.offload, self.chosen.storage or self.chosen.quantization
+        where = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
+        weights = f"{kept} in the transformer" if kept else "as computed (default)"
+        tiles = f"of more than {self.tiles_above} pixels" if self.tiles_above else "never"
+        by_default = " (default)" if self.chosen.vae_tiling_above == UNSAID else ""
+        share = "tokens" if self.chosen.context_parallel else "weights"
+        return {
+            "ranks": f"{self.ranks}, each with a part of the {share} of the transformer" if self.ranks > 1 else "1 (default)",
+            "weights": f"{weights}, on the {where}{f' (offload {offload})' if offload else ' (default)'}",
+            "pictures decoded in tiles": f"{tiles}{by_default}",
+        }
+
+    def arguments(self) -> Mapping[str, Mapping[str, Any]]:
+        """For loading the parts of a pipeline."""
+        if not self.chosen.quantization:
+            return {}
+        quantization = self._quantization()
+        return {name: {"quantization_config": quantization} for name in DENOISERS}
+
+    def placed(self, pipe: diffusers.DiffusionPipeline) -> diffusers.DiffusionPipeline:
+        """A pipeline that was loaded on the CPU, as it was chosen. Raises LoadError where it has no part for that."""
+        parts: Mapping[str, Any] = pipe.components
+        inner = [parts[name] for name in DENOISERS if parts.get(name) is not None]
+        if not inner and (self.chosen.offload or self.chosen.storage or self.chosen.quantization):
+            raise LoadError(f"{self.settings}: {type(pipe).__name__} has none of {', '.join(DENOISERS)}; leave it out")
+        if self.chosen.storage:
+            for model in inner:
+                model.enable_layerwise_casting(storage_dtype=getattr(torch, self.chosen.storage), compute_dtype=self.dtype)
+        if self.chosen.offload in ("group", "disk"):
+            self._offload(pipe)
+        elif self.chosen.offload == "model":
+            pipe.enable_model_cpu_offload(device=self.device)
+        else:
+            pipe.to(self.device)
+        self._tile(pipe)
+        return pipe
+
+    def _offload(self, pipe: diffusers.DiffusionPipeline) -> None:
+        """Raises LoadError."""
+        if not hasattr(group_offloading, "send_to_device"):  # Of Accelerate, of which Diffusers needs nothing else for this.
+            group_offloading.send_to_device = _sent
+        parts: Mapping[str, Any] = pipe.components
+        away = {name: parts[name] for name in (*DENOISERS, *ENCODERS) if parts.get(name) is not None}
+        for name, part in parts.items():
+            if isinstance(part, torch.nn.Module) and name not in away:
+                part.to(self.device)
+        folder = self._folder(pipe) if self.chosen.offload == "disk" else None
+        for name, part in away.items():
+            said: dict[str, Any] = {"onload_device": torch.device(self.device), "offload_device": torch.device("cpu")}
+            if folder is not None:
+                said["offload_to_disk_path"] = str(folder / name)
+            try:
+                if name in DENOISERS:
+                    stream = self.device != "cpu" and folder is None
+                    part.enable_group_offload(offload_type="block_level", num_blocks_per_group=1, use_stream=stream, **said)
+                else:  # Its layers are not where groups of blocks are looked for, and which of them are used depends on the request.
+                    apply_group_offloading(part, offload_type="leaf_level", **said)
+            except (OSError, SafetensorError) as error:
+                raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
+
+    def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
+        """A new one, which goes with the pipeline: files of another would be taken for its own."""
+        try:
+            folder = tempfile.mkdtemp(prefix="omnistage-offload-", dir=self.chosen.offload_folder or None)
+        except OSError as error:
+            raise LoadError(f"offload disk: no folder can be made: {error}; choose another one with offload_folder") from error
+        weakref.finalize(pipe, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+    def _tile(self, pipe: Any) -> None:
+        vae: Any = getattr(pipe, "vae", None)
+        if not self.tiles_above:
+            return
+        if not hasattr(vae, "use_tiling"):
+            if self.chosen.vae_tiling_above != UNSAID:
+                raise LoadError(f"option vae_tiling_above {self.tiles_above}: {type(pipe).__name__} does not decode in tiles; leave it out")
+            return
+        vae.decode = partial(_decoded, vae, vae.decode, self.tiles_above / pipe.vae_scale_factor**2)
+
+    def _check_model_offload(self) -> None:
+        if self.device == "cpu":
+            raise LoadError("offload model: moves whole models to an accelerator and back, and device is cpu; take offload disk, or none")
+        if not _is_there("accelerate"):
+            raise LoadError("offload model: accelerate is not installed: pip install accelerate")
+
+    def _check_quantizer(self) -> None:
+        name, quantizer = self.chosen.quantization, QUANTIZERS[self.chosen.quantization]
+        missing = [module.replace(".", "-") for module in quantizer.modules if not _is_there(module)]
+        if missing:
+            told = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+            raise LoadError(f"quantization {name}: {told}: pip install '{quantizer.package}'")
+        if self.device == "cpu" and not quantizer.cpu:
+            able = " or ".join(other for other, each in QUANTIZERS.items() if each.cpu)
+            raise LoadError(f"quantization {name}: needs a GPU, and device is cpu; take {able}, or option storage")
+
+    def _quantization(self) -> Any:
+        """Raises LoadError for a package that is there and cannot be imported."""
+        name = self.chosen.quantization
+        try:
+            if name == "torchao_int8":
+                return diffusers.TorchAoConfig(importlib.import_module("torchao.quantization").Int8WeightOnlyConfig())
+            if name == "quanto_int8":
+                return diffusers.QuantoConfig(weights_dtype="int8")
+            if name == "bitsandbytes_8bit":
+                return diffusers.BitsAndBytesConfig(load_in_8bit=True)
+            return diffusers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
+        except (ImportError, RuntimeError) as error:
+            raise LoadError(f"quantization {name}: its package does not work here: {error}") from error
+
+
+def _sent(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """What a module is called with, its tensors on a device."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
+
+
+def _decoded(vae: Any, decode: Any, most: float, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
+    """What a VAE makes of latents [..., height, width], in tiles where those are more than `most`. Said for this one alone: whoever is
+    decoded next may be small."""
+    if vae.use_tiling or latents.shape[-2] * latents.shape[-1] <= most:
+        return decode(latents, *others, **more)
+    vae.enable_tiling()
+    try:
+        return decode(latents, *others, **more)
+    finally:
+        vae.disable_tiling()
+
+
+def _is_there(module: str) -> bool:
+    """Whether a module is installed; without importing it."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # The package above it is missing.
+        return False

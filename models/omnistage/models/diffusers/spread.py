@@ -1,0 +1,207 @@
+"""A transformer over several processes: each has a part of its weights, cut as Diffusers says, or all of them and a part of the tokens.
+
+Only the first rank has encoders, VAE, schedulers and latents. Before each pass it sends what the transformer is called with to the others.
+Diffusers would cut weights itself, on accelerators only, by sums that lose an error of another rank; here they are those of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from diffusers import ContextParallelConfig
+from diffusers.hooks.context_parallel import apply_context_parallel
+from diffusers.models._modeling_parallel import ParallelConfig
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._pytree import tree_map_only
+
+from omnistage.engine.group import Group, RanksApart
+from omnistage.models.common.checkpoint import json_object
+from omnistage.models.common.slices import weights_of_part
+from omnistage.models.common.team import Team
+from omnistage.models.devices import dtype_of
+from omnistage.models.diffusers.folder import load_part, read_index
+from omnistage.models.diffusers.memory_plan import MemoryPlan
+from omnistage.models.diffusers.options import DiffusersOptions
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+
+ABLE: Mapping[str, str] = {"QwenImageTransformer2DModel": "Qwen-Image"}
+"""Transformers that Diffusers has a plan for to cut both weights and tokens, and what they are called."""
+PIPELINES = ("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline", "QwenImageLayeredPipeline")
+TRANSFORMER = "transformer"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Message: call the transformer with these."""
+
+    arguments: Mapping[str, Any]
+
+
+class Part:
+    """Implements `Follower` of rank.py."""
+
+    def __init__(self, transformer: Any, sharing: int) -> None:
+        """sharing: ranks that share the tokens; 1: they have parts of the weights."""
+        self._transformer, self._sharing = transformer, sharing
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self._transformer.device
+        return found
+
+    def met(self) -> None:
+        share_tokens(self._transformer, self._sharing)
+
+    def follow(self, message: object) -> None:
+        match message:
+            case Forward(arguments):
+                self._transformer(**tree_map_only(Tensor, lambda tensor: tensor.to(self.device), dict(arguments)))
+            case _:
+                raise TypeError(f"no message for a rank: {message!r}")
+
+
+class Spread:
+    """Passes of a transformer, computed by all ranks: it takes the place of its `forward`."""
+
+    def __init__(self, transformer: Any, team: Team, least: int) -> None:
+        """Of the first rank, whose team is connected. least: tokens of words, and of pictures, that a pass has."""
+        self._forward, self._team, self._least = transformer.forward, team, least
+        self._apart = ""
+        transformer.forward = self
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Raises RanksApart, also for every pass after the one that failed: the others might be in the middle of that. Raises ValueError,
+        and nothing is sent, for fewer tokens than there are ranks to share them."""
+        if self._apart:
+            raise RanksApart(self._apart)
+        for name in ("hidden_states", "encoder_hidden_states"):
+            if (found := arguments[name].shape[1]) < self._least:
+                raise ValueError(f"{found} tokens of {name} cannot be shared by {self._least} ranks: draw it larger, or say more")
+        try:
+            with self._team.together(Forward(arguments)), _exchanged():
+                return self._forward(**arguments)
+        except RanksApart as error:
+            self._apart = str(error)
+            self._team.abandon()
+            raise
+
+
+def is_spread(transformer: Any) -> bool:
+    """Whether other ranks compute what this one computes."""
+    return isinstance(transformer.forward, Spread)
+
+
+def placed(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
+    """A pipeline that was loaded on the CPU, where it computes; of several ranks with those. Raises LoadError."""
+    if team is None:
+        return memory.placed(pipe)
+    sharing = memory.ranks if memory.chosen.context_parallel else 1
+    if sharing == 1:
+        cut(pipe.transformer, team.group)
+    memory.placed(pipe)
+    team.connect(torch.device(memory.device), met=partial(share_tokens, pipe.transformer, sharing))
+    Spread(pipe.transformer, team, sharing)
+    return pipe
+
+
+def team_of(folder: Path, options: LoadOptions) -> Team | None:
+    """The other ranks, which load at once; None where there is one. Raises LoadError for a pipeline or a number of ranks that cannot be."""
+    size = options.tensor_parallel_size
+    if size == 1:
+        return None
+    if size < 1:
+        raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
+    index = read_index(folder)
+    _, kind = index.components.get(TRANSFORMER, ("", "none"))
+    if index.class_name not in PIPELINES or kind not in ABLE:
+        told = f"a {index.class_name} computes on one device; for more answers at once run more replicas of it"
+        raise LoadError(f"tensor_parallel_size {size}: {told}. These can be spread: {', '.join(PIPELINES)}")
+    heads = json_object(folder / TRANSFORMER / "config.json").get("num_attention_heads")
+    if isinstance(heads, int) and heads % size:
+        able = " or ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+        raise LoadError(f"tensor_parallel_size {size}: does not divide the {heads} heads of this transformer; it can be {able}")
+    return Team(f"{__name__}:{read_part.__name__}", folder, options)
+
+
+def read_part(folder: Path, options: LoadOptions, group: Group) -> Part:
+    """A `rank.Reader`."""
+    dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
+    transformer = load_part(folder, TRANSFORMER, getattr(torch, dtype))
+    shares = bool(DiffusersOptions.from_settings(dict(options.family)).context_parallel)
+    if not shares:
+        cut(transformer, group)
+    return Part(transformer.to(options.device), group.size if shares else 1)
+
+
+def cut(transformer: Any, group: Group) -> None:
+    """Leave the part of a rank of the weights that the plan of Diffusers names; others stay whole."""
+    plan: Mapping[str, str] = type(transformer)._tp_plan
+    part = weights_of_part(transformer.state_dict().get, plan, group)
+    for name, module in list(transformer.named_modules()):
+        style = next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), "")
+        if not style:
+            continue
+        weight, bias = part(f"{name}.weight"), part(f"{name}.bias")
+        assert weight is not None
+        if style != "colwise":
+            transformer.set_submodule(name, _Summed(weight, bias, group))
+            continue
+        module.weight = _fixed(weight)
+        if bias is not None:
+            module.bias = _fixed(bias)
+
+
+def share_tokens(transformer: Any, size: int) -> None:
+    """Compute a part of the tokens in each of several ranks, all of them only for attention (Jacobs et al. 2023). The ranks meet in this.
+
+    As `enable_parallelism` of Diffusers does it, which wants an accelerator."""
+    if size == 1:
+        return
+    device: torch.device = transformer.device
+    mesh = init_device_mesh(device.type, (1, size), mesh_dim_names=("ring", "ulysses"))
+    # Any number of tokens: prompts are as long as they are.
+    config = ContextParallelConfig(ulysses_degree=size, ulysses_anything=True, mesh=mesh)
+    both = ParallelConfig(context_parallel_config=config)
+    both.setup(mesh.get_rank(), size, device, mesh=mesh)
+    for module in transformer.modules():
+        processor: Any = getattr(module, "processor", None)
+        if hasattr(processor, "_parallel_config"):
+            processor._parallel_config = both
+    apply_context_parallel(transformer, config, transformer._cp_plan)
+    distributed.barrier()  # Groups were made, through what may be gone when all have met.
+
+
+@contextmanager
+def _exchanged() -> Iterator[None]:
+    """A rank that is lost in an exchange of Diffusers, which has no error of its own for it, as RanksApart."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RanksApart(f"a pass failed: {error}") from error
+
+
+class _Summed(torch.nn.Module):
+    """A product of some columns of a weight with those of its input, added up over all ranks. bias: of the first rank only."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, group: Group) -> None:
+        super().__init__()
+        self.weight, self.bias, self._group = _fixed(weight), None if bias is None else _fixed(bias), group
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self._group.all_reduce(torch.nn.functional.linear(rows, self.weight, self.bias))
+
+
+def _fixed(weight: Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(weight, requires_grad=False)

@@ -1,0 +1,150 @@
+"""Steps that change little are not computed whole: each row of a batch decides for itself.
+
+The first block of a transformer is always computed. Where what it adds to a row, its residual, is nearly that of the last step which was
+computed, the other blocks would add nearly what they added then; that is added instead, and they see the row no more. Rows of one pass
+that need the other blocks go through them together without the rest. The hooks of Diffusers that do the like keep one state for a whole
+module, where pictures that join and leave would get each other's.
+
+Whoever wants it says how much the residual may change, in parts of itself; the more, the fewer blocks are computed and the further is the
+picture from the one without. What was left out is told with the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(eq=False, slots=True)
+class Residuals:
+    """Of one row, over its steps. threshold: largest change at which a step is not computed whole; 0: all are. first: what the first block
+    added in the last step that was computed whole, rest: what the others did, both [tokens, width]. reused: so many steps were not computed
+    whole, largest: the largest change among those."""
+
+    threshold: float
+    first: Tensor | None = None
+    rest: Tensor | None = None
+    reused: int = 0
+    largest: float = 0.0
+
+    def change(self, first: Tensor) -> float:
+        """Of the first block's residual, in parts of the last one; infinite where there was none."""
+        if self.first is None or self.rest is None:
+            return float("inf")
+        return float((first - self.first).abs().mean() / self.first.abs().mean().clamp(min=1e-12))
+
+
+@dataclass(slots=True)
+class _Pass:
+    """lengths: tokens of each row that are its own, from the first on; what it was filled up with tells nothing. base: the rows after the
+    first block; kept: those that go on."""
+
+    residuals: Sequence[Residuals]
+    lengths: Sequence[int | None]
+    base: Tensor | None = None
+    added: list[Tensor] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.kept) == len(self.residuals)
+
+
+class StepCache:
+    """Of one transformer. Outside of `applied` its blocks compute as ever.
+
+    blocks: all of them, in order; each gets the rows first, by position or as `hidden_states`, and returns them, or what its pipeline has
+    beside them and then them. batched: names and positions of its other arguments that have a row for each row, or two.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], batched: Sequence[str | int]) -> None:
+        self._batched = frozenset(batched)
+        self._pass: _Pass | None = None
+        self._last = len(blocks) - 1
+        for number, block in enumerate(blocks):
+            if self._last:
+                block.forward = self._watched(number, block.forward)
+
+    @contextmanager
+    def applied(self, residuals: Sequence[Residuals], lengths: Sequence[int | None]) -> Iterator[None]:
+        """For one pass of so many rows."""
+        if not any(each.threshold for each in residuals):
+            yield
+            return
+        self._pass = _Pass(residuals, lengths)
+        try:
+            yield
+        finally:
+            self._pass = None
+
+    def _watched(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **named: Any) -> Any:
+            if self._pass is None:
+                return forward(*arguments, **named)
+            if not number:
+                return self._first(self._pass, forward, arguments, named)
+            return self._other(self._pass, number == self._last, forward, arguments, named)
+
+        return watched
+
+    def _first(self, now: _Pass, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        before = arguments[0] if arguments else named["hidden_states"]
+        made = forward(*arguments, **named)
+        now.base = _rows(made)
+        added = now.base - before
+        for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):
+            now.added.append(added[row, :length])
+            change = residuals.change(now.added[row]) if residuals.threshold else float("inf")
+            if change < residuals.threshold:
+                residuals.reused += 1
+                residuals.largest = max(residuals.largest, change)
+            else:
+                now.kept.append(row)
+        return made
+
+    def _other(self, now: _Pass, is_last: bool, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        count = len(now.residuals)
+        rows = arguments[0] if arguments else named["hidden_states"]
+        beside = named.get("encoder_hidden_states")
+        if now.kept:
+            # All that is between the first block and the last has the rows that are kept, and no others.
+            picked = [self._picked(now, place, value, count) for place, value in enumerate(arguments)]
+            made = forward(*picked, **{name: self._picked(now, name, value, count) for name, value in named.items()})
+        else:
+            made = rows if beside is None else (beside, rows)
+        if not is_last:
+            return made
+        whole = self._whole(now, _rows(made))
+        return whole if isinstance(made, Tensor) else (*made[:-1], whole)
+
+    def _picked(self, now: _Pass, place: str | int, value: Any, count: int) -> Any:
+        """An argument for the rows that are kept."""
+        is_rows = place in (0, "hidden_states", "encoder_hidden_states")
+        if now.is_whole or not isinstance(value, Tensor) or not (is_rows or place in self._batched) or len(value) == len(now.kept):
+            return value
+        index = torch.tensor(now.kept, device=value.device)
+        return value[index if len(value) == count else torch.cat([index, index + count])]
+
+    def _whole(self, now: _Pass, made: Tensor) -> Tensor:
+        """All rows after the last block."""
+        assert now.base is not None
+        whole, kept = now.base.clone(), iter(made if now.kept else ())
+        for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):
+            if row in now.kept:
+                whole[row] = next(kept)
+                if residuals.threshold:
+                    residuals.first, residuals.rest = now.added[row].clone(), (whole[row] - now.base[row])[:length].clone()
+            else:
+                assert residuals.rest is not None
+                whole[row, :length] += residuals.rest
+        return whole
+
+
+def _rows(made: Any) -> Tensor:
+    rows: Tensor = made if isinstance(made, Tensor) else made[-1]
+    return rows

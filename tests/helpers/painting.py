@@ -1,0 +1,157 @@
+"""A pipeline of Diffusers beside the painter that draws with its modules, from one small checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from helpers.drawings import checkpoint
+from omnistage.models.conversation import Media
+from omnistage.models.diffusers.folder import load_pipeline, read_index
+from omnistage.models.diffusers.kept import Kept
+from omnistage.models.diffusers.loading import PAINTERS
+from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
+from omnistage.models.diffusers.painter import Canvas, Painter
+from omnistage.models.diffusers.plan import Plan, planned
+from omnistage.models.interface import DrawRequest
+
+SMALL_AREA = 128 * 128
+SIDE = 64
+_SIZES = {
+    "qwen-image-edit": "qwenimage.pipeline_qwenimage_edit",
+    "qwen-image-edit-plus": "qwenimage.pipeline_qwenimage_edit_plus",
+    "qwen-image-layered": "qwenimage.pipeline_qwenimage_layered",
+    "longcat-image-edit": "longcat_image.pipeline_longcat_image_edit",
+}
+"""Where the pipelines that edit take the area from that they resize pictures to; nothing else of them can be told a smaller one."""
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both compute with the same modules in float32."""
+
+    name: str
+    pipe: Any
+    painter: Painter
+
+    @property
+    def edits(self) -> int:
+        """Most pictures that it begins from."""
+        return self.painter.limits.images[1]
+
+    def plan(self, prompt: str, images: Sequence[Pixels] = (), **asked: Any) -> Plan:
+        """Of a small picture. images: [height, width, 4]."""
+        media = tuple(Media("image/png", b"-") for _ in images)
+        request = replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked)
+        if not self.edits and not request.width:
+            request = replace(request, width=SIDE, height=SIDE)
+        plan = planned(request, self.painter.limits, self.name)
+        return self.painter.sized(replace(plan, images=tuple(images), digests=tuple(image.tobytes()[:999] for image in images)))
+
+    def begun(self, plan: Plan, number: int = 0) -> Canvas:
+        return self.painter.canvas(plan, self.painter.encode(plan), number)
+
+    def drawn(self, *plans: Plan, together: bool = True) -> list[Canvas]:
+        """All of them, each joining one step after the one before it; or one after the other."""
+        if not together:
+            return [canvas for plan in plans for canvas in self.drawn(plan)]
+        with torch.inference_mode():
+            canvases = [self.begun(plan) for plan in plans]
+            joined = 0
+            while not all(canvas.is_drawn for canvas in canvases):
+                joined += 1
+                drawing = [canvas for canvas in canvases[:joined] if not canvas.is_drawn]
+                self.painter.forward(drawing)
+                for canvas in drawing:
+                    self.painter.advance(canvas)
+        return canvases
+
+    def images(self, canvas: Canvas) -> list[Image.Image]:
+        with torch.inference_mode():
+            return list(self.painter.images(self.painter.grids(canvas.latents, canvas.plan)))
+
+    def published(self, plan: Plan) -> tuple[torch.Tensor, list[Image.Image]]:
+        """Final latents and pictures of the pipeline itself."""
+        said: dict[str, Any] = {
+            "prompt": plan.prompt,
+            "negative_prompt": plan.negative,
+            "num_inference_steps": plan.steps,
+            "generator": torch.Generator().manual_seed(plan.seed),
+            "true_cfg_scale" if self.name.startswith("qwen") else "guidance_scale": plan.guidance,
+        }
+        if self.name == "longcat-image":
+            said["enable_prompt_rewrite"] = False
+        if self.edits:
+            layered = self.name == "qwen-image-layered"
+            images = [Image.fromarray(image) if layered else Image.fromarray(image).convert("RGB") for image in plan.images]
+            said["image"] = images if self.name == "qwen-image-edit-plus" else images[0]
+            if layered:
+                said |= {"layers": plan.layers, "resolution": 640}
+        else:
+            said |= {"width": plan.width, "height": plan.height}
+        with _last_latents(self.pipe) as latents, _smaller(self.name):
+            images = self.pipe(**said).images
+        return latents(), images[0] if isinstance(images[0], list) else images
+
+
+@cache
+def pair(name: str) -> Pair:
+    """One of drawings.NAMES."""
+    folder = checkpoint(name)
+    pipe = load_pipeline(folder, torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    defaults = Defaults.of(folder, DiffusersOptions(condition_area=SMALL_AREA))
+    painter = PAINTERS[read_index(folder).class_name](pipe, Kept(1 << 26), Kept(1 << 26), defaults)
+    return Pair(name, pipe, painter)
+
+
+def picture(seed: int, height: int, width: int, *, opaque: bool = True) -> Pixels:
+    """[height, width, 4]."""
+    made = np.random.default_rng(seed).integers(0, 256, (height, width, 4), dtype=np.uint8)
+    if opaque:
+        made[..., 3] = 255
+    return made
+
+
+@contextmanager
+def _last_latents(pipe: Any) -> Iterator[Callable[[], torch.Tensor]]:
+    """What the scheduler of a pipeline made last: two of them show it in no other way."""
+    scheduler, made = pipe.scheduler, list[torch.Tensor]()
+    step = scheduler.step
+
+    def seen(*arguments: Any, **named: Any) -> Any:
+        result = step(*arguments, **named)
+        made.append(result[0])
+        return result
+
+    scheduler.step = seen
+    try:
+        yield lambda: made[-1]
+    finally:
+        del scheduler.step
+
+
+@contextmanager
+def _smaller(name: str) -> Iterator[None]:
+    """Pictures that are edited are resized to SMALL_AREA."""
+    if name not in _SIZES:
+        yield
+        return
+    module: Any = import_module(f"diffusers.pipelines.{_SIZES[name]}")
+    published = module.calculate_dimensions
+    module.calculate_dimensions = lambda area, ratio: published(area * SMALL_AREA / AREA, ratio)
+    try:
+        yield
+    finally:
+        module.calculate_dimensions = published

@@ -1,0 +1,75 @@
+"""A small Stable Diffusion with random weights: a pipeline for which there is no loop of our own."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import string
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+from omnistage.models.diffusers.quiet import quiet
+
+SIDE = 64
+"""Of what it draws by default, in pixels."""
+
+
+@cache
+def stable_diffusion() -> Path:
+    """Its folder, which is gone when the process ends; nobody may write to it."""
+    home = tempfile.mkdtemp(prefix="omnistage-drawings-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    torch.manual_seed(0)
+    tokenizer = _tokenizer()
+    with quiet():
+        pipe: Any = StableDiffusionPipeline(
+            vae=AutoencoderKL(
+                block_out_channels=[8, 16, 16, 16],
+                down_block_types=["DownEncoderBlock2D"] * 4,
+                up_block_types=["UpDecoderBlock2D"] * 4,
+                latent_channels=4,
+                norm_num_groups=4,
+            ),
+            text_encoder=CLIPTextModel(
+                CLIPTextConfig(
+                    vocab_size=len(tokenizer),
+                    hidden_size=32,
+                    intermediate_size=64,
+                    num_hidden_layers=2,
+                    num_attention_heads=4,
+                    bos_token_id=0,
+                    eos_token_id=1,
+                    pad_token_id=1,
+                )
+            ),
+            tokenizer=tokenizer,
+            unet=UNet2DConditionModel(
+                sample_size=SIDE // 8,
+                block_out_channels=(8, 16),
+                layers_per_block=1,
+                down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+                up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+                cross_attention_dim=32,
+                norm_num_groups=4,
+                attention_head_dim=4,
+            ),
+            scheduler=DPMSolverMultistepScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
+        pipe.save_pretrained(home)
+    return Path(home)
+
+
+def _tokenizer() -> CLIPTokenizer:
+    """Letter by letter."""
+    letters = string.ascii_lowercase
+    words = ("<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters))
+    return CLIPTokenizer(vocab={word: number for number, word in enumerate(words)}, merges=[], model_max_length=77)

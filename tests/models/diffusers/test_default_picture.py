@@ -1,0 +1,50 @@
+"""The default picture model draws what it is told: scenes that were never shown in its training, looked at by their pixels."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from helpers.artists import draw, model_of, pixels_of
+from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.store import model_directory
+from tools.pictures.scenes import Scene
+from tools.pictures.score import scenes, scored
+
+ENOUGH = 0.9
+"""Part of the backgrounds, places and colours that are right at least."""
+KINDS = 0.75
+"""The same of the kinds of shapes."""
+
+
+async def drawn(model: PictureModel[object], asked: list[tuple[Scene, str]]) -> list[np.ndarray]:
+    """All at once, each with its own seed."""
+    made = await asyncio.gather(*(draw(model, words, seed=seed) for seed, (_, words) in enumerate(asked)))
+    return [pixels_of(one.pictures[0].data).astype(np.uint8) for one in made]
+
+
+@pytest.mark.parametrize("things", [1, 2])
+async def test_a_picture_follows_its_prompt(things: int) -> None:
+    asked = scenes(40, things, seed=11)
+    async with model_of(model_directory()) as model:
+        pictures = await drawn(model, asked)
+    right = scored(lambda words, number: pictures[number], asked)
+    print(right)
+    assert min(right["background"], right["place"], right["colour"]) >= ENOUGH
+    assert right["kind"] >= KINDS
+
+
+async def test_words_that_were_never_said_in_training_are_no_error() -> None:
+    async with model_of(model_directory()) as model:
+        for words in ("a photo of a cat wearing a hat", "😀", "red " * 150, "房子"):
+            drawing = await draw(model, words, steps=2)
+            assert pixels_of(drawing.pictures[0].data).shape == (128, 128, 3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (256, 256)])
+async def test_other_sizes_than_that_of_its_training_are_drawn_too(width: int, height: int) -> None:
+    async with model_of(model_directory()) as model:
+        drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
+        assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)

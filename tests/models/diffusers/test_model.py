@@ -1,0 +1,226 @@
+"""Drawings of many readers at once: what each of them gets, and what is left when one goes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.artists import EDITING, USUAL, draw, model_of, opened, pixels_of
+from helpers.drawings import checkpoint
+from helpers.painting import picture
+from omnistage.models.diffusers.drawing import Job, StepDrawing
+from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.plan import Plan
+from omnistage.models.interface import BadRequest, Wanted
+
+Model = PictureModel[Any]
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[Model]:
+    async with model_of(checkpoint("z-image"), **USUAL) as loaded:
+        await loaded.warm_up()
+        yield loaded
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+async def test_a_drawing_tells_each_step_and_ends_with_its_picture(model: Model) -> None:
+    drawing = await draw(model, "a hill", steps=5)
+    assert drawing.steps == sorted(set(drawing.steps))
+    assert drawing.steps[-1] == 5
+    assert [opened(one.data).size for one in drawing.pictures] == [(64, 64)]
+    assert drawing.pieces[-1] is drawing.pictures[0]
+
+
+async def test_eight_at_once_each_get_what_they_get_alone(model: Model, seed: int) -> None:
+    asked: list[dict[str, Any]] = [
+        {"prompt": f"{n} hills", "seed": seed + n, "steps": 2 + n % 4, "guidance_scale": n % 3, "width": (32, 64, 96)[n % 3]}
+        for n in range(8)
+    ]
+    steps = model.stepper.steps
+    together = await asyncio.gather(*(draw(model, **one) for one in asked))
+    shared = model.stepper.steps - steps
+    steps = model.stepper.steps
+    for one, drawing in zip(asked, together, strict=True):
+        alone = await draw(model, **one)
+        assert np.abs(drawing.pixels - alone.pixels).max() <= 1
+    assert shared < model.stepper.steps - steps
+
+
+async def test_a_picture_alone_has_the_same_bits_again(model: Model, seed: int) -> None:
+    first, again = [await draw(model, "a hill", seed=seed) for _ in range(2)]
+    assert first.pictures == again.pictures
+
+
+@pytest.mark.parametrize("previews", [0, 1, 3, 16])
+async def test_previews_are_as_many_and_as_large_as_asked_for(model: Model, previews: int) -> None:
+    drawing = await draw(model, "a hill", steps=8, previews=previews, preview_side=24, width=96, height=48)
+    assert len(drawing.previews) == min(previews, 7)
+    assert all(opened(one.data).size == (24, 12) for one in drawing.previews)
+    assert [one.step for one in drawing.previews] == sorted({one.step for one in drawing.previews})
+    assert len(drawing.pictures) == 1
+
+
+async def test_a_preview_before_any_picture_is_the_vae_s() -> None:
+    async with model_of(checkpoint("qwen-image"), **USUAL) as fresh:
+        drawing = await draw(fresh, "a hill", steps=4, previews=3)
+        assert len(drawing.previews) == 3
+        # A linear map has a pixel for 8; the VAE has all of them.
+        sharp = np.abs(np.diff(pixels_of(drawing.previews[-1].data), axis=1)).mean()
+        again = await draw(fresh, "a hill", steps=4, previews=3)
+        smooth = np.abs(np.diff(pixels_of(again.previews[-1].data), axis=1)).mean()
+        assert smooth < sharp
+        assert again.pictures == drawing.pictures
+
+
+async def test_the_fitted_map_shows_the_last_estimate_better_than_any_flat_picture(model: Model) -> None:
+    drawing = await draw(model, "a hill", steps=12, previews=11, preview_side=8)
+    small = np.asarray(opened(drawing.pictures[0].data).resize((8, 8), Image.Resampling.BOX), dtype=float)
+    shown = pixels_of(drawing.previews[-1].data).astype(float)
+    assert np.square(shown - small).mean() < np.square(small.mean((0, 1)) - small).mean()
+
+
+@pytest.mark.parametrize("until", [0, 1, 3])
+async def test_who_goes_at_a_step_leaves_nothing_and_the_next_is_drawn(
+    model: Model, until: int, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[weakref.ref[Job]] = []
+    artist = model._artist
+    assert isinstance(artist, StepDrawing)
+    made = artist.job
+
+    def seen(plan: Plan, wanted: Wanted) -> Job:
+        job = made(plan, wanted)
+        jobs.append(weakref.ref(job))
+        return job
+
+    monkeypatch.setattr(artist, "job", seen)
+    drawing = await draw(model, "a hill", steps=4, until=until)
+    monkeypatch.undo()
+    assert not drawing.pictures
+    assert (model.stepper.running, model.stepper.queued) == (0, 0)
+    gc.collect()
+    assert [job() for job in jobs] == [None]
+    assert len((await draw(model, "a hill")).pictures) == 1
+
+
+async def test_of_several_results_those_that_somebody_has_are_not_drawn_again(model: Model, seed: int) -> None:
+    whole = await draw(model, "a hill", seed=seed, results=3)
+    assert len({one.data for one in whole.pictures}) == 3
+    rest = await draw(model, "a hill", seed=seed, results=3, first=1)
+    assert np.abs(rest.pixels - whole.pixels[1:]).max() <= 1
+    alone = await draw(model, "a hill", seed=seed + 2)
+    assert np.abs(alone.pixels - whole.pixels[2:]).max() <= 1
+
+
+@pytest.mark.parametrize(("media_type", "form"), [("image/png", "PNG"), ("image/jpeg", "JPEG"), ("image/webp", "WEBP"), ("", "PNG")])
+async def test_a_picture_says_what_it_was_drawn_from(model: Model, media_type: str, form: str) -> None:
+    drawing = await draw(model, "a hill, “ü”", seed=41, results=2, media_type=media_type, negative_prompt="rain")
+    for number, one in enumerate(drawing.pictures):
+        image = opened(one.data)
+        assert image.format == form
+        said = json.loads(image.text["parameters"] if form == "PNG" else image.getexif()[0x010E])  # type: ignore[attr-defined]
+        assert said["seed"] == 41 + number
+        assert (said["prompt"], said["negative_prompt"], said["steps"], said["width"]) == ("a hill, “ü”", "rain", 4, 64)
+        again = await draw(model, said["prompt"], seed=said["seed"], negative_prompt=said["negative_prompt"], media_type=media_type)
+        assert np.abs(pixels_of(again.pictures[0].data) - pixels_of(one.data)).max() <= (1 if form == "PNG" else 60)
+
+
+async def test_prompts_that_are_asked_again_are_encoded_once(model: Model) -> None:
+    kept = model._artist._painter._texts  # type: ignore[attr-defined]
+    await draw(model, "never said before", steps=1)
+    hits = kept.hits
+    await draw(model, "never said before", steps=1)
+    assert kept.hits == hits + 2  # and that of no words at all
+
+
+async def test_with_the_cache_off_nothing_is_kept() -> None:
+    from omnistage.models.diffusers.loading import load_pictures
+    from omnistage.models.options import LoadOptions
+
+    loaded = load_pictures(checkpoint("z-image"), LoadOptions(enable_cache=False, dtype="float32", family=dict(USUAL)))
+    try:
+        await draw(loaded, "a hill", steps=1)
+        assert loaded._artist._painter._texts.bytes == 0  # type: ignore[attr-defined]
+    finally:
+        await loaded.close()
+
+
+async def test_no_more_drawings_share_a_step_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with model_of(checkpoint("z-image"), max_batch_size=2, **USUAL) as small:
+        groups = list[int]()
+        forward = small._artist.forward
+
+        def counted(jobs: Sequence[Job]) -> None:
+            groups.append(len(jobs))
+            forward(jobs)
+
+        monkeypatch.setattr(small._artist, "forward", counted)
+        await asyncio.gather(*(draw(small, "a hill", seed=n) for n in range(5)))
+        assert max(groups) == 2
+
+
+async def test_what_has_more_latent_tokens_than_fit_is_refused() -> None:
+    async with model_of(checkpoint("z-image"), max_tokens=64, **USUAL) as small:
+        await draw(small, "a hill")
+        with pytest.raises(BadRequest, match="fewer or smaller"):
+            await draw(small, "a hill", results=2)
+        assert len((await draw(small, "a hill")).pictures) == 1
+
+
+async def test_layers_of_each_of_several_results_stay_together(seed: int) -> None:
+    image = png(picture(seed, 60, 90, opaque=False))
+    async with model_of(checkpoint("qwen-image-layered"), **EDITING) as layered:
+        both = await draw(layered, "taken apart", images=(image,), layers=3, results=2, seed=seed)
+        assert [one.layer for one in both.pictures] == [0, 1, 2, 0, 1, 2]
+        for number in range(2):
+            alone = await draw(layered, "taken apart", images=(image,), layers=3, seed=seed + number)
+            assert {opened(one.data).mode for one in alone.pictures} == {"RGBA"}
+            assert np.abs(alone.pixels - both.pixels[3 * number : 3 * number + 3]).max() <= 1
+        rest = await draw(layered, "taken apart", images=(image,), layers=3, results=2, seed=seed, first=4)
+        assert [one.layer for one in rest.pictures] == [1, 2]
+        assert np.abs(rest.pixels - both.pixels[4:]).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus", "longcat-image-edit"])
+async def test_a_picture_that_is_edited_matters_and_is_encoded_once(name: str, seed: int) -> None:
+    images = [png(picture(seed + n, 50 + n, 70)) for n in range(2)]
+    async with model_of(checkpoint(name), **EDITING) as editor:
+        first, again, other = [await draw(editor, "bluer", images=(image,), seed=seed) for image in (images[0], images[0], images[1])]
+        assert first.pictures == again.pictures
+        assert np.abs(first.pixels - other.pixels).max() > 1
+        assert editor._artist._painter._pictures.hits == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"no picture", "no picture"),
+        (b"", "no bytes"),
+        (png(picture(1, 40, 40))[:-200], "damaged"),
+        (png(picture(1, 2, 500)), "longer one way"),
+        (png(picture(1, 3, 300)), "less long"),
+    ],
+    ids=["text", "empty", "cut", "line", "strip"],
+)
+async def test_what_is_no_picture_to_edit_is_refused_with_its_number(data: bytes, why: str) -> None:
+    async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
+        good = png(picture(1, 40, 40))
+        with pytest.raises(BadRequest, match=why) as refused:
+            await draw(editor, "bluer", images=(good, data))
+        assert refused.value.field == "diffusion.images"
+        assert len((await draw(editor, "bluer", images=(good, good))).pictures) == 1

@@ -1,0 +1,175 @@
+"""The loops of the families against the pipelines of Diffusers, on the same modules: latents to 1e-5 of the largest, pixels to a level."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from helpers.drawings import NAMES
+from helpers.painting import Pair, pair, picture
+from omnistage.models.diffusers.painter import NotFinite
+from omnistage.models.diffusers.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CLOSE = 1e-5
+WORDS = ("a red circle", "two small houses by the sea, at night", "x", 'a sign that says "open"', "ein Haus, 房子")
+
+
+@pytest.fixture
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=NAMES)
+def both(request: pytest.FixtureRequest) -> Pair:
+    return pair(request.param)
+
+
+def plans(both: Pair, seed: int, count: int = 3) -> list[Plan]:
+    """Of different words, seeds, steps and guidance, the first without."""
+    rng = random.Random(seed)
+    shapes = [(90, 120), (100, 80)][: min(both.edits, 2)]
+    images = [picture(seed + n, *shape, opaque=both.name != "qwen-image-layered") for n, shape in enumerate(shapes)]
+    made = []
+    for number in range(count):
+        guidance = both.painter.limits.guided_above if not number else rng.uniform(1.5, 6.0)
+        negative = rng.choice(("", "ugly, blurred")) if number else ""
+        asked = {"steps": rng.randint(2, 5), "guidance_scale": guidance, "negative_prompt": negative, "seed": rng.getrandbits(64)}
+        made.append(both.plan(rng.choice(WORDS), images, **asked))
+    return made
+
+
+def apart(made: torch.Tensor, reference: torch.Tensor) -> float:
+    assert made.shape == reference.shape
+    return float((made - reference).abs().max() / reference.abs().max())
+
+
+def levels_apart(images: list[Image.Image], others: list[Image.Image]) -> int:
+    assert len(images) == len(others)
+    assert [image.mode for image in images] == [other.mode for other in others]
+    pairs = zip(images, others, strict=True)
+    return max(int(np.abs(np.asarray(one, dtype=int) - np.asarray(other, dtype=int)).max()) for one, other in pairs)
+
+
+def test_a_picture_is_that_of_the_pipeline(both: Pair, seed: int) -> None:
+    for plan in plans(both, seed):
+        [canvas] = both.drawn(plan)
+        latents, images = both.published(plan)
+        assert apart(canvas.latents, latents) <= CLOSE
+        assert levels_apart(both.images(canvas), images) <= 1
+
+
+def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: Pair, seed: int) -> None:
+    asked = plans(both, seed, 4)
+    for together, alone in zip(both.drawn(*asked), both.drawn(*asked, together=False), strict=True):
+        assert apart(together.latents, alone.latents) <= CLOSE
+        assert levels_apart(both.images(together), both.images(alone)) <= 1
+
+
+def test_different_seeds_and_words_give_different_pictures(both: Pair, seed: int) -> None:
+    plan, *_ = plans(both, seed, 1)
+    images = list(plan.images)
+    canvases = both.drawn(
+        both.plan("a dog", images, seed=1, steps=2),
+        both.plan("a dog", images, seed=2, steps=2),
+        both.plan("a cat", images, seed=1, steps=2),
+    )
+    first, *others = (canvas.latents for canvas in canvases)
+    assert all((first - other).abs().max() > 1e-3 for other in others)
+
+
+def test_z_image_draws_pictures_of_any_sizes_in_one_pass(seed: int) -> None:
+    both = pair("z-image")
+    sizes = ((64, 64), (96, 48), (32, 160))
+    asked = [both.plan(WORDS[n], width=width, height=height, steps=3 + n, seed=seed + n) for n, (width, height) in enumerate(sizes)]
+    assert len({both.painter.group(plan) for plan in asked}) == 1
+    for canvas, plan in zip(both.drawn(*asked), asked, strict=True):
+        latents, images = both.published(plan)
+        assert apart(canvas.latents, latents) <= CLOSE
+        assert images[0].size == (plan.width, plan.height)
+
+
+def test_others_share_no_pass_with_another_size() -> None:
+    both = pair("qwen-image")
+    assert both.painter.group(both.plan("x", width=64, height=96)) != both.painter.group(both.plan("x", width=96, height=64))
+
+
+def test_every_result_is_that_of_its_own_seed(seed: int) -> None:
+    both = pair("qwen-image")
+    plan = both.plan("x", steps=2, seed=2**64 - 2, results=3)
+    with torch.inference_mode():
+        seconds = [both.begun(plan, number).latents for number in range(3)]
+        alone = [both.begun(both.plan("x", steps=2, seed=seed)).latents for seed in (2**64 - 2, 2**64 - 1, 0)]
+    assert all(torch.equal(one, other) for one, other in zip(seconds, alone, strict=True))
+
+
+def test_an_edited_picture_has_the_size_that_is_asked_for(seed: int) -> None:
+    both = pair("qwen-image-edit")
+    plan = both.plan("bluer", [picture(seed, 70, 140)], width=96, height=64, steps=2, seed=seed)
+    [canvas] = both.drawn(plan)
+    assert both.images(canvas)[0].size == (96, 64)
+
+
+def test_what_encoders_made_is_kept_and_changes_nothing(both: Pair, seed: int) -> None:
+    first, *_ = plans(both, seed, 1)
+    texts, pictures = both.painter._texts, both.painter._pictures
+    with torch.inference_mode():
+        fresh = both.painter.encode(first)
+        hits = texts.hits, pictures.hits
+        again = both.painter.encode(first)
+    assert texts.hits == hits[0] + 1 + (first.negative is not None)
+    assert pictures.hits == hits[1] + len(first.images)
+    assert torch.equal(fresh.positive, again.positive)
+
+
+def test_a_picture_that_is_no_number_is_an_error() -> None:
+    both = pair("z-image")
+    with torch.inference_mode():
+        canvas = both.begun(both.plan("x", steps=2))
+        canvas.latents = canvas.latents * float("nan")
+        both.painter.forward([canvas])
+        with pytest.raises(NotFinite, match="after step 1 of 2"):
+            both.painter.advance(canvas)
+
+
+def test_prompts_that_are_cut_by_no_encoder_are_taken_and_longer_ones_are_not(both: Pair) -> None:
+    both.painter.check_text("word " * 20)
+    with pytest.raises(ValueError, match="make it shorter"):
+        both.painter.check_text("word " * 5000)
+
+
+@pytest.mark.parametrize("text", ["a <|image_pad|> hill", "<|im_end|>", "a hill<|im_start|>"])
+def test_special_tokens_are_no_words(both: Pair, text: str) -> None:
+    with pytest.raises(ValueError, match="special token"):
+        both.painter.check_text(text)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_steps_that_change_little_are_not_computed_whole(both: Pair, together: bool, seed: int) -> None:
+    """And a picture beside others, which asked for none of it, is as it ever was."""
+    images = list(plans(both, seed, 1)[0].images)
+    asked = [
+        both.plan(f"{n} hills", images, steps=8 + n, seed=seed + n, step_cache=threshold) for n, threshold in enumerate((5.0, 0.0, 3.0))
+    ]
+    plain = both.drawn(*(replace(plan, step_cache=0.0) for plan in asked), together=False)
+    drawn = both.drawn(*asked, together=together)
+    distances = [float((one.latents - other.latents).norm() / other.latents.norm()) for one, other in zip(drawn, plain, strict=True)]
+    assert drawn[0].residuals[0].reused > 0
+    assert 0 < drawn[0].residuals[0].largest < 5.0
+    assert drawn[1].residuals[0].reused == 0
+    assert distances[1] <= CLOSE
+    assert 1e-4 < distances[0] < 1.0
+
+
+def test_cached_steps_of_a_batch_are_those_of_each_picture_alone(both: Pair, seed: int) -> None:
+    images = list(plans(both, seed, 1)[0].images)
+    asked = [both.plan(f"{n} hills", images, steps=6 + n, seed=seed + n, step_cache=0.9) for n in range(3)]
+    for one, other in zip(both.drawn(*asked), both.drawn(*asked, together=False), strict=True):
+        assert [row.reused for row in one.residuals] == [row.reused for row in other.residuals]
+        assert apart(one.latents, other.latents) <= CLOSE

@@ -1,0 +1,115 @@
+"""What is refused before anything is drawn, and what the rest becomes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.conversation import Media
+from omnistage.models.diffusers.options import Defaults, DiffusersOptions
+from omnistage.models.diffusers.plan import Limits, planned
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import BadRequest, DrawRequest
+
+WORDS = Limits(multiple=16, width=128, height=96, steps=20, guidance=4.0, negative=" ")
+EDIT = replace(WORDS, width=0, height=0, images=(1, 2))
+LAYERED = replace(WORDS, width=0, height=0, images=(1, 1), layers=4, max_layers=8, sides=(640, 1024))
+STRETCHED = replace(WORDS, min_steps=2)
+WHOLE = replace(WORDS, guidable=False, negatable=False, previewed=False, max_results=1)
+FIXED = replace(EDIT, sized=False)
+IMAGE = Media("image/png", b"-")
+
+REFUSED: list[tuple[Limits, dict[str, Any], str]] = [
+    (STRETCHED, {"steps": 1}, "steps"),
+    (WORDS, {"steps": 201}, "steps"),
+    (WORDS, {"width": 65}, "width"),
+    (WORDS, {"height": 72}, "height"),
+    (WORDS, {"width": 16, "height": 16}, "width"),
+    (WORDS, {"width": 8}, "width"),
+    (WORDS, {"width": 16384, "height": 16384}, "width"),
+    (replace(WORDS, max_work=128 * 96 * 20 * 3), {"results": 4}, "steps"),
+    (WORDS, {"guidance_scale": math.nan}, "guidance_scale"),
+    (WORDS, {"guidance_scale": math.inf}, "guidance_scale"),
+    (WORDS, {"guidance_scale": 1e9}, "guidance_scale"),
+    (WORDS, {"guidance_scale": -1.0}, "guidance_scale"),
+    (WORDS, {"guidance_scale": 1.0, "negative_prompt": "rain"}, "negative_prompt"),
+    (WORDS, {"frames": 6}, "frames"),
+    (WORDS, {"seconds": 1.0}, "duration_s"),
+    (WORDS, {"layers": 2}, "layers"),
+    (WORDS, {"results": 9}, "results"),
+    (WORDS, {"media_type": "image/gif"}, "media_type"),
+    (WORDS, {"media_type": "video/mp4"}, "media_type"),
+    (WORDS, {"images": (IMAGE,)}, "images"),
+    (EDIT, {}, "images"),
+    (EDIT, {"images": (IMAGE,) * 3}, "images"),
+    (LAYERED, {"images": (IMAGE,), "layers": 9}, "layers"),
+    (LAYERED, {"images": (IMAGE,), "width": 512, "height": 512}, "width"),
+    (LAYERED, {"images": (IMAGE,), "width": 640, "height": 1024}, "width"),
+    (FIXED, {"images": (IMAGE,), "height": 96}, "height"),
+    (WHOLE, {"guidance_scale": 3.0}, "guidance_scale"),
+    (WHOLE, {"negative_prompt": "rain"}, "negative_prompt"),
+    (WHOLE, {"previews": 1}, "previews"),
+    (WHOLE, {"results": 2}, "results"),
+]
+
+
+@pytest.mark.parametrize(("limits", "asked", "field"), REFUSED, ids=lambda value: str(value) if isinstance(value, str) else None)
+def test_what_would_fail_or_draw_nonsense_is_refused_with_its_field(limits: Limits, asked: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        planned(replace(DrawRequest(seed=0, prompt="a hill"), **asked), limits, "m")
+    assert refused.value.field == f"diffusion.{field}"
+    assert len(refused.value.description) > 10
+
+
+def test_a_size_that_is_no_multiple_is_told_the_nearest_one() -> None:
+    with pytest.raises(BadRequest, match="ask for 64"):
+        planned(DrawRequest(seed=0, prompt="x", width=65), WORDS, "m")
+
+
+def test_what_is_not_said_is_the_default() -> None:
+    plan = planned(DrawRequest(seed=7, prompt="a hill"), WORDS, "m")
+    assert (plan.width, plan.height, plan.steps, plan.guidance, plan.negative) == (128, 96, 20, 4.0, " ")
+    assert (plan.results, plan.pictures, plan.layers, plan.media_type) == (1, 1, 0, "image/png")
+
+
+def test_without_guidance_there_is_nothing_to_lead_away_from() -> None:
+    assert planned(DrawRequest(seed=0, prompt="x", guidance_scale=1.0), WORDS, "m").negative is None
+    assert planned(DrawRequest(seed=0, prompt="x", guidance_scale=1.01, negative_prompt="y"), WORDS, "m").negative == "y"
+
+
+def test_previews_are_no_more_than_steps_and_layers_count_as_pictures() -> None:
+    assert planned(DrawRequest(seed=0, prompt="x", steps=3, previews=16), WORDS, "m").previews == 3
+    assert planned(DrawRequest(seed=0, prompt="x", images=(IMAGE,), results=2), LAYERED, "m").pictures == 8
+
+
+def test_a_checkpoint_may_say_its_own_defaults_and_options_say_more(tmp_path: Any) -> None:
+    (tmp_path / "omnistage.json").write_text('{"width": 64, "height": 32, "steps": 5, "guidance_scale": 0}')
+    limits = Defaults.of(tmp_path, DiffusersOptions(steps=7)).applied(WORDS)
+    assert (limits.width, limits.height, limits.steps, limits.guidance) == (64, 32, 7, 0.0)
+
+
+@pytest.mark.parametrize("said", ['{"width": "64"}', '{"steps": 2.5}', '{"steps": true}', '{"guidance_scale": -1}', "[]", "{"])
+def test_defaults_that_are_none_are_refused(tmp_path: Any, said: str) -> None:
+    (tmp_path / "omnistage.json").write_text(said)
+    with pytest.raises(BadCheckpoint):
+        Defaults.of(tmp_path, DiffusersOptions())
+
+
+@pytest.mark.parametrize(
+    "options", [{"width": 65}, {"steps": 500}, {"width": 4096, "height": 4096}, {"max_steps": 10}], ids=lambda options: str(options)
+)
+def test_defaults_that_cannot_be_drawn_are_refused(options: dict[str, Any], tmp_path: Any) -> None:
+    with pytest.raises(LoadError):
+        Defaults.of(tmp_path, DiffusersOptions(**options)).applied(WORDS)
+
+
+@pytest.mark.parametrize(
+    "options", [{"width": -1}, {"condition_area": 0}, {"max_pixels": 0}, {"steps": "5"}, {"colour": 1}, {"width": True}]
+)
+def test_options_that_are_none_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(LoadError):
+        DiffusersOptions.from_settings(options)

@@ -1,0 +1,428 @@
+"""Pictures by real processes: what Diffusers draws of the same folder, whoever else draws beside it, goes away or is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from helpers import media_files
+from helpers.ask import Answer, ask, read, refused
+from helpers.disturbed import Step, ask_through, disturbed, holder, killed_holder
+from helpers.drawings import checkpoint, writable
+from helpers.fleet import Fleet
+from helpers.processes import Family
+from helpers.servers import ServerProcess, all_free, omni_stub, stage_flags
+from omnistage.client import AsyncOmni, Done, Picture, Progress
+from omnistage.models.diffusers.processor import load_processor
+from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.toy import formulas
+from omnistage.v1 import omni_pb2, stage_pb2
+
+pytestmark = pytest.mark.slow
+
+SIDE = 64
+USUAL = {"width": SIDE, "height": SIDE, "steps": 4, "max_steps": 1000, "max_tokens": 1 << 16}
+EDITED = {"steps": 4, "condition_area": SIDE * SIDE}
+ENDLESS: Mapping[str, Any] = {"width": 768, "height": 768, "steps": 1000}
+"""A picture that takes minutes."""
+LARGE = 512
+"""Side of a picture that takes long to decode, beside the time in which a process is killed."""
+
+IDLE_S = 30.0
+LOOK_S = 0.5
+BUSY = 0.1
+"""Part of the time that a thread computes: whoever draws does nothing else, and an event loop that only waits does much less."""
+
+PIPELINES: Mapping[str, Mapping[str, object]] = {
+    "words": {
+        "inputs": ["text"],
+        "outputs": ["text"],
+        "stages": [{"kind": "thinker", "family": "toy"}],
+        "defaults": {"thinker": {"max_tokens": 256}},
+    },
+    "painter": {"inputs": ["text"], "outputs": ["image", "progress"], "stages": [{"kind": "diffusion", "family": "diffusers"}]},
+    "editor": {"inputs": ["text", "image"], "outputs": ["image", "progress"], "stages": [{"kind": "diffusion", "family": "diffusers"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two that draw from words, one that edits, one that writes, and a router that serves them as three pipelines."""
+    folder = tmp_path_factory.mktemp("house")
+    for name, pipeline in PIPELINES.items():
+        (folder / f"{name}.yaml").write_text(json.dumps({"name": name, "description": "For a test.", **pipeline}))
+    running = Fleet(folder)
+    try:
+        for name in ("painter-0", "painter-1"):
+            running.add(name, "omnistage.diffusion", *stage_flags(USUAL, "diffusers"), *of_checkpoint("z-image"))
+        running.add("editor-0", "omnistage.diffusion", *stage_flags(EDITED, "diffusers"), *of_checkpoint("qwen-image-edit"))
+        running.add("words-0", "omnistage.thinker", *stage_flags())
+        running.ready()
+        running.add("router", "omnistage.router", *router_flags(running, folder, "painter", "words", "editor"))
+        running.ready("router")
+        yield running
+    except BaseException as error:
+        error.add_note(running.logs())
+        raise
+    finally:
+        running.close()
+
+
+def of_checkpoint(name: str) -> list[str]:
+    return ["--checkpoint", str(checkpoint(name)), "--dtype", "float32"]
+
+
+def router_flags(running: Fleet, folder: Path, *pipelines: str) -> list[str]:
+    """Of a router that serves these; the first is its default."""
+    kinds = {name: "thinker" if name == "words" else "diffusion" for name in pipelines}
+    stages = [f"{name}/{kind}={running.address(replica)}" for name, kind in kinds.items() for replica in running.of(name)]
+    files = [str(folder / f"{name}.yaml") for name in pipelines]
+    return ["--pipeline", ",".join(files), "--stages", ",".join(stages), "--grace", "5"]
+
+
+def drawing(prompt: str = "a hill", seed: int = 1, pipeline: str = "painter", **fields: object) -> omni_pb2.GenerateRequest:
+    params = stage_pb2.DiffusionParams(prompt=prompt, **fields)  # type: ignore[arg-type]
+    return omni_pb2.GenerateRequest(model=pipeline, seed=seed, diffusion=params)
+
+
+def files_of(answer: Answer) -> list[bytes]:
+    """The pictures that are whole, without previews. One that was cut begins anew with a piece at 0."""
+    files, begun = list[bytes](), b""
+    for chunk in answer.of("image"):
+        if chunk.HasField("image") and not chunk.image.HasField("preview_step"):
+            piece = chunk.image.data
+            begun = piece.data if not piece.offset else begun + piece.data
+            assert len(begun) == piece.offset + len(piece.data) and chunk.count == (len(begun) == piece.total_bytes)
+            if chunk.count:
+                files.append(begun)
+    return files
+
+
+def steps_of(answer: Answer) -> list[tuple[int, int]]:
+    return [(chunk.progress.done, chunk.progress.total) for chunk in answer.of("progress") if chunk.HasField("progress")]
+
+
+def pixels(file: bytes) -> NDArray[np.int16]:
+    """[height, width, 3]."""
+    with Image.open(io.BytesIO(file)) as image:
+        return np.asarray(image).astype(np.int16)
+
+
+def check_near(found: NDArray[np.int16], wanted: NDArray[np.int16]) -> None:
+    """The same but for rounding, and no flat picture, which would be near to many."""
+    assert found.shape == wanted.shape and wanted.std() > 5
+    assert np.abs(found - wanted).max() <= 1
+
+
+def drawn_by_diffusers(name: str, seed: int, prompt: str, **options: Any) -> NDArray[np.int16]:
+    folder = checkpoint(name)
+    processor = {"processor": load_processor(folder / "processor")} if (folder / "processor").is_dir() else {}
+    with quiet():
+        pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processor)
+        pipe.set_progress_bar_config(disable=True)
+        image = pipe(prompt=prompt, generator=torch.Generator().manual_seed(seed), **options).images[0]
+    return np.asarray(image).astype(np.int16)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 5.0])
+async def test_a_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int, guidance: float) -> None:
+    """A negative prompt only where there is guidance: else it would have no effect, which is refused."""
+    said = {"negative_prompt": "rain"} if guidance else {}
+    asked = drawing("a house on a hill, 写着", seed, width=128, height=96, steps=5, guidance_scale=guidance, **said)
+    async with omni_stub(house.address("router")) as stub:
+        answer = await ask(stub, asked)
+    answer.check_whole()
+    (file,) = files_of(answer)
+    wanted = drawn_by_diffusers(
+        "z-image", seed, asked.diffusion.prompt, width=128, height=96, num_inference_steps=5, guidance_scale=guidance, **said
+    )
+    check_near(pixels(file), wanted)
+
+
+async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Diffusers makes what it edits as large as a million pixels; here it is told to be content with as few as the stage."""
+    edit = diffusers.pipelines.qwenimage.pipeline_qwenimage_edit
+    monkeypatch.setattr(edit, "calculate_dimensions", lambda area, ratio, of=edit.calculate_dimensions: of(SIDE * SIDE, ratio))
+    file = media_files.picture(seed)
+    given = [stage_pb2.Media(data=file, media_type="image/png")]
+    async with omni_stub(house.address("router")) as stub:
+        answer = await ask(stub, drawing("make it night", seed, "editor", images=given, width=96, height=64, steps=4))
+    given_to_diffusers = Image.open(io.BytesIO(file)).convert("RGB")
+    said: dict[str, Any] = {"true_cfg_scale": 4.0, "negative_prompt": " ", "num_inference_steps": 4}
+    wanted = drawn_by_diffusers("qwen-image-edit", seed, "make it night", image=given_to_diffusers, width=96, height=64, **said)
+    check_near(pixels(*files_of(answer)), wanted)
+
+
+async def test_eight_draw_at_once_as_each_does_alone(house: Fleet, seed: int) -> None:
+    """Each its own, whatever shares its steps; and what is shown on the way is what was asked for."""
+    asked: list[dict[str, Any]] = [
+        {
+            "prompt": f"{number} red circles" + ", and a hill" * number,
+            "seed": seed + number,
+            "steps": 3 + number,
+            "width": 64 + 32 * (number % 3),
+            "guidance_scale": [0.0, 2.0, 5.0][number % 3],
+            "previews": number % 4,
+            "preview_side": 32,
+        }
+        for number in range(8)
+    ]
+    address = house.address("router")
+    together = await asyncio.gather(*(drawn(address, **each) for each in asked))
+    files = set[bytes]()
+    for each, (picture, previews, steps) in zip(asked, together, strict=True):
+        alone, _, _ = await drawn(address, **each)
+        check_near(pixels(picture), pixels(alone))
+        assert pixels(picture).shape == (SIDE, each["width"], 3)
+        assert len(previews) == each["previews"] and all(max(pixels(preview).shape) == 32 for preview in previews)
+        assert steps == sorted(steps) and steps[-1] == (each["steps"], each["steps"])
+        files.add(pixels(picture).tobytes())
+    assert len(files) == 8
+    await all_free([house.address(name) for name in house.stages])
+
+
+async def drawn(address: str, **asked: Any) -> tuple[bytes, list[bytes], list[tuple[int, int]]]:
+    """By a client of its own: the picture, its previews, and its progress."""
+    async with AsyncOmni(address=address) as omni, aclosing(omni.stream_draw(pipeline="painter", **asked)) as stream:
+        events = [event async for event in stream]
+    assert isinstance(events[-1], Done)
+    pictures = [event for event in events if isinstance(event, Picture)]
+    (picture,) = [event.data for event in pictures if event.preview_step is None]
+    previews = [event.data for event in pictures if event.preview_step is not None]
+    return picture, previews, [(event.done, event.total) for event in events if isinstance(event, Progress)]
+
+
+@pytest.mark.parametrize("way", ["cancelled", "closed", "disconnected"])
+async def test_who_goes_away_is_not_drawn_for_any_more(house: Fleet, seed: int, way: str) -> None:
+    """It would go on for minutes; long before that nothing of it is left, and the thread that drew it computes nothing."""
+    stages, endless = [house.address(name) for name in house.stages], drawing("a hill", seed, **ENDLESS)
+    if way == "closed":
+        stream = {"pipeline": "painter", **ENDLESS}
+        async with AsyncOmni(address=house.address("router")) as omni, aclosing(omni.stream_draw("a hill", **stream)) as events:
+            async for event in events:
+                if isinstance(event, Progress) and event.done:
+                    drawing_one = await holder(house, "painter")
+                    break
+    else:
+        async with omni_stub(house.address("router")) as stub:
+            call, answer = stub.Generate(endless, timeout=120), Answer()
+            while len(steps_of(answer)) < 2:
+                answer.take(await read(call))
+            drawing_one = await holder(house, "painter")
+            if way == "cancelled":
+                call.cancel()
+    await all_free(stages)
+    await idle(house.server(drawing_one))
+    async with omni_stub(house.address("router")) as stub:
+        for _ in range(2):
+            assert len(files_of(await ask(stub, drawing("a hill", seed)))) == 1
+
+
+async def idle(server: ServerProcess) -> None:
+    """Return when no thread of a process computes. Raises TimeoutError."""
+    async with asyncio.timeout(IDLE_S):
+        while True:
+            before = spent(server.pid)
+            await asyncio.sleep(LOOK_S)
+            if max(ticks - before.get(thread, 0) for thread, ticks in spent(server.pid).items()) < BUSY * LOOK_S * os.sysconf("SC_CLK_TCK"):
+                return
+
+
+def spent(pid: int) -> dict[str, int]:
+    """CPU time of each thread of a process, in ticks of the clock."""
+    found = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        fields = (thread / "stat").read_text().rpartition(")")[2].split()
+        found[thread.name] = int(fields[11]) + int(fields[12])
+    return found
+
+
+async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int) -> None:
+    """The other draws it from its first step on: the same file, for its steps are nobody else's."""
+    asked, at = drawing("a hill", seed, width=128, height=128, steps=250), 20
+
+    async def kill() -> None:
+        await killed_holder(house, "painter")
+
+    async with disturbed(house, alike=False, after=drawing("after")) as stub:
+        answer = await ask_through(stub, asked, Step(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= at, kill))
+        answer.check_whole()
+        assert len(answer.failovers) == 1
+        steps = [done for done, _ in steps_of(answer)]
+        falls = [after for before, after in pairwise(steps) if after < before]
+        assert len(falls) == 1 and falls[0] < at and steps[-1] == 250
+        (file,) = files_of(answer)
+        assert pixels(file).std() > 5 and [file] == files_of(await ask(stub, asked))
+
+
+async def test_one_is_killed_after_the_first_of_three_pictures(house: Fleet, seed: int) -> None:
+    """That one does not come again, and all three are those of who is not disturbed."""
+    asked, drawing_one = drawing("a hill", seed, width=LARGE, height=LARGE, steps=2, guidance_scale=0, results=3), list[str]()
+
+    async def look() -> None:
+        drawing_one.append(await holder(house, "painter"))
+
+    async def kill() -> None:
+        house.kill(drawing_one[0])
+
+    async with disturbed(house, alike=False, after=drawing("after")) as stub:
+        steps = Step(lambda answer: bool(steps_of(answer)), look), Step(lambda answer: len(files_of(answer)) == 1, kill)
+        answer = await ask_through(stub, asked, *steps)
+        answer.check_whole()
+        assert len(answer.failovers) == 1
+        quiet_answer = await ask(stub, asked)
+        assert len(files_of(answer)) == len(files_of(quiet_answer)) == 3
+        for found, wanted in zip(files_of(answer), files_of(quiet_answer), strict=True):
+            check_near(pixels(found), pixels(wanted))
+        assert files_of(answer)[0] == files_of(quiet_answer)[0] and len(set(files_of(answer))) == 3
+
+
+def media(data: bytes, media_type: str = "image/png") -> list[stage_pb2.Media]:
+    return [stage_pb2.Media(data=data, media_type=media_type)]
+
+
+def said_to_be(file: bytes, width: int, height: int) -> bytes:
+    """A PNG whose header says so."""
+    header = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + file[24:29]
+    return file[:12] + header + zlib.crc32(header).to_bytes(4, "big") + file[33:]
+
+
+GOOD = media_files.picture(1)
+Bad = Sequence[tuple[str, Mapping[str, object], str]]
+OF_ANY: Bad = (
+    ("steps that are too many", {"steps": 1001}, "steps"),
+    ("steps that were below 0", {"steps": (1 << 32) - 1}, "steps"),
+    ("a width that is no multiple", {"width": 72}, "width"),
+    ("a height that is no multiple", {"height": 33}, "height"),
+    ("a side below the least", {"width": 16}, "width"),
+    ("one pixel", {"height": 1}, "height"),
+    ("more pixels than are drawn", {"width": 8192, "height": 8192}, "width"),
+    ("a side of no picture", {"height": (1 << 32) - 1}, "height"),
+    ("more pixels times steps than are drawn", {"width": 2048, "height": 2048, "results": 8, "steps": 200}, "steps"),
+    ("no prompt", {"prompt": ""}, "prompt"),
+    ("a blank prompt", {"prompt": " \n\t "}, "prompt"),
+    ("a prompt of too many tokens", {"prompt": "hill " * 3000}, "prompt"),
+    ("a prompt of too many characters", {"prompt": "a" * 20_001}, "prompt"),
+    ("a negative prompt of too many characters", {"negative_prompt": "a" * 20_001, "guidance_scale": 4}, "negative_prompt"),
+    ("a negative prompt of too many tokens", {"negative_prompt": "hill " * 3000, "guidance_scale": 4}, "negative_prompt"),
+    ("a negative prompt without guidance", {"negative_prompt": "rain", "guidance_scale": 0}, "negative_prompt"),
+    ("guidance that is no number", {"guidance_scale": float("nan")}, "guidance_scale"),
+    ("guidance without end", {"guidance_scale": float("inf")}, "guidance_scale"),
+    ("guidance of 1e9", {"guidance_scale": 1e9}, "guidance_scale"),
+    ("guidance above what is taken", {"guidance_scale": 31}, "guidance_scale"),
+    ("guidance below 0", {"guidance_scale": -1}, "guidance_scale"),
+    ("nine results", {"results": 9}, "results"),
+    ("layers", {"layers": 2}, "layers"),
+    ("a film", {"frames": 9}, "frames"),
+    ("sound", {"duration_s": 1.0}, "duration_s"),
+    ("sound of no length that there is", {"duration_s": float("nan")}, "duration_s"),
+    ("a type that there is not", {"media_type": "image/tiff"}, "media_type"),
+    ("a type of something else", {"media_type": "video/mp4"}, "media_type"),
+    ("no type at all", {"media_type": "../../png"}, "media_type"),
+    ("seventeen previews", {"previews": 17}, "previews"),
+    ("a preview that is too large", {"previews": 1, "preview_side": 1025}, "preview_side"),
+)
+BAD: Mapping[str, Bad] = {
+    "painter": (*OF_ANY, ("a picture", {"images": media(GOOD)}, "images")),
+    "editor": (
+        *OF_ANY,
+        ("one step, which this schedule cannot take", {"steps": 1}, "steps"),
+        ("no picture", {"images": []}, "images"),
+        ("two pictures", {"images": media(GOOD) * 2}, "images"),
+        ("a picture without bytes", {"images": media(b"")}, "images.data"),
+        ("a picture that is cut", {"images": media(GOOD[:-300])}, "images"),
+        ("words instead of a picture", {"images": media(b"no picture")}, "images"),
+        ("a sound", {"images": media(media_files.sound(1), "audio/wav")}, "images"),
+        ("a sound that is said to be a picture", {"images": media(media_files.sound(1))}, "images"),
+        ("a picture of no type", {"images": media(GOOD, "")}, "images.media_type"),
+        ("a picture that says that it is huge", {"images": media(said_to_be(GOOD, 60_000, 60_000))}, "images"),
+        ("a picture that says that it has no width", {"images": media(said_to_be(GOOD, 0, 60))}, "images"),
+        ("a picture that is too long", {"images": media(media_files.picture(1, 4, 8000))}, "images"),
+    ),
+}
+
+
+@pytest.mark.parametrize("pipeline", BAD)
+async def test_what_cannot_be_drawn_is_told_and_the_next_good_request_works(house: Fleet, pipeline: str, subtests: pytest.Subtests) -> None:
+    """At once, before anything is drawn: of all that Diffusers itself would make noise, a black picture or an error without sense."""
+    good: dict[str, Any] = {"images": media(GOOD)} if pipeline == "editor" else {}
+    async with omni_stub(house.address("router")) as stub:
+        for name, fields, field in BAD[pipeline]:
+            with subtests.test(name):
+                refusal = await refused(stub, drawing(**{"pipeline": pipeline, **good, **fields}))
+                assert (refusal.code.name, refusal.reason) == ("INVALID_ARGUMENT", "BAD_REQUEST")
+                assert refusal.metadata["field"] == f"diffusion.{field}" and refusal.fields == [f"diffusion.{field}"]
+                assert len(refusal.message) < 300
+        for _ in house.of(pipeline):
+            answer = await ask(stub, drawing(pipeline=pipeline, **good))
+            answer.check_whole()
+            assert len(files_of(answer)) == 1 and steps_of(answer)[-1] == (4, 4)
+    await all_free([house.address(name) for name in house.stages])
+    assert all(house.server(name).alive for name in house.names)
+
+
+async def test_one_router_serves_words_and_pictures(house: Fleet, seed: int) -> None:
+    """Nobody names a pipeline: what is to be written goes to the one, what is to be drawn to the other, at the same time."""
+    folder = house.server("router").log_path.parent
+    flags = router_flags(house, folder, "words", "painter")
+    with ServerProcess("omnistage.router", *flags, log_folder=folder) as router:
+        router.wait_ready()
+        async with AsyncOmni(address=router.address) as omni:
+            assert [(one.name, one.draws, one.only_draws) for one in await omni.pipelines()] == [
+                ("words", False, False),
+                ("painter", True, True),
+            ]
+            calls = [omni.draw("a hill", seed=seed, steps=30), omni.generate("hello", seed=3), omni.generate("a hill", seed=seed, steps=30)]
+            painted, written, again = await asyncio.gather(*calls)
+    assert (painted.pipeline, written.pipeline, again.pipeline) == ("painter", "words", "painter")
+    assert (painted.text, len(painted.images), written.pictures) == ("", 1, ())
+    assert written.text == formulas.text(3, "hello", formulas.NATURAL_LENGTH)
+    check_near(pixels(again.pictures[0].data), pixels(painted.pictures[0].data))
+
+
+CAT = """
+from omnistage.client import Omni
+Omni(model_path="Qwen/Qwen-Image", tensor_parallel_size=1).generate("a photo of a cat wearing a hat").images[0].save("cat_with_hat.png")
+"""
+
+
+def test_the_cat_gets_its_hat(family: Family, tmp_path: Path) -> None:
+    """By the name of a checkpoint that is in the cache of this user, without a hub."""
+    store = tmp_path / "home" / "hub" / "models--Qwen--Qwen-Image"
+    commit = "0123456789abcdef" * 2 + "01234567"
+    (store / "refs").mkdir(parents=True)
+    (store / "refs" / "main").write_text(commit)
+    (store / "snapshots").mkdir()
+    folder = writable("qwen-image", store / "snapshots" / commit)
+    (folder / "omnistage.json").write_text(json.dumps({"width": SIDE, "height": SIDE, "steps": 4}))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", CAT],
+        cwd=tmp_path,
+        env={**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    with Image.open(tmp_path / "cat_with_hat.png") as image:
+        assert (image.format, image.size, image.mode) == ("PNG", (SIDE, SIDE), "RGB")
+        assert np.asarray(image).std() > 5
+    assert family.wait_ended() == []

@@ -1,0 +1,30 @@
+"""Puts a trained picture model into the package that carries it, with what it draws where nothing is said."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "pictures" / "omnistage_pictures" / "model"
+DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0}
+"""Chosen by the scores of tools/pictures/score.py."""
+OF_A_MACHINE = "_name_or_path"
+"""Where a part lay when it was saved."""
+
+
+def pack(trained: Path) -> None:
+    shutil.rmtree(PACKAGE, ignore_errors=True)
+    shutil.copytree(trained, PACKAGE)
+    for path in PACKAGE.rglob("*.json"):
+        said = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(said, dict) and said.pop(OF_A_MACHINE, None) is not None:
+            path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    (PACKAGE / "omnistage.json").write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trained", type=Path)
+    pack(parser.parse_args().trained)
