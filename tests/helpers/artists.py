@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from helpers.painting import SMALL_AREA
 from omnistage.models import registry
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.model import PictureModel
-from omnistage.models.interface import Drawn, DrawRequest, Picture, Preview, Progress, no_inputs
+from omnistage.models.interface import Drawn, DrawRequest, Picture, Preview, Progress, Rows, no_inputs
 from omnistage.models.options import LoadOptions
 
 USUAL = {"width": 64, "height": 64, "steps": 4}
@@ -41,6 +41,10 @@ class Drawing:
     @property
     def pictures(self) -> list[Picture]:
         return [piece for piece in self.pieces if isinstance(piece, Picture)]
+
+    def rows(self, port: str) -> NDArray[np.generic]:
+        """All rows of a tensor port."""
+        return np.concatenate([piece.rows for piece in self.pieces if isinstance(piece, Rows) and piece.port == port])
 
     @property
     def pixels(self) -> NDArray[np.int64]:
@@ -69,13 +73,21 @@ async def model_of(folder: Path, *, threads: int = 1, max_batch_size: int = 0, *
 
 
 async def draw(
-    model: PictureModel[Any], prompt: str, *, images: tuple[bytes, ...] = (), first: int = 0, until: int = 1 << 30, **asked: Any
+    model: PictureModel[Any],
+    prompt: str,
+    *,
+    images: tuple[bytes, ...] = (),
+    first: int = 0,
+    until: int = 1 << 30,
+    ports: Mapping[str, int] | None = None,
+    **asked: Any,
 ) -> Drawing:
-    """first: picture from which on it is wanted. until: step after which the reader goes away. images: PNG."""
+    """first: picture from which on it is wanted. until: step after which the reader goes away. ports: that are wanted instead, and from
+    which item on. images: PNG."""
     request = replace(DrawRequest(seed=0, prompt=prompt, images=tuple(Media("image/png", image) for image in images)), **asked)
     drawing = Drawing()
     prepared = await model.prepare(request)
-    async with aclosing(model.draw(prepared, no_inputs(), {"image": first, "progress": 0})) as pieces:
+    async with aclosing(model.draw(prepared, no_inputs(), ports or {"image": first, "progress": 0})) as pieces:
         async for piece in pieces:
             drawing.pieces.append(piece)
             if isinstance(piece, Progress) and piece.step >= until:

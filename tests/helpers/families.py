@@ -111,6 +111,14 @@ BAD_FILMS = (
     (params("diffusion", "a hill", width=256, height=256, frames=64), "diffusion.width"),
 )
 
+BAD_PICTURES = (
+    (params("diffusion", "a hill", width=65), "diffusion.width"),
+    (params("diffusion", "a hill", layers=2), "diffusion.layers"),
+    (params("diffusion", "a hill", guidance_scale=0, negative_prompt="rain"), "diffusion.negative_prompt"),
+    (params("diffusion", "word " * 600), "diffusion.prompt"),
+    (params("diffusion", "a <|im_end|> hill"), "diffusion.prompt"),
+)
+
 SMALL_ROWS = (np.arange(60).reshape(30, 2) * 7 % 20).astype(np.float32)
 
 
@@ -227,6 +235,15 @@ CASES = (
         "diffusion",
         lambda: Sample(params("diffusion", "a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2)),
         name="toy-film-with-sound",
+    ),
+    Case(
+        "diffusers",
+        "diffusion",
+        lambda: Sample(params("diffusion", "a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain")),
+        refused=BAD_PICTURES,
+        # One at a time: beside others a picture is the same to rounding only.
+        options={"max_tokens": 64},
+        slow=True,
     ),
     Case(
         "toy-film",

@@ -76,7 +76,8 @@ def test_a_checkpoint_says_of_which_family_it_is(tmp_path: Path, files: Mapping[
     [
         (
             {},
-            "of no family that there is (smol, qwen2_5_omni, diffusers, speaker, painter, twin): it has neither config.json nor model_index.json",
+            "of no family that there is (smol, qwen2_5_omni, diffusers, speaker, painter, twin): "
+            "it has neither config.json nor model_index.json",
         ),
         (
             {"config.json": {"model_type": "llama", "architectures": ["L"]}},

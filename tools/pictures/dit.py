@@ -1,7 +1,7 @@
 """Trains the picture model's transformer and text encoder together, by flow matching on the latents of a trained VAE.
 
-What made it follow its prompts, each found by leaving it out: a VAE that keeps colours (30 dB and more); a weight on the latents of the shapes,
-since most of a picture is background; a caption of nothing in a part of the pictures, for guidance; many phrasings of one scene.
+What it needs to follow its prompts: a VAE that keeps colours (30 dB and more); a weight on the latents of the shapes, since most of a
+picture is background; a caption of nothing in a part of the pictures, for guidance; many phrasings of one scene.
 """
 
 from __future__ import annotations

@@ -156,10 +156,7 @@ def _words(rng: random.Random, scene: Scene) -> str:
     alone = len(scene.things) == 1
     silent_background = scene.background == "white" and rng.random() < 0.4
     things = [_thing(rng, thing, alone) for thing in scene.things]
-    if len(things) == 2:
-        what = _pair(rng, scene, things)
-    else:
-        what = things[0]
+    what = _pair(rng, scene, things) if len(things) == 2 else things[0]
     if silent_background:
         return _start(rng, what)
     colour = scene.background

@@ -1,4 +1,4 @@
-"""Looks at pictures of the default model: is the background right, is there a shape where it should be, in its colour, of its kind and size?
+"""Looks at pictures of the default model: is the background right, and is there a shape where, as and as large as it should be?
 
 By pixels alone, of scenes that were never shown in training. Each pixel counts as the colour of the palette that is nearest to it.
 """

@@ -48,8 +48,8 @@ def new_vae() -> AutoencoderKL:
 
 
 def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor]:
-    """Pictures in -1..1 and weights of their pixels, [count, 3, side, side] and [count, 1, side, side]; no scene that is held out. crop: the
-    side of a part of each, with a shape in it."""
+    """Pictures in -1..1 and weights of their pixels, [count, 3, side, side] and [count, 1, side, side]; no scene that is held out.
+    crop: the side of a part of each, with a shape in it."""
     scenes = [draw_scene(rng) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
     shapes = torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]

@@ -451,7 +451,7 @@ class Clip:
     frames: int
 
 
-Drawn = Progress | Preview | Picture | Clip | Sound
+Drawn = Progress | Preview | Picture | Clip | Sound | Rows
 
 
 class DiffusionModel(Model, Protocol[P]):

@@ -176,8 +176,8 @@ class AsyncOmni:
         if plan is None or self._closed:
             return self
         if self._drawing is None:
-            limits = {"connect_timeout_s": self._connect_timeout_s, "resume_timeout_s": self._resume_timeout_s}
-            self._drawing = AsyncOmni(**limits, **plan.settings)
+            connect_s, resume_s = self._connect_timeout_s, self._resume_timeout_s
+            self._drawing = AsyncOmni(connect_timeout_s=connect_s, resume_timeout_s=resume_s, **plan.settings)
         return self._drawing
 
     async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:

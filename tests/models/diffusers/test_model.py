@@ -224,3 +224,27 @@ async def test_what_is_no_picture_to_edit_is_refused_with_its_number(data: bytes
             await draw(editor, "bluer", images=(good, data))
         assert refused.value.field == "diffusion.images"
         assert len((await draw(editor, "bluer", images=(good, good))).pictures) == 1
+
+
+async def test_latents_and_pixels_come_on_ports_of_their_own(seed: int) -> None:
+    image = png(picture(seed, 60, 90, opaque=False))
+    async with model_of(checkpoint("qwen-image-layered"), **EDITING) as layered:
+        ports = {port.name: port for port in layered.info.produces}
+        pictures = await draw(layered, "taken apart", images=(image,), layers=2, seed=seed)
+        rows = await draw(layered, "taken apart", images=(image,), layers=2, seed=seed, ports={"latents": 0, "pixels": 0})
+        assert not rows.pictures
+        height, width = pictures.pixels.shape[1:3]
+        assert np.array_equal(rows.rows("pixels").reshape(2, height, width, ports["pixels"].width), pictures.pixels)
+        assert rows.rows("latents").shape == (2 * (height // 8) * (width // 8), ports["latents"].width)
+        first = {"latents": 7, "pixels": height * width + 5}
+        rest = await draw(layered, "taken apart", images=(image,), layers=2, seed=seed, ports=first)
+        assert all(np.array_equal(rest.rows(port), rows.rows(port)[begin:]) for port, begin in first.items())
+
+
+async def test_who_wants_latents_alone_has_them_without_the_vae(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("nobody wants pictures")
+
+    monkeypatch.setattr(model._artist._painter, "images", never)  # type: ignore[attr-defined]
+    drawing = await draw(model, "a hill", results=2, ports={"latents": 0})
+    assert drawing.rows("latents").shape == (2 * 8 * 8, 16)

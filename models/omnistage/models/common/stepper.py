@@ -147,13 +147,14 @@ class Stepper(Generic[J]):
             self._loop = asyncio.create_task(self._step_on())
 
     async def _step_on(self) -> None:
-        """Until there is nothing to do. Whatever ends it before that ends all drawings."""
+        """Until there is nothing to do. Whatever ends it before that ends all drawings, whose readers are told of it."""
         try:
             await self._all_steps()
         except BaseException as error:
             for session in tuple(self._sessions):
                 self._end(session, RuntimeError(f"drawing has ended: {error!r}"))
-            raise
+            if not isinstance(error, Exception):
+                raise
 
     async def _all_steps(self) -> None:
         while self._policy.waiting or self._policy.admitted:

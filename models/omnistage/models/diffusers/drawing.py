@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from PIL.Image import Image
+from torch import Tensor
 
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.previews import LinearMap, is_due, sized
-from omnistage.models.interface import Drawn, Picture, Preview, Progress, Wanted
+from omnistage.models.interface import Array, Content, Drawn, ElementType, Picture, PortSpec, Preview, Progress, Rows, Wanted
 
-IMAGE, PROGRESS = "image", "progress"
+IMAGE, PROGRESS, LATENTS, PIXELS = "image", "progress", "latents", "pixels"
 
 
 class Job:
     """A plan and how far it is. canvases: its pictures, none before its words and images are encoded; those that its reader has already are
-    not drawn. Its images are dropped when they are encoded."""
+    not drawn. items: of each result, on each port that its result comes on. Its images are dropped when they are encoded."""
 
-    def __init__(self, plan: Plan, wanted: Wanted, cost: int, group: Hashable) -> None:
-        self.plan, self.wanted, self.cost, self.group = plan, wanted, cost, group
-        self.first = wanted.get(IMAGE, 0) // max(plan.layers, 1)
+    def __init__(self, plan: Plan, wanted: Wanted, cost: int, group: Hashable, items: Mapping[str, int]) -> None:
+        self.plan, self.wanted, self.cost, self.group, self.items = plan, wanted, cost, group, items
+        self.first = min((wanted[port] // count for port, count in items.items() if port in wanted), default=0)
         self.canvases: list[Canvas] = []
         self.encoded = False
 
@@ -48,8 +53,22 @@ class StepDrawing:
         """Latent tokens of a step, guidance counted."""
         return self._painter.tokens(plan) * plan.results * (1 if plan.negative is None else 2)
 
+    @property
+    def ports(self) -> tuple[PortSpec, ...]:
+        """Rows of latents are places of the VAE's grid, row by row from the top, one layer after the other; those of pixels are pixels."""
+        return (
+            PortSpec(IMAGE, Content.IMAGE),
+            PortSpec(PROGRESS, Content.PROGRESS),
+            PortSpec(LATENTS, Content.TENSOR, width=self._painter.channels, element_type=ElementType.FLOAT32),
+            PortSpec(PIXELS, Content.TENSOR, width=self._painter.samples, element_type=ElementType.UINT8),
+        )
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        layers = max(plan.layers, 1)
+        return {IMAGE: layers, LATENTS: layers * self._painter.grid_places(plan), PIXELS: layers * plan.height * plan.width}
+
     def job(self, plan: Plan, wanted: Wanted) -> Job:
-        return Job(plan, wanted, self.tokens(plan), self._painter.group(plan))
+        return Job(plan, wanted, self.tokens(plan), self._painter.group(plan), self.items(plan))
 
     def give_up(self, job: Job) -> None:
         """Its latents are freed with it."""
@@ -96,15 +115,41 @@ class StepDrawing:
         return job.encoded and all(canvas.is_drawn for canvas in job.canvases)
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
-        if IMAGE not in job.wanted:
-            return
-        layers = max(job.plan.layers, 1)
-        skipped = job.wanted[IMAGE] % layers
         for number, canvas in enumerate(job.canvases, job.first):
-            grids = self._painter.grids(canvas.latents, job.plan)[skipped:]
-            reused = canvas.residuals[0]
-            said = parameters(job.plan, number, self._model, reused.reused, reused.largest)
-            for layer, (grid, image) in enumerate(zip(grids, self._painter.images(grids), strict=True), skipped):
-                self._previews.fit(grid, image)
-                yield Picture(encoded(image, job.plan.media_type, said), job.plan.media_type, layer)
-            skipped = 0
+            grids = self._painter.grids(canvas.latents, job.plan)
+            yield from _rows(job, LATENTS, number, partial(_places, grids))
+            yield from self._decoded(job, number, canvas, grids)
+
+    def _decoded(self, job: Job, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
+        """Pictures and their pixels, of those layers of a result that are wanted."""
+        layers, plan = len(grids), job.plan
+        wanted = {port: job.wanted[port] * layers // job.items[port] - number * layers for port in (IMAGE, PIXELS) if port in job.wanted}
+        first = max(min(wanted.values(), default=layers), 0)
+        if first >= layers:
+            return
+        said = parameters(plan, number, self._model, canvas.residuals[0].reused, canvas.residuals[0].largest)
+        for layer, (grid, image) in enumerate(zip(grids[first:], self._painter.images(grids[first:]), strict=True), first):
+            self._previews.fit(grid, image)
+            if IMAGE in wanted and layer >= wanted[IMAGE]:
+                yield Picture(encoded(image, plan.media_type, said), plan.media_type, layer)
+            place = number * layers + layer
+            yield from _rows(job, PIXELS, place, partial(_pixels, image), layers)
+
+
+def _places(grids: Tensor) -> Array:
+    """[layers * height * width, channels], float32."""
+    places: Array = grids.permute(0, 2, 3, 1).reshape(-1, grids.shape[1]).float().cpu().numpy()
+    return places
+
+
+def _pixels(image: Image) -> Array:
+    """[height * width, samples], uint8."""
+    pixels = np.asarray(image)
+    return pixels.reshape(-1, pixels.shape[-1])
+
+
+def _rows(job: Job, port: str, place: int, made: Callable[[], Array], parts: int = 1) -> Generator[Rows, None, None]:
+    """Those of a part of a result on a tensor port from the wanted one on, if that wants any. place: of all parts."""
+    count = job.items[port] // parts
+    if port in job.wanted and (skipped := max(job.wanted[port] - place * count, 0)) < count:
+        yield Rows(port, made()[skipped:])

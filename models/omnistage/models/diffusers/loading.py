@@ -21,7 +21,7 @@ from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
-from omnistage.models.diffusers.drawing import IMAGE, PROGRESS, StepDrawing
+from omnistage.models.diffusers.drawing import IMAGE, StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
@@ -40,7 +40,7 @@ from omnistage.models.diffusers.spread import placed, team_of
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Content, DrawRequest, ModelInfo, Picture, PortSpec
+from omnistage.models.interface import DrawRequest, ModelInfo, Picture
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 
@@ -106,7 +106,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
             settings=f"{artist.limits} {chosen.condition_area} {memory.settings}".strip(),
         ),
         accepts=(),
-        produces=(PortSpec(IMAGE, Content.IMAGE), PortSpec(PROGRESS, Content.PROGRESS)),
+        produces=artist.ports,
         max_sessions=options.max_sessions or MAX_SESSIONS,
         inputs=("text", "image") if artist.limits.images[1] else ("text",),
         settings={

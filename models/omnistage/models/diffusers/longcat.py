@@ -120,6 +120,10 @@ class LongCatPainter(Painter):
 
     # 4: postprocess
 
+    @property
+    def channels(self) -> int:
+        return CHANNELS
+
     def grids(self, latents: Tensor, plan: Plan) -> Tensor:
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
         return unpacked

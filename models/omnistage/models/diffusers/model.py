@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import IMAGE
 from omnistage.models.diffusers.output import encoded
 from omnistage.models.diffusers.plan import PNG, Limits, Plan, check_work, planned
-from omnistage.models.interface import Activity, BadRequest, Drawn, DrawRequest, Full, Load, ModelInfo, Piece, Wanted, no_inputs
+from omnistage.models.interface import Activity, BadRequest, Drawn, DrawRequest, Full, Load, ModelInfo, Piece, PortSpec, Wanted, no_inputs
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import PicturePreprocessing
@@ -43,6 +43,12 @@ class Artist(Drawing[J], Protocol[J]):
     def tokens(self, plan: Plan) -> int: ...
 
     def job(self, plan: Plan, wanted: Wanted) -> J: ...
+
+    @property
+    def ports(self) -> tuple[PortSpec, ...]: ...
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        """Of each result, on each port that it comes on."""
 
 
 class PictureModel(Generic[J]):
@@ -116,7 +122,8 @@ class PictureModel(Generic[J]):
 
     async def draw(self, prepared: Plan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         """See DiffusionModel.draw."""
-        check_place(wanted, IMAGE, prepared.pictures, "pictures")
+        for port, count in self._artist.items(prepared).items():
+            check_place(wanted, port, count * prepared.results, "items")
         job, client = self._artist.job(prepared, wanted), prepared.client
         del prepared  # Its images are many megabytes, and the job drops them when they are encoded.
         async with aclosing(self.stepper.draw(job, client)) as pieces:

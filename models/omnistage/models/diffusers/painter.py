@@ -210,6 +210,21 @@ class Painter(ABC):
 
     # 4: postprocess
 
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Of latents as the VAE has them."""
+
+    @property
+    def samples(self) -> int:
+        """Of a pixel: 3, or 4 where it says how opaque it is."""
+        return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
+
+    def grid_places(self, plan: Plan) -> int:
+        """Places of the latents of one picture or layer."""
+        side = self.pipe.vae_scale_factor
+        return int(plan.height // side * (plan.width // side))
+
     def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
         """[1, channels, height, width] of the one picture that a preview shows."""
         return self.grids(latents, plan)[:1]

@@ -76,8 +76,7 @@ class QwenImagePainter(Painter):
 
     def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         _, height, width = conditions.shapes[0]
-        channels = self.pipe.transformer.config.in_channels // 4
-        shape = (1, 1, channels, 2 * height, 2 * width)
+        shape = (1, 1, self.channels, 2 * height, 2 * width)
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
 
     def _packed(self, frames: Tensor) -> Tensor:
@@ -129,6 +128,10 @@ class QwenImagePainter(Painter):
         return scaled
 
     # 4: postprocess
+
+    @property
+    def channels(self) -> int:
+        return int(self.pipe.transformer.config.in_channels) // 4
 
     def grids(self, latents: Tensor, plan: Plan) -> Tensor:
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
@@ -238,8 +241,7 @@ class QwenImageLayeredPainter(_FromPictures):
 
     def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         _, height, width = conditions.shapes[0]
-        channels = self.pipe.transformer.config.in_channels // 4
-        shape = (1, plan.layers + 1, channels, 2 * height, 2 * width)
+        shape = (1, plan.layers + 1, self.channels, 2 * height, 2 * width)
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
 
     def _packed(self, frames: Tensor) -> Tensor:

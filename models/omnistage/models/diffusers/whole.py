@@ -4,7 +4,7 @@ requests that are alike in one call; no previews, and nobody joins a call that h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Drawn, Picture, Progress, Wanted
+from omnistage.models.interface import Content, Drawn, Picture, PortSpec, Progress, Wanted
 
 FOREIGN = ("num_frames", "audio_length_in_s", "audio_end_in_s", "video_length")
 """Parameters of pipelines that make something else."""
@@ -96,6 +96,13 @@ class WholeDrawing:
     def tokens(self, plan: Plan) -> int:
         """Counted as if latents were 8 times smaller and packed by two, which most are."""
         return -(-plan.width * plan.height // 256) * plan.results * (1 if plan.negative is None else 2)
+
+    @property
+    def ports(self) -> tuple[PortSpec, ...]:
+        return PortSpec(IMAGE, Content.IMAGE), PortSpec(PROGRESS, Content.PROGRESS)
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        return {IMAGE: 1}
 
     def job(self, plan: Plan, wanted: Wanted) -> Job:
         return Job(plan, wanted)

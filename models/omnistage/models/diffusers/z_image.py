@@ -92,6 +92,10 @@ class ZImagePainter(Painter):
     def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
         return positive + scale * (positive - negative)
 
+    @property
+    def channels(self) -> int:
+        return int(self.pipe.transformer.in_channels)
+
     def grids(self, latents: Tensor, plan: Plan) -> Tensor:
         return latents
 

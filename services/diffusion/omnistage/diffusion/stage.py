@@ -20,12 +20,13 @@ from omnistage.models.interface import (
     Picture,
     Preview,
     Progress,
+    Rows,
     Sound,
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, refusals
-from omnistage.stage.pieces import pieces, sound_outputs
+from omnistage.stage.pieces import pieces, row_outputs, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 MAX_PROMPT_CHARACTERS = 20_000
@@ -45,13 +46,14 @@ _MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}|")
 
 
 class DiffusionStage(ModelStage[DiffusionModel[P]]):
-    """A DiffusionModel as a stage. It has one port at most for each content, whose name is the model's."""
+    """A DiffusionModel as a stage. It has one port at most for each content but tensors; their names are the model's."""
 
     kind = stage_pb2.STAGE_KIND_DIFFUSION
 
     def __init__(self, model: DiffusionModel[P]) -> None:
         super().__init__(model)
-        self._ports = {port.content: port for port in model.info.produces}
+        self._ports = {port.content: port for port in model.info.produces if port.content is not Content.TENSOR}
+        self._tensors = {port.name: port for port in model.info.produces if port.content is Content.TENSOR}
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "diffusion")
@@ -67,8 +69,8 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
         """Progress begins anew with a resumed session, and is made of nothing else."""
-        wanted = start.wanted(self._ports.values())
-        if any(port.name in wanted for content, port in self._ports.items() if content is not Content.PROGRESS):
+        wanted = start.wanted(self._model.info.produces)
+        if any(port.name in wanted for port in self._model.info.produces if port.content is not Content.PROGRESS):
             with refusals():
                 async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
                     async for drawn in made:
@@ -91,6 +93,8 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                 if not frames or len(data) > MAX_CLIP_BYTES:
                     raise TypeError(f"a piece of a film has {frames} frames and {len(data)} bytes; see interface.Clip")
                 yield Output(self._ports[Content.VIDEO].name, frames, chunk_pb2.VideoChunk(data=data, media_type=media_type))
+            case Rows(name, rows):
+                yield from row_outputs(self._tensors[name], rows, last=False)
             case Sound(samples):
                 port = self._ports[Content.AUDIO]
                 yield from sound_outputs(port, samples, round(port.rate_hz), chunk_pb2.AUDIO_ENCODING_PCM16)
