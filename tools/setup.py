@@ -41,7 +41,7 @@ DEV = (*RUNTIME, "asr", "dev")
 STAMP = "omnistage-setup.json"
 REQUIREMENTS = ROOT / "requirements"
 PICTURES = ROOT / "pictures"
-"""The package with the default picture model."""
+"""The package with the default picture model. An image is built without it first, and gets it with the code."""
 TORCH_HASHES = "torch.json"
 HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
 """Options of pip: nothing but what the lists name, and of that only the files that they name."""
@@ -117,7 +117,7 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
         install_hashed(python, lists)
     with step("omnistage"):
         pip(python, "--no-deps", "--no-index", "--no-build-isolation", *(["-e"] if editable else []), str(ROOT))
-        if "models" in extras:
+        if "models" in extras and PICTURES.exists():
             pip(python, "--no-deps", "--no-index", "--no-build-isolation", *(["-e"] if editable else []), str(PICTURES))
         check_complete(python)
     if device == "cpu":
@@ -135,7 +135,7 @@ def inputs_digest(editable: bool) -> str:
     """Names everything the environment is made from."""
     digest = hashlib.sha256(str(editable).encode())
     for path in (ROOT / "pyproject.toml", PICTURES / "pyproject.toml", *sorted(REQUIREMENTS.iterdir()), Path(__file__)):
-        digest.update(path.read_bytes())
+        digest.update(path.read_bytes() if path.exists() else b"")
     return digest.hexdigest()
 
 
