@@ -22,7 +22,7 @@ model: setup ## fetch the default model and convert it, once
 	@$(BIN)/omnistage fetch-default
 
 demo-draw: setup ## draw a picture: demo.png
-	@$(BIN)/omnistage draw "a large red heart on the left and a small yellow star on the right, on blue" --out demo.png --seed 7 --previews 3
+	@$(BIN)/omnistage draw "a red heart on the left and a small yellow star on the right, on blue" --out demo.png --seed 7
 
 demo: model ## ask a question, hear the answer: demo.wav and demo-timeline.png
 	@$(BIN)/omnistage ask "How do plants make food?" --out demo.wav --timeline demo-timeline.png

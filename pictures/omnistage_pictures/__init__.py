@@ -1,1 +1,1 @@
-"""The files of the default picture model of omnistage, in the folder `model`. No code."""
+"""The files of the default picture model of omnistage, in the folder `coloured-shapes`. No code."""

@@ -7,7 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "pictures" / "omnistage_pictures" / "model"
+PACKAGE = Path(__file__).resolve().parents[2] / "pictures" / "omnistage_pictures" / "coloured-shapes"
 DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0}
 """Chosen by the scores of tools/pictures/score.py."""
 OF_A_MACHINE = "_name_or_path"

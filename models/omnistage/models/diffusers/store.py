@@ -8,7 +8,8 @@ from pathlib import Path
 from omnistage.models.common.fetch import FetchError, Progress
 
 PACKAGE = "omnistage_pictures"
-FOLDER = "model"
+FOLDER = "coloured-shapes"
+"""Also how the model is called."""
 
 
 def model_directory(cache: Path | None = None, progress: Progress | None = None) -> Path:
