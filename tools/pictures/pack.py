@@ -16,7 +16,7 @@ OF_A_MACHINE = "_name_or_path"
 
 def pack(trained: Path) -> None:
     shutil.rmtree(PACKAGE, ignore_errors=True)
-    shutil.copytree(trained, PACKAGE)
+    shutil.copytree(trained, PACKAGE, ignore=shutil.ignore_patterns("training.json"))
     for path in PACKAGE.rglob("*.json"):
         said = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(said, dict) and said.pop(OF_A_MACHINE, None) is not None:

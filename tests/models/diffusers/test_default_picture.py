@@ -15,7 +15,7 @@ from tools.pictures.score import scenes, scored
 
 ENOUGH = 0.9
 """Part of the backgrounds, places and colours that are right at least."""
-KINDS = 0.75
+KINDS = 0.8
 """The same of the kinds of shapes."""
 
 
