@@ -35,7 +35,7 @@ def refused(family: Family, module: str, *words: str, environment: Mapping[str, 
     [
         ("thinker", [], "--family is missing"),
         ("talker", ["--family", "smoll"], "no talker named 'smoll'; there are qwen2_5_omni, smol, toy"),
-        ("diffusion", ["--family", "smol"], "no diffusion named 'smol'; there are toy"),
+        ("diffusion", ["--family", "smol"], "no diffusion named 'smol'; there are diffusers, toy"),
         ("code2wav", ["--family", "toy", "--colour", "red"], "unrecognized arguments: --colour red"),
         ("diffusion", ["--family", "toy", "--options", '{"speed": 3}'], "unknown options ['speed']"),
         ("diffusion", ["--family", "toy", "--options", '{"length": "long"}'], "option length of the toy models is 'long'"),

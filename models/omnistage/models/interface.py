@@ -389,8 +389,11 @@ class DrawRequest:
 
     images: to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from what
     negative_prompt says towards what prompt says; None is the default. previews: how many are wanted on the way. preview_side: the longer
-    side of one in pixels, 0 is the model's default. step_cache: as stage.proto says. media_type: of what comes
-    out; empty is the default. client: as in TextRequest.
+    side of one in pixels, 0 is the model's default. step_cache: as stage.proto says. media_type: of what comes out; empty is the default.
+    client: as in TextRequest.
+
+    To go on with a drawing that an equal request began: history: [rows, width], all that came on the port of codes, for a model that has
+    one.
     """
 
     seed: int
@@ -408,6 +411,7 @@ class DrawRequest:
     previews: int = 0
     preview_side: int = 0
     step_cache: float = 0.0
+    history: NDArray[np.uint32] | None = None
     media_type: str = ""
     client: str = ""
 

@@ -20,7 +20,7 @@ from helpers.painting import picture
 from omnistage.models.diffusers.drawing import Job, StepDrawing
 from omnistage.models.diffusers.model import PictureModel
 from omnistage.models.diffusers.plan import Plan
-from omnistage.models.interface import BadRequest, Wanted
+from omnistage.models.interface import BadRequest, Rows, Wanted
 
 Model = PictureModel[Any]
 
@@ -248,3 +248,44 @@ async def test_who_wants_latents_alone_has_them_without_the_vae(model: Model, mo
     monkeypatch.setattr(model._artist._painter, "images", never)  # type: ignore[attr-defined]
     drawing = await draw(model, "a hill", results=2, ports={"latents": 0})
     assert drawing.rows("latents").shape == (2 * 8 * 8, 16)
+
+
+@pytest.mark.parametrize("name", ["z-image", "qwen-image", "qwen-image-layered", "longcat-image-edit"])
+async def test_a_drawing_goes_on_at_the_step_that_was_kept(name: str, seed: int) -> None:
+    """With the same bits, wherever what was kept ends: in the middle of latents too."""
+    edits = name.endswith(("edit", "layered"))
+    images = (png(picture(seed, 60, 90)),) if edits else ()
+    asked: dict[str, Any] = {"images": images, "seed": seed, "steps": 8, "results": 2, "previews": 3}
+    async with model_of(checkpoint(name), **(EDITING if edits else USUAL)) as drawer:
+        first = await draw(drawer, "a hill", ports={"image": 0, "progress": 0, "checkpoint": 0}, **asked)
+        kept = first.rows("checkpoint").astype(np.uint32)
+        each = len(kept) // 3
+        for rows, step in ((0, 0), (each - 1, 0), (each, 2), (2 * each + 3, 4), (3 * each, 6)):
+            ports = {"image": 0, "progress": 0, "checkpoint": rows}
+            again = await draw(drawer, "a hill", ports=ports, history=kept[:rows], **asked)
+            assert again.steps[0] in (step, step + 1)
+            assert [one.data for one in again.pictures] == [one.data for one in first.pictures]
+            if rows < len(kept):
+                assert np.array_equal(again.rows("checkpoint"), kept[rows:])
+
+
+async def test_of_what_was_kept_only_those_pictures_that_are_wanted_go_on(model: Model, seed: int) -> None:
+    ports = {"image": 0, "checkpoint": 0}
+    whole = await draw(model, "a hill", seed=seed, steps=6, results=3, ports=ports)
+    kept = whole.rows("checkpoint").astype(np.uint32)
+    rest = await draw(model, "a hill", seed=seed, steps=6, results=3, ports={"image": 2, "checkpoint": len(kept)}, history=kept)
+    assert len(rest.pictures) == 1
+    assert np.abs(rest.pixels - whole.pixels[2:]).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(5000, 16), (4, 3), (4,)])
+async def test_a_history_that_is_none_is_refused(model: Model, shape: tuple[int, ...]) -> None:
+    with pytest.raises(BadRequest, match=r"resume\.history"):
+        await draw(model, "a hill", history=np.zeros(shape, np.uint32))
+    with pytest.raises(BadRequest, match="no numbers"):
+        await draw(model, "a hill", history=np.full((4, 16), 0x7FC00000, np.uint32))
+
+
+async def test_with_a_step_cache_nothing_is_kept(model: Model) -> None:
+    drawing = await draw(model, "a hill", step_cache=0.5, ports={"image": 0, "checkpoint": 0})
+    assert not [piece for piece in drawing.pieces if isinstance(piece, Rows)]

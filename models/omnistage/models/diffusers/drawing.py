@@ -10,6 +10,7 @@ import numpy as np
 from PIL.Image import Image
 from torch import Tensor
 
+from omnistage.models.diffusers.checkpoints import CHECKPOINT, check, latents_of, steps_of, words_of
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import Limits, Plan
@@ -21,10 +22,14 @@ IMAGE, PROGRESS, LATENTS, PIXELS = "image", "progress", "latents", "pixels"
 
 class Job:
     """A plan and how far it is. canvases: its pictures, none before its words and images are encoded; those that its reader has already are
-    not drawn. items: of each result, on each port that its result comes on. Its images are dropped when they are encoded."""
+    not drawn. items: of each result, on each port that its result comes on. checkpoints: steps after
+    which its latents are kept, as so many rows each. Its images are dropped when they are encoded."""
 
-    def __init__(self, plan: Plan, wanted: Wanted, cost: int, group: Hashable, items: Mapping[str, int]) -> None:
+    def __init__(
+        self, plan: Plan, wanted: Wanted, cost: int, group: Hashable, items: Mapping[str, int], checkpoints: Sequence[int], rows: int
+    ) -> None:
         self.plan, self.wanted, self.cost, self.group, self.items = plan, wanted, cost, group, items
+        self.checkpoints, self.rows = checkpoints, rows
         self.first = min((wanted[port] // count for port, count in items.items() if port in wanted), default=0)
         self.canvases: list[Canvas] = []
         self.encoded = False
@@ -59,6 +64,7 @@ class StepDrawing:
         return (
             PortSpec(IMAGE, Content.IMAGE),
             PortSpec(PROGRESS, Content.PROGRESS),
+            PortSpec(CHECKPOINT, Content.CODES, width=self._painter.channels, compact=True),
             PortSpec(LATENTS, Content.TENSOR, width=self._painter.channels, element_type=ElementType.FLOAT32),
             PortSpec(PIXELS, Content.TENSOR, width=self._painter.samples, element_type=ElementType.UINT8),
         )
@@ -68,7 +74,19 @@ class StepDrawing:
         return {IMAGE: layers, LATENTS: layers * self._painter.grid_places(plan), PIXELS: layers * plan.height * plan.width}
 
     def job(self, plan: Plan, wanted: Wanted) -> Job:
-        return Job(plan, wanted, self.tokens(plan), self._painter.group(plan), self.items(plan))
+        group, checkpoints = self._painter.group(plan), self._checkpoints(plan)
+        return Job(plan, wanted, self.tokens(plan), group, self.items(plan), checkpoints, self._rows(plan))
+
+    def _rows(self, plan: Plan) -> int:
+        """Of one checkpoint."""
+        return plan.results * self._painter.words(plan) // self._painter.channels
+
+    def _checkpoints(self, plan: Plan) -> tuple[int, ...]:
+        return steps_of(plan, plan.results * self._painter.words(plan)) if self._painter.goes_on else ()
+
+    def check_history(self, plan: Plan) -> None:
+        if plan.history is not None:
+            check(plan.history, self._painter.channels, self._rows(plan), self._checkpoints(plan))
 
     def give_up(self, job: Job) -> None:
         """Its latents are freed with it."""
@@ -90,17 +108,27 @@ class StepDrawing:
         conditions = self._painter.encode(job.plan)
         job.plan = replace(job.plan, images=(), digests=())
         job.canvases = [self._painter.canvas(job.plan, conditions, number) for number in range(job.first, job.plan.results)]
+        history = job.plan.history
+        if history is not None and (reached := len(history) // job.rows):
+            kept = history[(reached - 1) * job.rows : reached * job.rows].reshape(job.plan.results, -1)
+            for words, canvas in zip(kept[job.first :], job.canvases, strict=True):
+                self._painter.go_on(canvas, latents_of(words, canvas.latents), job.checkpoints[reached - 1])
+        job.plan = replace(job.plan, history=None)
 
     def advance(self, job: Job) -> Sequence[Drawn]:
         if not job.encoded:
             job.encoded = True
-            return [Progress(0, job.plan.steps)] if PROGRESS in job.wanted else []
+            return [Progress(job.canvases[0].step, job.plan.steps)] if PROGRESS in job.wanted else []
         for canvas in job.canvases:
             self._painter.advance(canvas)
         step = job.canvases[0].step
         shown: list[Drawn] = [Progress(step, job.plan.steps)] if PROGRESS in job.wanted else []
         if IMAGE in job.wanted and is_due(step, job.plan.steps, job.plan.previews):
             shown.append(self._preview(job.canvases[0]))
+        if CHECKPOINT in job.wanted and step in job.checkpoints:
+            skipped = max(job.wanted[CHECKPOINT] - job.checkpoints.index(step) * job.rows, 0)
+            if skipped < job.rows:
+                shown.append(Rows(CHECKPOINT, words_of([canvas.latents for canvas in job.canvases], self._painter.channels)[skipped:]))
         return shown
 
     def _preview(self, canvas: Canvas) -> Preview:

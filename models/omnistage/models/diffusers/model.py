@@ -44,6 +44,9 @@ class Artist(Drawing[J], Protocol[J]):
 
     def job(self, plan: Plan, wanted: Wanted) -> J: ...
 
+    def check_history(self, plan: Plan) -> None:
+        """Raises BadRequest for a history that the plan cannot have."""
+
     @property
     def ports(self) -> tuple[PortSpec, ...]: ...
 
@@ -104,6 +107,7 @@ class PictureModel(Generic[J]):
         if min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
         check_work(plan, limits, self._info.name)
+        self._artist.check_history(plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
             why = f"it has {tokens} latent tokens, {self._max_tokens} fit: ask for fewer or smaller pictures"
             raise BadRequest("diffusion.results" if plan.results > 1 else "diffusion.width", why)

@@ -161,6 +161,11 @@ class Painter(ABC):
         scheduler.set_begin_index(0)
         return Canvas(plan, conditions, latents, scheduler, generator)
 
+    def go_on(self, canvas: Canvas, latents: Tensor, step: int) -> None:
+        """With what was drawn elsewhere in so many steps."""
+        canvas.latents, canvas.step = latents, step
+        canvas.scheduler.set_begin_index(step)
+
     # 3: execute
 
     @abstractmethod
@@ -219,6 +224,19 @@ class Painter(ABC):
     def samples(self) -> int:
         """Of a pixel: 3, or 4 where it says how opaque it is."""
         return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
+
+    def frames(self, plan: Plan) -> int:
+        """Grids that are drawn together for one picture."""
+        return 1
+
+    def words(self, plan: Plan) -> int:
+        """Values of the latents of one picture."""
+        return self.channels * self.grid_places(plan) * self.frames(plan)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether latents and their step are all that the rest of a drawing depends on."""
+        return not self.pipe.scheduler.config.get("stochastic_sampling", False)
 
     def grid_places(self, plan: Plan) -> int:
         """Places of the latents of one picture or layer."""

@@ -62,7 +62,7 @@ class Limits:
 class Plan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: uint8 [height, width, 4] each, as they
     were sent, RGB and how opaque they are. digests: of their files. negative: None where there is no guidance. layers: 0 is none.
-    step_cache: see stepcache.Residuals."""
+    step_cache: see stepcache.Residuals. history: see checkpoints."""
 
     prompt: str
     negative: str | None
@@ -78,6 +78,7 @@ class Plan:
     media_type: str
     client: str
     step_cache: float = 0.0
+    history: NDArray[np.uint32] | None = None
     images: tuple[NDArray[np.uint8], ...] = ()
     digests: tuple[bytes, ...] = field(default=())
 
@@ -128,6 +129,7 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         media_type=request.media_type or PNG,
         client=request.client,
         step_cache=request.step_cache,
+        history=request.history,
     )
     check_work(plan, limits, name)
     return plan

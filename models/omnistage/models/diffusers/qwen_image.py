@@ -268,5 +268,8 @@ class QwenImageLayeredPainter(_FromPictures):
     def grids(self, latents: Tensor, plan: Plan) -> Tensor:
         return self._frames(latents, plan)[1:]
 
+    def frames(self, plan: Plan) -> int:
+        return plan.layers + 1
+
     def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
         return self._frames(latents, plan)[:1]

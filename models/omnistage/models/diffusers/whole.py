@@ -101,6 +101,9 @@ class WholeDrawing:
     def ports(self) -> tuple[PortSpec, ...]:
         return PortSpec(IMAGE, Content.IMAGE), PortSpec(PROGRESS, Content.PROGRESS)
 
+    def check_history(self, plan: Plan) -> None:
+        """It has no port for one."""
+
     def items(self, plan: Plan) -> Mapping[str, int]:
         return {IMAGE: 1}
 

@@ -26,7 +26,7 @@ from omnistage.models.interface import (
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, refusals
-from omnistage.stage.pieces import pieces, row_outputs, sound_outputs
+from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
 MAX_PROMPT_CHARACTERS = 20_000
@@ -53,7 +53,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
     def __init__(self, model: DiffusionModel[P]) -> None:
         super().__init__(model)
         self._ports = {port.content: port for port in model.info.produces if port.content is not Content.TENSOR}
-        self._tensors = {port.name: port for port in model.info.produces if port.content is Content.TENSOR}
+        self._rows = {port.name: port for port in model.info.produces if port.content in (Content.TENSOR, Content.CODES)}
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "diffusion")
@@ -63,6 +63,9 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
         if image is not None and start.first.get(image.name, 0) > total:
             first = start.first[image.name]
             raise bad_request(POSITIONS, f"port {image.name!r} cannot go on at picture {first}: {total} are asked for")
+        codes = self._ports.get(Content.CODES)
+        if codes is not None and codes.compact and codes.name not in start.ended:
+            draw = replace(draw, history=codes_of(start, codes))
         with refusals():
             prepared = await self._model.prepare(draw)
         return Work(partial(self._run, prepared))
@@ -94,7 +97,10 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                     raise TypeError(f"a piece of a film has {frames} frames and {len(data)} bytes; see interface.Clip")
                 yield Output(self._ports[Content.VIDEO].name, frames, chunk_pb2.VideoChunk(data=data, media_type=media_type))
             case Rows(name, rows):
-                yield from row_outputs(self._tensors[name], rows, last=False)
+                if self._rows[name].content is Content.TENSOR:
+                    yield from row_outputs(self._rows[name], rows, last=False)
+                else:
+                    yield from code_outputs(self._rows[name], rows)
             case Sound(samples):
                 port = self._ports[Content.AUDIO]
                 yield from sound_outputs(port, samples, round(port.rate_hz), chunk_pb2.AUDIO_ENCODING_PCM16)

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from omnistage.models.interface import Array, Content, Piece, PortSpec, TextPiece
 from omnistage.stage.describe import element_type
-from omnistage.stage.logic import Input
+from omnistage.stage.logic import Input, Start
+from omnistage.stage.params import HISTORY
 from omnistage.v1 import chunk_pb2
-from omnistage.wire.errors import protocol_error
+from omnistage.wire.errors import bad_request, protocol_error
 from omnistage.wire.ports import Output
 
 MAX_ROW_BYTES = 1 << 20
@@ -107,6 +108,27 @@ def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
     for begin in range(0, count, most):
         part = rows[begin : begin + most]
         yield Output(port.name, len(part), part, last and begin + most >= count, element_type(port))
+
+
+MAX_CODES = 1 << 17
+"""In one chunk: up to five bytes each."""
+
+
+def codes_of(start: Start, port: PortSpec) -> NDArray[np.uint32]:
+    """The frames of a checkpoint port that the caller already has, [frames, width]. Raises BAD_REQUEST for others than the port carries."""
+    history, width = start.history.get(port.name, chunk_pb2.Chunk()), port.width
+    codes = np.array(history.codes.codes, np.uint32)
+    if codes.size != history.count * width or (history.count and history.codes.codebook_count != width):
+        raise bad_request(HISTORY, f"{history.count} frames of {width} codes were expected on port {port.name!r}")
+    return codes.reshape(history.count, width)
+
+
+def code_outputs(port: PortSpec, frames: Array) -> Iterator[Output]:
+    """Frames [n, width] of a codes port, n above 0, in pieces that fit into a message."""
+    most = MAX_CODES // port.width
+    for begin in range(0, len(frames), most):
+        part = frames[begin : begin + most]
+        yield Output(port.name, len(part), chunk_pb2.CodeChunk(codes=part.ravel().tolist(), codebook_count=port.width))
 
 
 def sound_outputs(

@@ -8,14 +8,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import HISTORY, bad_request, check_kind, refusals, sampling_of
-from omnistage.stage.pieces import pieces, row_outputs
+from omnistage.stage.params import bad_request, check_kind, refusals, sampling_of
+from omnistage.stage.pieces import codes_of, pieces, row_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 MAX_FRAMES = 1 << 20
@@ -36,7 +33,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         check_kind(request.params, "talker")
         speech = replace(parse(request.params.talker, request.seed), client=request.client, scope=request.scope)
         if self._output.compact:
-            history = self._codes(start)
+            history = codes_of(start, self._output)
             if self._output.name not in start.ended:
                 speech = replace(speech, history=history)
         with refusals():
@@ -52,14 +49,6 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
                 async for piece in made:
                     for output in self._words(piece) if isinstance(piece, Alignment) else self._outputs(piece):
                         yield output
-
-    def _codes(self, start: Start) -> NDArray[np.uint32]:
-        """The frames that the caller already has, [frames, codebooks]. Raises BAD_REQUEST for others than this model makes."""
-        history, width = start.history.get(self._output.name, chunk_pb2.Chunk()), self._output.width
-        codes = np.array(history.codes.codes, np.uint32)
-        if codes.size != history.count * width or (history.count and history.codes.codebook_count != width):
-            raise bad_request(HISTORY, f"{history.count} frames of {width} codes were expected on port {self._output.name!r}")
-        return codes.reshape(history.count, width)
 
     def _words(self, piece: Alignment) -> list[Output]:
         words = [
