@@ -15,7 +15,7 @@ from PIL import Image as pillow
 from PIL.Image import Image
 from torch import Tensor
 
-from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift
+from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift, with_images
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.stepcache import StepCache
 
@@ -48,13 +48,9 @@ class LongCatPainter(Painter):
     # 2: preprocess
 
     def encode(self, plan: Plan) -> Conditions:
-        positive = self._texts.get((plan.prompt, plan.digests), partial(self._text, plan, plan.prompt))
-        negative = None
-        if plan.negative is not None:
-            negative = self._texts.get((plan.negative, plan.digests), partial(self._text, plan, plan.negative))
-        return Conditions(positive, negative, self._image_latents(plan), (self._shape(plan),))
+        return Conditions(*self.texts(plan), self._image_latents(plan), (self._shape(plan),))
 
-    def _text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: Plan, text: str) -> Tensor:
         """[512, width]: the rows of what it is filled up with are seen by the transformer too."""
         rows: Tensor = self.pipe._encode_prompt([text])[0]
         return rows
@@ -90,7 +86,7 @@ class LongCatPainter(Painter):
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         length, drawn = len(rows[0].text), rows[0].canvas.latents.shape[1]
         made: Tensor = self.pipe.transformer(
-            hidden_states=torch.cat([self._seen(row) for row in rows]),
+            hidden_states=torch.cat([with_images(row) for row in rows]),
             timestep=torch.stack([row.canvas.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
             encoder_hidden_states=torch.stack([row.text for row in rows]),
             txt_ids=prepare_pos_ids(modality_id=0, type="text", start=(0, 0), num_token=length).to(self.device),
@@ -98,11 +94,6 @@ class LongCatPainter(Painter):
             return_dict=False,
         )[0]
         return list(torch.split(made[:, :drawn], 1))
-
-    def _seen(self, row: Row) -> Tensor:
-        """[1, tokens, channels]."""
-        images = row.canvas.conditions.images
-        return row.canvas.latents if images is None else torch.cat([row.canvas.latents, images[None]], dim=1)
 
     def _places(self, row: Row) -> Tensor:
         """[tokens, 3]: where they stand, behind the words."""
@@ -152,7 +143,7 @@ class LongCatEditPainter(LongCatPainter):
         resized: Image = self.pipe.image_processor.resize(image, plan.height, plan.width)
         return resized
 
-    def _text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: Plan, text: str) -> Tensor:
         seen = self.pipe.image_processor.resize(self._image(plan), plan.height // 2, plan.width // 2)
         rows: Tensor = self.pipe._encode_prompt([text], seen)[0]
         return rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -145,6 +146,19 @@ class Painter(ABC):
         """Words and pictures through their encoders."""
 
     @abstractmethod
+    def text(self, plan: Plan, text: str) -> Tensor:
+        """[tokens, width] of some words, with the pictures of the plan where the encoder sees those too."""
+
+    def texts(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
+        """Of the prompt, and of what guidance leads away from; kept for who asks again."""
+        positive, negative = (
+            None if text is None else self._texts.get((text, plan.digests), partial(self.text, plan, text))
+            for text in (plan.prompt, plan.negative)
+        )
+        assert positive is not None
+        return positive, negative
+
+    @abstractmethod
     def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         """What a picture begins with."""
 
@@ -254,6 +268,12 @@ class Painter(ABC):
     @abstractmethod
     def images(self, grids: Tensor) -> Iterator[Image]:
         """[n, channels, height, width] through the VAE, one after the other."""
+
+
+def with_images(row: Row) -> Tensor:
+    """[1, tokens, channels] of packed latents: what is drawn, and after it what is edited."""
+    images = row.canvas.conditions.images
+    return row.canvas.latents if images is None else torch.cat([row.canvas.latents, images[None]], dim=1)
 
 
 def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

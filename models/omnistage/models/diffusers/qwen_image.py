@@ -15,7 +15,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
-from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, padded, shift
+from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, padded, shift, with_images
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.stepcache import StepCache
 
@@ -61,13 +61,9 @@ class QwenImagePainter(Painter):
     # 2: preprocess
 
     def encode(self, plan: Plan) -> Conditions:
-        positive = self._texts.get((plan.prompt, plan.digests), partial(self._text, plan, plan.prompt))
-        negative = None
-        if plan.negative is not None:
-            negative = self._texts.get((plan.negative, plan.digests), partial(self._text, plan, plan.negative))
-        return Conditions(positive, negative, self._image_latents(plan), self._shapes(plan))
+        return Conditions(*self.texts(plan), self._image_latents(plan), self._shapes(plan))
 
-    def _text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: Plan, text: str) -> Tensor:
         rows: Tensor = self.pipe.encode_prompt(text)[0][0]
         return rows
 
@@ -101,7 +97,7 @@ class QwenImagePainter(Painter):
         """Words are filled up and masked; pictures of a group are equally long."""
         texts, mask = padded([row.text for row in rows])
         made: Tensor = self.pipe.transformer(
-            hidden_states=torch.cat([self._seen(row) for row in rows]),
+            hidden_states=torch.cat([with_images(row) for row in rows]),
             timestep=torch.stack([row.canvas.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
             encoder_hidden_states=texts,
             encoder_hidden_states_mask=mask,
@@ -110,11 +106,6 @@ class QwenImagePainter(Painter):
             **self._more(len(rows)),
         )[0]
         return list(torch.split(made[:, : rows[0].canvas.latents.shape[1]], 1))
-
-    def _seen(self, row: Row) -> Tensor:
-        """[1, tokens, channels]: what is drawn, and after it what is edited."""
-        images = row.canvas.conditions.images
-        return row.canvas.latents if images is None else torch.cat([row.canvas.latents, images[None]], dim=1)
 
     def _more(self, count: int) -> dict[str, Tensor]:
         """Other arguments of the transformer, for so many rows."""
@@ -187,7 +178,7 @@ class QwenImageEditPainter(_FromPictures):
         resized = zip(super()._images(plan), self._sizes(plan), strict=True)
         return [self.pipe.image_processor.resize(image, height, width) for image, (width, height) in resized]
 
-    def _text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: Plan, text: str) -> Tensor:
         rows: Tensor = self.pipe.encode_prompt(text, image=self._images(plan)[0])[0][0]
         return rows
 
@@ -201,7 +192,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
     def _images(self, plan: Plan) -> list[Image]:
         return _FromPictures._images(self, plan)
 
-    def _text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: Plan, text: str) -> Tensor:
         area = self._area * SEEN_AREA // AREA
         seen = list[Image]()
         for image in self._images(plan):

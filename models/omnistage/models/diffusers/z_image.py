@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -41,9 +40,7 @@ class ZImagePainter(Painter):
         return -(-(height // 2) * (width // 2) // PAD) * PAD
 
     def encode(self, plan: Plan) -> Conditions:
-        positive = self._texts.get(plan.prompt, partial(self._text, plan.prompt))
-        negative = None if plan.negative is None else self._texts.get(plan.negative, partial(self._text, plan.negative))
-        return Conditions(positive, negative)
+        return Conditions(*self.texts(plan))
 
     def _ids(self, text: str) -> list[int]:
         tokenizer = self.pipe.tokenizer
@@ -52,7 +49,7 @@ class ZImagePainter(Painter):
         ids: list[int] = tokenizer(chat)["input_ids"]
         return ids
 
-    def _text(self, text: str) -> Tensor:
+    def text(self, plan: Plan, text: str) -> Tensor:
         """[tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes nothing: no
         token sees those behind it."""
         ids = torch.tensor([self._ids(text)], device=self.pipe.text_encoder.device)
