@@ -1,8 +1,9 @@
-"""Who steps next: within its budget, in groups, and nobody waits longer than the bound, whatever else comes and goes."""
+"""Who steps next: within its budget, in groups, who is due first, and nobody waits longer than the bound, whatever else comes and goes."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -12,35 +13,55 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 from omnistage.models.common.steps import Policy, TooCostly
 
 
-def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, clients: str = "") -> Policy[str]:
+def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, clients: str = "", steps: int = 1) -> Policy[str]:
     """clients: a letter for each job; those without one are of nobody in particular."""
     policy = Policy[str](budget, step_budget)
     for place, (job, cost) in enumerate(costs.items()):
-        policy.submit(job, cost, clients[place : place + 1])
+        policy.submit(job, cost, steps, clients[place : place + 1])
     policy.admit()
     return policy
 
 
-def test_a_group_steps_together_as_far_as_the_budget_goes_and_in_turns() -> None:
-    policy = admitted({"a1": 4, "b1": 4, "a2": 4, "a3": 4})
-    steps = [policy.choose(lambda job: job[0]) for _ in range(5)]
-    assert steps == [["a1", "a2"], ["b1"], ["a3", "a1"], ["a2", "a3"], ["b1"]]
+def run(policy: Policy[str], left: dict[str, int]) -> list[list[str]]:
+    """All steps until each has taken so many; who steps together has the same first letter."""
+    steps = []
+    while left:
+        policy.admit()
+        steps.append(policy.choose(lambda job: job[0]))
+        for job in steps[-1]:
+            left[job] -= 1
+            if not left[job]:
+                policy.withdraw(job)
+                del left[job]
+    return steps
+
+
+def test_who_came_first_is_over_first_and_others_of_its_group_step_with_it_as_far_as_the_budget_goes() -> None:
+    policy = admitted({"a1": 4, "b1": 4, "a2": 4, "a3": 4}, steps=2)
+    assert run(policy, dict.fromkeys(("a1", "b1", "a2", "a3"), 2)) == [["a1", "a2"]] * 2 + [["b1"]] * 2 + [["a3"]] * 2
 
 
 def test_one_that_costs_more_than_a_step_may_steps_alone() -> None:
     policy = admitted({"a1": 30, "a2": 1})
-    assert [policy.choose(lambda job: "a") for _ in range(3)] == [["a1"], ["a2"], ["a1"]]
+    assert run(policy, {"a1": 2, "a2": 1}) == [["a1"], ["a1"], ["a2"]]
+
+
+def test_no_more_step_together_than_may() -> None:
+    policy = Policy[str](100, 100, most=2)
+    for job in ("a1", "a2", "a3"):
+        policy.submit(job, 1, 1)
+    assert run(policy, {"a1": 1, "a2": 1, "a3": 1}) == [["a1", "a2"], ["a3"]]
 
 
 def test_who_does_not_fit_yet_keeps_its_turn() -> None:
     policy = Policy[str](10, 10)
     for job, cost in (("big", 6), ("bigger", 7), ("small", 1)):
-        policy.submit(job, cost)
+        policy.submit(job, cost, 1)
     assert policy.admit() == ["big"] and policy.admit() == []
     policy.withdraw("big")
     assert policy.admit() == ["bigger", "small"]
     with pytest.raises(TooCostly, match="costs 11"):
-        policy.submit("huge", 11)
+        policy.submit("huge", 11, 1)
     policy.withdraw("huge")
     policy.withdraw("bigger")
     assert (policy.admitted, policy.waiting) == (1, 0)
@@ -49,46 +70,83 @@ def test_who_does_not_fit_yet_keeps_its_turn() -> None:
 def test_one_that_cannot_step_holds_nobody_up_and_has_the_next_turn() -> None:
     policy = admitted({"a": 1, "b": 1, "c": 1})
     ready = {"b", "c"}
-    assert [policy.choose(lambda job: job, ready.__contains__) for _ in range(2)] == [["b"], ["c"]]
+    assert [policy.choose(lambda job: job, ready.__contains__) for _ in range(2)] == [["b"], ["b"]]
     ready.add("a")
     assert policy.choose(lambda job: job, ready.__contains__) == ["a"]
     assert policy.choose(lambda job: job, lambda job: False) == []
 
 
-def test_a_client_with_one_job_steps_as_often_as_one_with_many() -> None:
-    policy = admitted({**{f"a{index}": 4 for index in range(6)}, "b": 4}, clients="gggggg" + "m")
-    steps = [policy.choose(lambda job: job[0]) for _ in range(6)]
-    assert steps == [["a0", "a1"], ["b"], ["a2", "a3"], ["b"], ["a4", "a5"], ["b"]]
+def test_one_of_another_client_is_over_before_all_but_the_first_of_one_with_many() -> None:
+    policy = admitted({**{f"{letter}1": 4 for letter in "abcdef"}, "x1": 4}, clients="gggggg" + "m", steps=3)
+    order = [step[0] for step in run(policy, {f"{letter}1": 3 for letter in "abcdefx"})]
+    assert order == [job for job in ("a1", "x1", "b1", "c1", "d1", "e1", "f1") for _ in range(3)]
 
 
-def test_clients_share_what_a_step_has_left() -> None:
-    policy = admitted({**{f"a{index}": 4 for index in range(6)}, "ab": 4}, clients="gggggg" + "m", step_budget=12)
-    steps = [policy.choose(lambda job: job[0]) for _ in range(3)]
-    assert steps == [["a0", "ab", "a1"], ["ab", "a2", "a3"], ["a4", "a5", "ab"]]
+def test_a_short_one_of_another_client_goes_first_but_not_for_ever() -> None:
+    """When the other client has had as much work as the long one asks for, that is due."""
+    policy = Policy[str](100, 10)
+    policy.submit("long", 10, 10, "patient")
+    policy.admit()
+    order = list[str]()
+    for number in range(30):
+        policy.submit(f"short {number}", 10, 1, "hasty")
+        policy.admit()
+        order += policy.choose(lambda job: job)
+        if order[-1] != "long":
+            policy.withdraw(order[-1])
+        elif order.count("long") == 10:
+            policy.withdraw("long")
+    assert order == [f"short {n}" for n in range(9)] + ["long"] * 10 + [f"short {n}" for n in range(9, 20)]
 
 
-def test_clients_are_admitted_in_turns_and_one_that_comes_later_overtakes_nobodys_turn() -> None:
-    policy = Policy[str](10, 10)
-    for index in range(4):
-        policy.submit(f"a{index}", 4, "a")
-    assert policy.admit() == ["a0", "a1"]
-    policy.submit("b0", 4, "b")
-    policy.submit("b1", 4, "b")
-    for job, fitting in (("a0", ["a2"]), ("a1", ["b0"]), ("a2", ["a3"]), ("b0", ["b1"])):
-        policy.withdraw(job)
-        assert policy.admit() == fitting
-    policy.withdraw("b1")
-    policy.submit("b2", 9, "b")
-    policy.withdraw("b2")
-    assert (policy.admitted, policy.waiting) == (1, 0)
+def test_who_asks_again_and_again_gets_no_more_than_who_asks_at_once() -> None:
+    """Each of them is due when a job of this work, begun with the first, would be."""
+    policy = Policy[str](100, 10)
+    policy.submit("other", 10, 4, "b")
+    led = 0
+    for number in range(20):
+        policy.submit(f"mine {number}", 10, 1, "a")
+        policy.admit()
+        chosen = policy.choose(lambda job: job)
+        if chosen == ["other"]:
+            break
+        led += 1
+        policy.withdraw(chosen[0])
+    assert led <= 4
 
 
-asked_jobs = st.tuples(st.integers(1, 9) | st.integers(1, 40), st.sampled_from("aab"), st.sampled_from("gggmx"))
-"""Cost, group, client."""
+def test_what_was_not_done_of_a_job_is_not_held_against_its_client() -> None:
+    policy = Policy[str](100, 10)
+    policy.submit("given up", 10, 1000, "a")
+    policy.submit("behind it", 10, 1, "a")
+    policy.withdraw("given up")
+    policy.submit("again", 10, 2, "a")
+    policy.submit("other", 10, 4, "b")
+    assert run(policy, {"behind it": 1, "again": 2, "other": 4}) == [["behind it"]] + [["again"]] * 2 + [["other"]] * 4
+
+
+def test_who_must_be_alone_first_is_so_as_soon_as_it_could_join() -> None:
+    policy = admitted({"a1": 4, "a2": 4, "a3": 4}, step_budget=8)
+    keys: dict[str, str | None] = {"a1": "a", "a2": None, "a3": None}
+    assert policy.choose(keys.__getitem__) == ["a2"]
+    keys["a2"] = "a"
+    assert policy.choose(keys.__getitem__) == ["a1", "a2"], "for a3 there is no room"
+    policy.withdraw("a1")
+    assert policy.choose(keys.__getitem__) == ["a3"]
+    keys["a3"] = "a"
+    assert policy.choose(keys.__getitem__) == ["a2", "a3"]
+    keys["a2"] = None
+    assert policy.choose(keys.__getitem__) == ["a2"], "who leads is alone too"
+
+
+asked_jobs = st.tuples(
+    st.integers(1, 9) | st.integers(1, 40), st.integers(1, 9), st.sampled_from("aab") | st.none(), st.sampled_from("gggmx")
+)
+"""Cost, steps, group, client."""
 
 
 class Machine(RuleBasedStateMachine):
-    """Jobs come, step, stop and start to read, change their group and go; a model of the policy knows how long each has waited."""
+    """Jobs come, step, stop and start to read, change their group and go; a model of the policy in exact numbers knows when each is due."""
 
     jobs: Bundle[int] = Bundle("jobs")
 
@@ -96,106 +154,111 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.policy = Policy[int](budget=40, step_budget=12)
         self.costs: dict[int, int] = {}
-        self.keys: dict[int, Hashable] = {}
+        self.left: dict[int, int] = {}
+        """Steps."""
+        self.keys: dict[int, Hashable | None] = {}
         self.clients: dict[int, str] = {}
-        self.order: list[int] = []
-        self.turns: list[str] = []
-        """Clients of those that wait, whose turn it is first."""
-        self.waited: dict[int, int] = {}
-        self.most: dict[int, tuple[int, int]] = {}
-        """Clients that had jobs, and jobs that its own client had, at most while it waited."""
-        self.passed: dict[int, int] = {}
-        """How many of each that waits were admitted before it."""
-        self.most_waiting: dict[int, tuple[int, int]] = {}
-        """As `most`: clients, and jobs of its own up to itself."""
+        self.due: dict[int, Fraction] = {}
+        self.allowed: dict[int, Fraction] = {}
+        """Work of each client that may come later and still lead before it."""
+        self.passed: dict[int, dict[str, int]] = {}
+        """Work that came later and led before it while it could have, by client."""
+        self.waiting: set[int] = set()
+        self.admitted: set[int] = set()
         self.blocked: set[int] = set()
+        self.now = Fraction(0)
+        self.last: dict[str, Fraction] = {}
         self.numbers = iter(range(1 << 30))
 
     @rule(target=jobs, asked=st.lists(asked_jobs, min_size=1, max_size=6))
-    def submit(self, asked: list[tuple[int, str, str]]) -> MultipleResults[int]:
+    def submit(self, asked: list[tuple[int, int, str | None, str]]) -> MultipleResults[int]:
         numbers = [next(self.numbers) for _ in asked]
-        for job, (cost, key, client) in zip(numbers, asked, strict=True):
-            self.policy.submit(job, cost, client)
-            self.costs[job], self.keys[job], self.clients[job] = cost, key, client
-            self.order.append(job)
-            self.turns += [client] if client not in self.turns else []
-            self.passed[job], self.most_waiting[job] = 0, (0, 0)
-        self.look_at_who_waits()
+        for job, (cost, steps, key, client) in zip(numbers, asked, strict=True):
+            self.policy.submit(job, cost, steps, client)
+            self.costs[job], self.left[job], self.keys[job], self.clients[job] = cost, steps, key, client
+            self.due[job] = self.last[client] = max(self.now, self.last.get(client, self.now)) + cost * steps
+            self.allowed[job], self.passed[job] = self.due[job] - self.now, {}
+            self.waiting.add(job)
         return multiple(*numbers)
-
-    def look_at_who_waits(self) -> None:
-        clients = len({self.clients[job] for job in self.order})
-        for place, job in enumerate(self.order):
-            own = sum(self.clients[other] == self.clients[job] for other in self.order[: place + 1])
-            self.most_waiting[job] = (max(self.most_waiting[job][0], clients), max(self.most_waiting[job][1], own))
-
-    @property
-    def next_to_admit(self) -> int | None:
-        return next((job for job in self.order if self.clients[job] == self.turns[0]), None)
-
-    def forget_waiting(self, job: int) -> None:
-        self.order.remove(job)
-        self.turns = [client for client in self.turns if any(self.clients[other] == client for other in self.order)]
 
     @rule(job=consumes(jobs))
     def withdraw(self, job: int) -> None:
         self.policy.withdraw(job)
-        if job in self.order:
-            self.forget_waiting(job)
-        for known in (self.costs, self.keys, self.clients, self.waited, self.most, self.passed, self.most_waiting):
-            known.pop(job, None)
-        self.blocked.discard(job)
+        if job in self.left:
+            self.forget(job)
+
+    def forget(self, job: int) -> None:
+        client, undone = self.clients[job], self.costs[job] * self.left[job]
+        self.last[client] -= undone
+        for other in self.due:
+            if self.clients[other] == client and other > job:
+                self.due[other] -= undone
+        for known in (self.costs, self.left, self.keys, self.clients, self.due, self.allowed, self.passed):
+            del known[job]
+        for group in (self.waiting, self.admitted, self.blocked):
+            group.discard(job)
 
     @rule()
     def admit(self) -> None:
-        """Those of one client in order, others within the bound, and as many as there is room for."""
+        """In the order in which they are due, as many as there is room for."""
         for job in self.policy.admit():
-            assert job == self.next_to_admit
-            self.turns.append(self.turns.pop(0))
-            self.forget_waiting(job)
-            for other in self.order:
-                self.passed[other] += 1
-            clients, own = self.most_waiting[job]
-            assert self.passed[job] < clients * own
-            self.waited[job], self.most[job] = 0, (0, 0)
-        held = sum(self.costs[job] for job in self.waited)
+            assert self.due[job] == min(self.due[other] for other in self.waiting)
+            self.waiting.remove(job)
+            self.admitted.add(job)
+        held = sum(self.costs[job] for job in self.admitted)
         assert held <= 40
-        assert self.next_to_admit is None or held + self.costs[self.next_to_admit] > 40
-        assert self.policy.waiting == len(self.order) and self.policy.admitted == len(self.waited)
+        first = min(self.waiting, key=self.due.__getitem__, default=None)
+        assert first is None or any(self.due[other] == self.due[first] and held + self.costs[other] > 40 for other in self.waiting), (
+            f"there is room for {first}"
+        )
+        assert self.policy.waiting == len(self.waiting) and self.policy.admitted == len(self.admitted)
 
     @rule(job=jobs, key=st.sampled_from("ab"))
     def change_group(self, job: int, key: str) -> None:
-        self.keys[job] = key
+        if job in self.left:
+            self.keys[job] = key
 
     @rule(job=jobs)
     def stop_or_go_on(self, job: int) -> None:
-        """Who has been unable to step has waited for nobody."""
-        self.blocked ^= {job}
-        if job in self.waited:
-            self.waited[job], self.most[job] = 0, (0, 0)
+        if job in self.left:
+            self.blocked ^= {job}
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
-            able = [job for job in self.waited if job not in self.blocked]
+            able = self.admitted - self.blocked
             chosen = self.policy.choose(self.keys.__getitem__, lambda job: job not in self.blocked)
-            assert set(chosen) <= set(able) and bool(chosen) == bool(able)
-            assert len({self.keys[job] for job in chosen}) <= 1
-            assert len(chosen) == 1 or sum(self.costs[job] for job in chosen) <= 12
-            clients = len({self.clients[job] for job in self.waited})
-            for job in able:
-                own = sum(self.clients[other] == self.clients[job] for other in self.waited)
-                self.most[job] = (max(self.most[job][0], clients), max(self.most[job][1], own))
-                self.waited[job] = 0 if job in chosen else self.waited[job] + 1
-                if job in chosen:
-                    self.most[job] = (0, 0)
+            assert set(chosen) <= able and bool(chosen) == bool(able)
+            if chosen:
+                self.look_at(chosen, able)
+                clients = set(self.clients.values())
+                self.now += Fraction(sum(self.costs[job] for job in chosen), len(clients))
+            for job in chosen:
+                self.keys[job] = self.keys[job] or "a"
+                self.left[job] -= 1
+                if not self.left[job]:
+                    self.policy.withdraw(job)
+                    self.forget(job)
+
+    def look_at(self, chosen: list[int], able: set[int]) -> None:
+        """Whom it is right that they step, and whom they pass."""
+        assert len({self.keys[job] for job in chosen}) == 1
+        assert len(chosen) == 1 or (sum(self.costs[job] for job in chosen) <= 12 and self.keys[chosen[0]] is not None)
+        if self.due[chosen[0]] > min(self.due[job] for job in able):
+            assert self.keys[chosen[0]] is None, "only to be with others after that"
+            return
+        for job in (able | self.waiting) - set(chosen):
+            if chosen[0] > job and job not in self.blocked:
+                passed = self.passed[job]
+                passed[self.clients[chosen[0]]] = passed.get(self.clients[chosen[0]], 0) + self.costs[chosen[0]]
 
     @invariant()
     def nobody_waits_longer_than_the_bound(self) -> None:
-        """Fewer steps than there were clients times jobs of its own."""
-        for job, waited in self.waited.items():
-            clients, own = self.most[job]
-            assert waited < max(clients * own, 1), f"job {job} has waited {waited} steps among {self.most[job]}"
+        for job, passed in self.passed.items():
+            assert self.clients[job] not in passed or not passed[self.clients[job]], "its own client's come one after another"
+            assert all(work <= self.allowed[job] for work in passed.values()), (
+                f"{passed} led before job {job} for which {self.allowed[job]} may"
+            )
 
 
 TestPolicy = Machine.TestCase
@@ -206,8 +269,8 @@ def test_everybody_comes_to_an_end(asked: list[tuple[int, str, int]]) -> None:
     """Waiting ones too: so many steps each, all within the sum of them."""
     policy = Policy[int](budget=40, step_budget=12)
     left = {}
-    for job, (cost, _, steps) in enumerate(asked):
-        policy.submit(job, cost)
+    for job, (cost, client, steps) in enumerate(asked):
+        policy.submit(job, cost, steps, client)
         left[job] = steps
     for _ in range(sum(left.values())):
         policy.admit()

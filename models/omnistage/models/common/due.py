@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from omnistage.models.common.together import Stepping, step_all
 from omnistage.models.common.worker import Aside, Worker
 
 
@@ -29,7 +30,6 @@ class _Waiting(Generic[J]):
     job: J
     due: float
     over: asyncio.Future[None]
-    stepping: bool = False
 
 
 def chosen(jobs: Sequence[tuple[float, Hashable]], most: Callable[[Hashable, int], int]) -> list[int]:
@@ -60,7 +60,7 @@ class DueQueue(Generic[J]):
         self._idle = list(reversed(workers))
         self._jobs: list[_Waiting[J]] = []
         self._steps: set[asyncio.Task[None]] = set()
-        self._stepped = asyncio.Event()
+        self._stepping = Stepping[_Waiting[J]]()
 
     @property
     def waiting(self) -> int:
@@ -78,12 +78,12 @@ class DueQueue(Generic[J]):
         finally:
             if waiting in self._jobs:
                 self._jobs.remove(waiting)
-            await self._not_stepping(waiting)
+            await self._stepping.left(waiting)
             del waiting  # An error of it leads to this frame.
 
     def _begin(self) -> None:
         """Give every worker that has nothing to do a step, if there is one."""
-        while self._idle and (free := [each for each in self._jobs if not each.stepping]):
+        while self._idle and (free := [each for each in self._jobs if each not in self._stepping]):
             share = -(-len(free) // len(self._idle))
             shapes = [(each.due, self._shape(each.job)) for each in free]
             places = chosen(shapes, partial(self._spread, share))
@@ -91,8 +91,7 @@ class DueQueue(Generic[J]):
             workers = [self._idle.pop()]
             if len(group) == len(free) and self._idle and self._halves(shapes[places[0]][1]):
                 workers.append(self._idle.pop())
-            for each in group:
-                each.stepping = True
+            self._stepping.begin(group)
             task = asyncio.create_task(self._together(group, workers))
             self._steps.add(task)
             task.add_done_callback(self._steps.discard)
@@ -103,47 +102,30 @@ class DueQueue(Generic[J]):
     async def _together(self, group: Sequence[_Waiting[J]], workers: Sequence[Worker]) -> None:
         """One step. What ends it, but an error of the step, ends its jobs."""
         try:
-            await self._one(group, workers)
+            await step_all(group, partial(self._one, workers), _fail)
         except BaseException:
             for each in group:
                 each.over.cancel()
             raise
         finally:
             for each in group:
-                each.stepping = False
                 if each.over.done() and each in self._jobs:
                     self._jobs.remove(each)
             self._idle.extend(reversed(workers))
-            self._stepped.set()
-            self._stepped = asyncio.Event()
+            self._stepping.end(group)
         self._begin()
 
-    async def _one(self, group: Sequence[_Waiting[J]], workers: Sequence[Worker]) -> None:
-        """Where a step fails each of its jobs is asked alone: one of them is the cause."""
-        worker, *others = workers
-        try:
-            await worker.run(partial(self._step, [each.job for each in group], others[0].aside if others else None))
-        except Exception as error:
-            if len(group) == 1:
-                if not group[0].over.done():
-                    group[0].over.set_exception(error)
-                return
-        else:
-            for each in group:
-                if each.job.done and not each.over.done():
-                    each.over.set_result(None)
+    async def _one(self, workers: Sequence[Worker], group: Sequence[_Waiting[J]]) -> None:
+        group = [each for each in group if not each.over.done()]
+        if not group:
             return
+        worker, *others = workers
+        await worker.run(partial(self._step, [each.job for each in group], others[0].aside if others else None))
         for each in group:
-            if not each.over.done():
-                await self._one([each], workers)
+            if each.job.done and not each.over.done():
+                each.over.set_result(None)
 
-    async def _not_stepping(self, waiting: _Waiting[J]) -> None:
-        """Return when no step has it in it, whatever is cancelled meanwhile: what it works on would be freed under the thread."""
-        cancelled = False
-        while waiting.stepping:
-            try:
-                await self._stepped.wait()
-            except asyncio.CancelledError:
-                cancelled = True
-        if cancelled:
-            raise asyncio.CancelledError
+
+def _fail(waiting: _Waiting[Any], error: Exception) -> None:
+    if not waiting.over.done():
+        waiting.over.set_exception(error)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from omnistage.models.common.steps import Policy
+from omnistage.models.common.together import Stepping, step_all
 from omnistage.models.interface import Drawn, Progress
 
 J = TypeVar("J")
@@ -31,8 +32,11 @@ class Drawing(Protocol[Job]):
     def cost(self, job: Job) -> int:
         """See steps.Policy. Constant."""
 
-    def group_key(self, job: Job) -> Hashable:
-        """Jobs of equal keys can step together. May change from step to step."""
+    def steps(self, job: Job) -> int:
+        """About how many it takes in all. Constant."""
+
+    def group_key(self, job: Job) -> Hashable | None:
+        """Jobs of equal keys can step together. May change from step to step. None: see steps.Policy.choose."""
 
     def forward(self, jobs: Sequence[Job]) -> None:
         """Compute one step of all of them at once, and leave in each what `advance` needs. Where it raises, each of them is asked alone
@@ -104,7 +108,7 @@ class Stepper(Generic[J]):
         self._run = run
         self._policy: Policy[_Session[J]] = Policy(budget, step_budget, most)
         self._sessions: set[_Session[J]] = set()
-        self._stepping: frozenset[_Session[J]] = frozenset()
+        self._stepping = Stepping[_Session[J]]()
         self._changed = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self.steps = 0
@@ -123,7 +127,7 @@ class Stepper(Generic[J]):
         """The pieces of a job as they come. client: see DrawRequest. Closed, it returns when no work is done for the job any more. Raises
         TooCostly, and what a step of this job raises."""
         session = _Session(job)
-        self._policy.submit(session, self._drawing.cost(job), client)
+        self._policy.submit(session, self._drawing.cost(job), self._drawing.steps(job), client)
         self._sessions.add(session)
         self._wake()
         try:
@@ -135,7 +139,7 @@ class Stepper(Generic[J]):
             self._sessions.discard(session)
             self._policy.withdraw(session)
             self._changed.set()
-            await self._not_stepping(session)
+            await self._stepping.left(session)
             if session.decoding is not None:
                 session.decoding.close()
             self._drawing.give_up(job)
@@ -164,33 +168,26 @@ class Stepper(Generic[J]):
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            self._stepping = frozenset(chosen)
+            self._stepping.begin(chosen)
             try:
-                await self._unit(chosen)
+                await step_all(chosen, self._unit, self._end)
             finally:
-                self._stepping = frozenset()
+                self._stepping.end(chosen)
                 self.steps += 1
-                for session in chosen:
-                    session.changed.set()
 
-    def _group_key(self, session: _Session[J]) -> Hashable:
+    def _group_key(self, session: _Session[J]) -> Hashable | None:
         """What is decoded is decoded alone."""
-        return id(session) if session.decoding is not None else (None, self._drawing.group_key(session.job))
+        return id(session) if session.decoding is not None else self._drawing.group_key(session.job)
 
     async def _unit(self, sessions: Sequence[_Session[J]]) -> None:
-        """One step of a group, or a piece of one drawing. Where a group fails each of them is asked alone: one of them is the cause."""
-        try:
-            if sessions[0].decoding is not None:
-                await self._piece(sessions[0])
-                return
-            taken = await self._run(partial(_step, self._drawing, [session.job for session in sessions]))
-        except Exception as error:
-            if len(sessions) == 1:
-                self._end(sessions[0], error)
-                return
-            for session in sessions:
-                await self._unit([session])
+        """One step of a group, or a piece of one drawing."""
+        if sessions[0].decoding is not None:
+            await self._piece(sessions[0])
             return
+        sessions = [session for session in sessions if not session.over]
+        if not sessions:
+            return
+        taken = await self._run(partial(_step, self._drawing, [session.job for session in sessions]))
         for session, shown in zip(sessions, taken, strict=True):
             if session.over:
                 continue
@@ -212,18 +209,6 @@ class Stepper(Generic[J]):
     def _end(self, session: _Session[J], error: Exception | None) -> None:
         self._policy.withdraw(session)
         session.end(error)
-
-    async def _not_stepping(self, session: _Session[J]) -> None:
-        """Return when no unit has this job in it, whatever is cancelled meanwhile: it would be freed under the thread that works on it."""
-        cancelled: asyncio.CancelledError | None = None
-        while session in self._stepping:
-            session.changed.clear()
-            try:
-                await session.changed.wait()
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
 
 
 def _step(drawing: Drawing[J], jobs: Sequence[J]) -> list[Sequence[Drawn] | Exception]:

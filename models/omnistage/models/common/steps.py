@@ -2,21 +2,26 @@
 
     submit --> waiting --admit--> admitted --choose--> a step together --> ... --> withdraw
 
-Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. Clients
-take turns, and of one client who came first is next. Each step is led by a client that has not led for longest, with its job that has not
-stepped for longest. Others of the group of that job step with it as far as the budget of a step allows: clients take turns here too, and of
-one client the longest waiting is next.
+Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. Who is due
+first leads a step, and others of its group step with it, in the order in which they are due, as far as the budget of a step allows.
 
-**The bounds.** Among jobs of c clients, n of them its own client's, an admitted job that can step takes part in one of any c * n steps in a
-row: whoever leads goes behind its client, who comes anew is behind it too, so its client leads one of any c steps; and each of them is led
-by it or by one of its client that then goes behind it. This holds whatever groups there are, and however many jobs others have. While jobs
-of c clients wait, the n-th of a client is in the same way among the next c * n that are admitted.
+**When a job is due.** By weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for packets: when it
+would be over if clients shared the model evenly, each with one job after another. Its work is its cost times its steps, and virtual time
+is work for each client: a step that costs w while c clients have jobs takes w / c of it. So
+
+    due = max(now, when the job before it of its client is due) + its work
+
+Jobs end one after another, and not all of them at the end, as they would if they took turns; a short one of another client goes before long
+ones; who has many waits for itself.
+
+**The bound.** A job that asks for work w, with w' left of its client before it, is due w + w' after it came, and whatever comes later and
+steps before it is due before it: that is at most w + w' of each other client, however many jobs they have. Time goes on with every step.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -24,6 +29,16 @@ T = TypeVar("T", bound=Hashable)
 
 class TooCostly(ValueError):
     """A job that does not fit even alone."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """left: work that it has not done yet."""
+
+    cost: int
+    client: str
+    due: float
+    left: float
 
 
 class Policy(Generic[T]):
@@ -35,91 +50,73 @@ class Policy(Generic[T]):
         self._budget = budget
         self._step_budget = step_budget
         self._most = most
-        self._clients: dict[T, str] = {}
-        self._waiting: dict[str, dict[T, int]] = {}  # By client: whose turn it is first.
-        self._admitted: dict[T, int] = {}  # In the order in which they stepped, who has not for longest first.
-        self._leading: dict[str, None] = {}  # Clients of those, who has not led for longest first.
-        self._cost = 0
+        self._waiting: dict[T, _Asked] = {}
+        self._admitted: dict[T, _Asked] = {}
+        self._now = 0.0
+        self._last_due: dict[str, float] = {}
+        """By client, of its last job: also for some time after that, so that nobody gets more by asking again and again."""
 
     @property
     def waiting(self) -> int:
-        return len(self._clients) - len(self._admitted)
+        return len(self._waiting)
 
     @property
     def admitted(self) -> int:
         return len(self._admitted)
 
-    def submit(self, job: T, cost: int, client: str = "") -> None:
-        """Let it wait for admission. Raises TooCostly."""
+    def submit(self, job: T, cost: int, steps: int, client: str = "") -> None:
+        """Let it wait for admission. steps: about how many it takes. Raises TooCostly."""
         if cost > self._budget:
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
-        self._clients[job] = client
-        self._waiting.setdefault(client, {})[job] = cost
+        self._last_due = {each: due for each, due in self._last_due.items() if due > self._now}
+        due = self._last_due[client] = self._last_due.get(client, self._now) + cost * steps
+        self._waiting[job] = _Asked(cost, client, due, cost * steps)
 
     def withdraw(self, job: T) -> None:
         """It has ended, or is given up: at any time, also one that is not known any more."""
-        client = self._clients.get(job)
-        if client is None:
+        asked = self._waiting.pop(job, None) or self._admitted.pop(job, None)
+        if asked is None or asked.left <= 0:
             return
-        if job not in self._admitted:
-            self._take(job, client)
-            del self._clients[job]
-            return
-        # In this order: another thread that counts those who wait finds no fewer than none.
-        self._cost -= self._admitted.pop(job)
-        del self._clients[job]
-        if not any(self._clients[other] == client for other in self._admitted):
-            del self._leading[client]
+        for behind in (*self._waiting.values(), *self._admitted.values()):
+            if behind.client == asked.client and behind.due > asked.due:
+                behind.due -= asked.left
+        if asked.client in self._last_due:
+            self._last_due[asked.client] -= asked.left
 
     def admit(self) -> list[T]:
         """Those that there is room for now. The first that does not fit keeps its turn: nobody overtakes it."""
-        fitting = []
-        while self._waiting:
-            client, jobs = next(iter(self._waiting.items()))
-            job, cost = next(iter(jobs.items()))
-            if self._cost + cost > self._budget:
+        fitting, held = [], sum(asked.cost for asked in self._admitted.values())
+        for job in sorted(self._waiting, key=lambda job: self._waiting[job].due):
+            held += self._waiting[job].cost
+            if held > self._budget:
                 break
-            self._take(job, client)
-            if jobs:
-                self._waiting[client] = self._waiting.pop(client)
-            self._cost += cost
-            self._admitted[job] = cost
-            self._leading.setdefault(client)
+            self._admitted[job] = self._waiting.pop(job)
             fitting.append(job)
         return fitting
 
-    def _take(self, job: T, client: str) -> None:
-        """Out of those that wait."""
-        jobs = self._waiting[client]
-        del jobs[job]
-        if not jobs:
-            del self._waiting[client]
-
-    def choose(self, group_key: Callable[[T], Hashable], can_step: Callable[[T], bool] = lambda job: True) -> list[T]:
-        """Those that take the next step together, its leader first; nobody where nobody can."""
-        able = [job for job in self._admitted if can_step(job)]
-        if not able:
-            return []
-        can_lead = {self._clients[job] for job in able}
-        client = next(client for client in self._leading if client in can_lead)
-        leader = next(job for job in able if self._clients[job] == client)
-        key, left = group_key(leader), self._step_budget - self._admitted[leader]
-        chosen = [leader]
-        for job in self._in_turns([job for job in able if job != leader and group_key(job) == key]):
-            if self._admitted[job] <= left and (not self._most or len(chosen) < self._most):
-                left -= self._admitted[job]
-                chosen.append(job)
+    def choose(self, group_key: Callable[[T], Hashable | None], can_step: Callable[[T], bool] = lambda job: True) -> list[T]:
+        """Those that take the next step together, its leader first; nobody where nobody can. group_key: None of one that has to take a step
+        alone before it can be with others: it does that as soon as it would find room beside who leads."""
+        able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
+        chosen = self._together(able, group_key) if able else []
+        clients = {asked.client for jobs in (self._waiting, self._admitted) for asked in jobs.values()}
         for job in chosen:
-            self._admitted[job] = self._admitted.pop(job)
-        del self._leading[client]
-        self._leading[client] = None
+            self._admitted[job].left -= self._admitted[job].cost
+            self._now += self._admitted[job].cost / len(clients)
         return chosen
 
-    def _in_turns(self, jobs: list[T]) -> list[T]:
-        """The first of every client, then the second, and so on."""
-        turns: Counter[str] = Counter()
-        ranked: list[tuple[int, T]] = []
-        for job in jobs:
-            turns[self._clients[job]] += 1
-            ranked.append((turns[self._clients[job]], job))
-        return [job for _, job in sorted(ranked, key=lambda rank: rank[0])]
+    def _together(self, able: list[T], group_key: Callable[[T], Hashable | None]) -> list[T]:
+        leader, *others = able
+        key, left = group_key(leader), self._step_budget - self._admitted[leader].cost
+        chosen = [leader]
+        for job in others if key is not None else ():
+            cost = self._admitted[job].cost
+            if cost > left or len(chosen) == self._most:
+                continue
+            own = group_key(job)
+            if own is None:
+                return [job]
+            if own == key:
+                left -= cost
+                chosen.append(job)
+        return chosen

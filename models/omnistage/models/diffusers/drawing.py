@@ -94,9 +94,13 @@ class StepDrawing:
     def cost(self, job: Job) -> int:
         return job.cost
 
-    def group_key(self, job: Job) -> Hashable:
+    def steps(self, job: Job) -> int:
+        """And one to encode it."""
+        return 1 + job.plan.steps
+
+    def group_key(self, job: Job) -> Hashable | None:
         """What is encoded is encoded alone."""
-        return ("step", job.group) if job.encoded else ("encode", id(job))
+        return ("step", job.group) if job.encoded else None
 
     def forward(self, jobs: Sequence[Job]) -> None:
         if jobs[0].encoded:

@@ -64,8 +64,8 @@ ADMITTED_STEPS = 4
 """What is drawn at once has so many times the latent tokens of one step: latents are small beside what a step computes."""
 BATCH = 8
 """Pictures of the usual size, with guidance, that share a step where nobody says otherwise."""
-CPU_STEP_TOKENS = 1024
-"""On a CPU a step of more is no cheaper for each picture in it, and each of them waits for it."""
+CPU_STEP_TOKENS = 256
+"""On a CPU a step of more is hardly cheaper for each picture in it, and they end all together, and late, instead of one after another."""
 IMAGE_AREAS = 4
 """A picture that is edited keeps so many times the pixels that it will be resized to; a larger one is made smaller when it is decoded."""
 

@@ -113,6 +113,9 @@ class WholeDrawing:
     def cost(self, job: Job) -> int:
         return self.tokens(job.plan)
 
+    def steps(self, job: Job) -> int:
+        return job.plan.steps
+
     def group_key(self, job: Job) -> Hashable:
         """Who shares a call, or could: an image is for one."""
         if job.call is not None:

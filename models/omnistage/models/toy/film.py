@@ -182,6 +182,9 @@ class FilmMaker(Toy):
     def cost(self, job: Job) -> int:
         return self._cost(job.scene)
 
+    def steps(self, job: Job) -> int:
+        return job.scene.steps
+
     def group_key(self, job: Job) -> Hashable:
         return job.scene.height, job.scene.width
 
