@@ -97,7 +97,7 @@ class Studio:
         self.painter: Painter = self.drawing._painter
 
     def request(self, seed: int, side: int, *, guided: bool, prompt: str = "", previews: int = 0) -> DrawRequest:
-        """With a prompt of its own for every seed, of several lengths, unless one is given; every seed is asked for by a client of its own."""
+        """With a prompt of its own for every seed, of several lengths, unless one is given; every seed is a client of its own."""
         return DrawRequest(
             seed=seed,
             prompt=prompt or f"picture {seed}: a {'very ' * (seed % 4)}small house on a hill beside the sea",
