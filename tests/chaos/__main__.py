@@ -91,6 +91,8 @@ async def _run(seed: int, seconds: float, logs: Path, family: Family, *, can_fil
             await _storm(running, load, disturbances, seconds, memory)
             wrong = await _clean_round(load)
         wrong += [*running.faults, *await checks.held(running), *await checks.orphans(before)]
+        await running.trim()
+        memory.sample(running.pids())
     wrong += _wrong_answers(load.outcomes)
     if not running.most_segments:
         wrong.append("no tensor went through shared memory: nothing of it was tested")

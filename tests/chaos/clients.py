@@ -38,8 +38,7 @@ LARGE = "library, a large film"
 IN_REQUEST = "stub, media in the request"
 CONVERSING = ("conversation", "stops streaming", "vanishes while it streams")
 FILM_BYTES = (10, 100_000, 3_000_000, 12_000_000)
-"""The last one is more than a router keeps for a replay. The first two go in requests too: a server keeps what was freed of large ones
-(host/memory.py), which would look like growth."""
+"""The last one is more than a router keeps for a replay. The first two go in requests too."""
 
 ANSWERED, CANCELLED, ROUTER_LOST, WRONG = "answered", "left by its client", "router lost", "WRONG"
 

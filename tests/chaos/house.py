@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from chaos.plan import Action, Disturbance
 from chaos.questions import SAMPLES_PER_FRAME
 from helpers.fleet import Fleet
-from helpers.hanging import ENVIRONMENT, HANG, WAKE
-from helpers.servers import NotReady, stage_flags
+from helpers.hanging import ENVIRONMENT, HANG, TRIM, WAKE
+from helpers.servers import CLIENT_OPTIONS, NotReady, stage_flags
 
 MOUNT = Path("/dev/shm")
 MOUNT_BYTES = 256 << 20
@@ -100,6 +103,13 @@ class House:
     def pids(self) -> dict[str, int]:
         """Of the processes that are up now."""
         return {name: self.fleet.server(name).pid for name in self.names if self.is_up(name)}
+
+    async def trim(self) -> None:
+        """Have all of them give back what they have freed: how many large films they held at once is luck, and no growth."""
+        for name in self.pids():
+            self.fleet.signal(name, TRIM)
+            async with grpc.aio.insecure_channel(self.fleet.address(name), options=CLIENT_OPTIONS) as channel:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
 
     async def disturb(self, what: Disturbance) -> None:
         """Do it, and mend it at once: a process that ended is started again at the same address."""

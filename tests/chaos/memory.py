@@ -1,4 +1,4 @@
-"""What the processes hold, sampled while they are under load: private memory, open files and threads."""
+"""What the processes hold, sampled while they are under load and once at rest: private memory, open files and threads."""
 
 from __future__ import annotations
 

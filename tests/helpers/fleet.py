@@ -45,7 +45,7 @@ class Fleet:
                 self._servers[name].wait_ready()
             self._addresses[name] = self._servers[name].address
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def signal(self, name: str, number: int) -> None:
         os.kill(self._servers[name].pid, number)
 
     def kill(self, name: str) -> None:

@@ -4,11 +4,15 @@ HANG blocks it, WAKE lets it go on, at the latest after LONGEST_S. Its other thr
 connections and answer pings. Unless ENDING says so it does not end itself before, as servers do: others are to find it.
 
 HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on.
+
+TRIM gives the kernel back what it has freed and keeps for later (host/memory.py). Who has an answer of its event loop after that knows that
+it is done.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import runpy
 import signal
@@ -18,7 +22,7 @@ from pathlib import Path
 
 from omnistage.host import event_loop
 
-HANG, WAKE, HOLD = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN
+HANG, WAKE, HOLD, TRIM = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN, signal.SIGRTMIN + 1
 LONGEST_S = 60.0
 
 ENVIRONMENT: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
@@ -39,12 +43,18 @@ def hold(number: int, frame: object) -> None:
         ctypes.PyDLL(None).pause()
 
 
+def trim(number: int, frame: object) -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
 def main() -> None:
     module, *flags = sys.argv[1:]
     # Before there are other threads: one that does not wait for it would end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
     signal.signal(HANG, hang)
     signal.signal(HOLD, hold)
+    signal.signal(TRIM, trim)
     if "OMNISTAGE_TEST_HANG_ENDS" not in os.environ:
         event_loop.PATIENCE_S = 2 * LONGEST_S
     sys.argv = [module, *flags]

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -84,21 +84,31 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()  # Whoever awaits `done` cancels it, and would so know no end of what runs.
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            ended.set_result(None)
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(cast(T, result))
 
         def work() -> None:
             try:
                 result = call()
             except BaseException as error:  # not handled here: it belongs to whoever awaits the unit
-                loop.call_soon_threadsafe(done.set_exception, error)
+                loop.call_soon_threadsafe(tell, None, error)
             else:
-                loop.call_soon_threadsafe(done.set_result, result)
+                loop.call_soon_threadsafe(tell, result, None)
 
         unit = self._put(work, urgent)
         try:
-            return await asyncio.shield(done)
+            return await done
         except asyncio.CancelledError:
             if not self._drop(unit):
-                await _settled(done)
+                await _settled(ended)
             raise
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
@@ -159,11 +169,10 @@ class Worker:
             self.activity.step()
 
 
-async def _settled(done: asyncio.Future[T]) -> None:
-    """Wait for the future whatever is cancelled meanwhile; its outcome is nobody's concern any more."""
-    while not done.done():
+async def _settled(ended: asyncio.Future[None]) -> None:
+    """Wait for the future whatever is cancelled meanwhile."""
+    while not ended.done():
         try:
-            await asyncio.wait([done])
+            await asyncio.wait([ended])
         except asyncio.CancelledError:
             continue  # the caller raises the first cancellation when this returns
-    done.exception()
