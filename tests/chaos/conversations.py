@@ -27,8 +27,8 @@ async def two_turns(stub: omni_pb2_grpc.OmniServiceAsyncStub, question: Looking,
 
 
 async def stopped_streaming(stub: omni_pb2_grpc.OmniServiceAsyncStub, question: Looking, timeout_s: float) -> None:
-    """One piece, if that is not all, and then nothing more for ever, though there is room: the turn has to fail, and the next one is asked in
-    the same call. Raises as `two_turns`."""
+    """One piece, if that is not all, and then nothing more for ever, though there is room: the turn has to fail, and the next one is asked
+    in the same call. Raises as `two_turns`."""
     pieces = sum(1 for cut in question.pieces().values() for _ in cut)
     room = iter([True] * (pieces > 1))
 
