@@ -180,7 +180,7 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
     owner = "transformers" if issubclass(kind, transformers.PreTrainedModel) else "diffusers"
     _check_files(folder, WEIGHTS[owner])
     with _translated(folder):
-        word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": _saves_memory()}
+        word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
         model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     _check_weights(folder, model, report)
     return model
@@ -273,11 +273,6 @@ def _place(name: str) -> str:
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-def _saves_memory() -> bool:
-    """Whether Diffusers can load a model without first making an empty one, for which it wants Accelerate."""
-    return find_spec("accelerate") is not None
 
 
 @contextmanager

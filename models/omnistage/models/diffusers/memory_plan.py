@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import diffusers
 import torch
-from diffusers.hooks import apply_group_offloading, group_offloading
+from diffusers.hooks import apply_group_offloading
 from safetensors import SafetensorError
-from torch.utils._pytree import tree_map_only
 
 from omnistage.models.diffusers.options import AREA, UNSAID, DiffusersOptions
 from omnistage.models.errors import LoadError
@@ -30,18 +29,18 @@ ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 
 class Quantizer(NamedTuple):
-    """modules: that it imports. package: for pip, with the extra of Diffusers that brings all of them."""
+    """module: that it imports. package: that brings it."""
 
-    modules: tuple[str, ...]
+    module: str
     package: str
     cpu: bool
 
 
 QUANTIZERS: Mapping[str, Quantizer] = {
-    "bitsandbytes_4bit": Quantizer(("bitsandbytes", "accelerate"), "diffusers[bitsandbytes]", cpu=False),
-    "bitsandbytes_8bit": Quantizer(("bitsandbytes", "accelerate"), "diffusers[bitsandbytes]", cpu=False),
-    "torchao_int8": Quantizer(("torchao", "accelerate"), "diffusers[torchao]", cpu=True),
-    "quanto_int8": Quantizer(("optimum.quanto", "accelerate"), "diffusers[optimum-quanto]", cpu=True),
+    "bitsandbytes_4bit": Quantizer("bitsandbytes", "bitsandbytes", cpu=False),
+    "bitsandbytes_8bit": Quantizer("bitsandbytes", "bitsandbytes", cpu=False),
+    "torchao_int8": Quantizer("torchao", "torchao", cpu=True),
+    "quanto_int8": Quantizer("optimum.quanto", "optimum-quanto", cpu=True),
 }
 
 
@@ -131,8 +130,6 @@ class MemoryPlan:
 
     def _offload(self, pipe: diffusers.DiffusionPipeline) -> None:
         """Raises LoadError."""
-        if not hasattr(group_offloading, "send_to_device"):  # Of Accelerate, of which Diffusers needs nothing else for this.
-            group_offloading.send_to_device = _sent
         parts: Mapping[str, Any] = pipe.components
         away = {name: parts[name] for name in (*DENOISERS, *ENCODERS) if parts.get(name) is not None}
         for name, part in parts.items():
@@ -174,15 +171,11 @@ class MemoryPlan:
     def _check_model_offload(self) -> None:
         if self.device == "cpu":
             raise LoadError("offload model: moves whole models to an accelerator and back, and device is cpu; take offload disk, or none")
-        if not _is_there("accelerate"):
-            raise LoadError("offload model: accelerate is not installed: pip install accelerate")
 
     def _check_quantizer(self) -> None:
         name, quantizer = self.chosen.quantization, QUANTIZERS[self.chosen.quantization]
-        missing = [module.replace(".", "-") for module in quantizer.modules if not _is_there(module)]
-        if missing:
-            told = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-            raise LoadError(f"quantization {name}: {told}: pip install '{quantizer.package}'")
+        if not _is_there(quantizer.module):
+            raise LoadError(f"quantization {name}: its package is not installed: pip install {quantizer.package}")
         if self.device == "cpu" and not quantizer.cpu:
             able = " or ".join(other for other, each in QUANTIZERS.items() if each.cpu)
             raise LoadError(f"quantization {name}: needs a GPU, and device is cpu; take {able}, or option storage")
@@ -200,11 +193,6 @@ class MemoryPlan:
             return diffusers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
         except (ImportError, RuntimeError) as error:
             raise LoadError(f"quantization {name}: its package does not work here: {error}") from error
-
-
-def _sent(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """What a module is called with, its tensors on a device."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), value)
 
 
 def _decoded(vae: Any, decode: Any, most: float, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
