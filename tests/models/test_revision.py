@@ -55,7 +55,7 @@ def machines(default_model: Path) -> Callable[[int], list[Told]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@lengths.rounds(2, len(OTHER_MACHINES))
+@lengths.rounds(1, len(OTHER_MACHINES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_answers_differ_revisions_differ(machines: Callable[[int], list[Told]], kind: str, rounds: int) -> None:
     """rounds: of the other machines, from the first on."""

@@ -58,13 +58,13 @@ async def steps_of(model: ThinkerModel[Any], *asked: tuple[str, int]) -> int:
 
 @pytest.mark.slow
 async def test_a_batch_of_one_takes_a_step_for_every_token(default_model: Path) -> None:
-    asked = [(f"Say {number}.", 24) for number in range(4)]  # Long beside the steps in which they are still arriving.
+    asked = [(f"Say {number}.", 12) for number in range(4)]  # Long beside the steps in which they are still arriving.
     async with loaded(default_model, max_batch_size=1) as one:
         assert one.info.settings["max_batch_size"] == "1"
-        assert await steps_of(one, *asked) > 3 * 24
+        assert await steps_of(one, *asked) > 3 * 12
     async with loaded(default_model) as many:
         assert many.info.settings["max_batch_size"] == "64 (default)"
-        assert await steps_of(many, *asked) < 3 * 24
+        assert await steps_of(many, *asked) < 3 * 12
 
 
 class SizedDecoder(PackedDecoder):

@@ -132,7 +132,7 @@ async def test_several_ranks_say_what_one_says(case: str, seed: int) -> None:
 async def test_what_a_row_becomes_does_not_depend_on_the_others(case: str, seed: int) -> None:
     """Bit for bit: alone, beside others, with known beginnings, and where there is so little room that they make way for each other."""
     size, dtype = COMPANIES[lengths.draw(case, COMPANIES, seed)]
-    asked = [*requests(seed, 2, tokens=20, sampling=DRAWN), *(long(seed + n) for n in range(3))]
+    asked = [*requests(seed, 2, tokens=10, sampling=DRAWN), *(long(seed + n) for n in range(3))]
     with engine_of(options(size, seed, dtype), pages=8) as (engine, _):
         together = await answered(engine, asked)
         assert engine.stats().preemptions

@@ -109,7 +109,7 @@ async def test_requests_that_are_taken_back_at_any_moment(steady: Stack, seed: i
     await none_kept(asked)
 
 
-@lengths.rounds(25, 60)
+@lengths.rounds(15, 60)
 async def test_requests_whose_time_is_over_at_any_moment(steady: Stack, seed: int, rounds: int) -> None:
     """Also while their sessions are being opened, and some of them are taken back then; three at a time."""
     rng = random.Random(seed)

@@ -42,7 +42,7 @@ async def question(stub: omni_pb2_grpc.OmniServiceAsyncStub, number: int) -> str
 
 
 @pytest.mark.timeout(600)
-@lengths.rounds(600, 1500)
+@lengths.rounds(300, 1500)
 async def test_every_question_of_one_moment_is_answered(tmp_path: Path, rounds: int) -> None:
     with stack(tmp_path, stage_args=ROOM, router_args=ROOM) as running:
         async with omni_stub(running.address) as stub:

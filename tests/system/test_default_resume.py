@@ -100,17 +100,15 @@ def replicas(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
         yield Replicas(running, dtype)
 
 
-@lengths.one_or_all("kinds", TURNS)
-async def test_one_stage_is_killed_before_the_first_output_one_in_mid_text_and_one_in_mid_speech(
-    replicas: Replicas, kinds: str, seed: int
-) -> None:
-    await replicas.kill_in_turn(lengths.draw(kinds, TURNS, seed).split("-"))
-
-
-@lengths.one_or_all("other", OTHERS)
-async def test_another_one_is_killed(replicas: Replicas, other: str, seed: int) -> None:
-    """The Thinker that replaced the first one, or another stage of the answer a few milliseconds after the first."""
-    if lengths.draw(other, OTHERS, seed) == "the next one":
+@lengths.one_or_all("order", (*TURNS, *OTHERS))
+async def test_more_than_one_is_killed(replicas: Replicas, order: str, seed: int) -> None:
+    """One stage before the first output, one in mid text and one in mid speech; or the Thinker that replaced the first one; or another
+    stage of the answer a few milliseconds after the first."""
+    order = lengths.draw(order, (*TURNS, *OTHERS), seed)
+    if order in TURNS:
+        await replicas.kill_in_turn(order.split("-"))
+        return
+    if order == "the next one":
         kill = replicas.kill("thinker")
         await replicas.ask_through_all(Step(text_chunks(10), kill), Step(text_chunks(40), kill))
         return

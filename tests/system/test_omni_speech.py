@@ -196,9 +196,10 @@ async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, seed: int) -
     await all_free([house.address(name) for name in house.stages])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
 async def test_one_of_them_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
+    kind = lengths.draw(kind, KINDS, seed)
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
     async def kill() -> None:

@@ -86,9 +86,10 @@ async def test_what_was_seen_and_heard_is_spoken_of(house: Fleet, seed: int) -> 
     await all_free([house.address(name) for name in house.stages])
 
 
-@pytest.mark.parametrize("kind", ["thinker", "talker"])
+@lengths.one_or_all("kind", ["thinker", "talker"])
 @lengths.one_or_all("moment", MOMENTS)
 async def test_one_of_them_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
+    kind = lengths.draw(kind, ["thinker", "talker"], seed)
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
     async def kill() -> None:

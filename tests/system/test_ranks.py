@@ -37,7 +37,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> It
         yield running
 
 
-def question(seed: int, tokens: int = 400) -> omni_pb2.GenerateRequest:
+def question(seed: int, tokens: int = 150) -> omni_pb2.GenerateRequest:
     words = [stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="What?")])]
     thinker = stage_pb2.ThinkerParams(messages=words, sampling=DRAWN, max_tokens=tokens, ignore_eos=True)
     return omni_pb2.GenerateRequest(seed=seed, thinker=thinker)

@@ -66,7 +66,7 @@ class Killer:
 
 
 @pytest.mark.serial
-@lengths.rounds(40, 100)
+@lengths.rounds(25, 100)
 async def test_many_answers_in_a_storm(tmp_path: Path, seed: int, rounds: int) -> None:
     options = {"interval_s": 0.1}
     with fleet(tmp_path, replicas=3, options=options, stage_args=["--inline-limit", "0"]) as running:

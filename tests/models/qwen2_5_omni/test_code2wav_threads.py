@@ -89,7 +89,7 @@ async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: F
     assert max(resident.values()) - begun <= 8 << 20, {at: size >> 20 for at, size in resident.items()}
 
 
-@lengths.rounds(2, 20)
+@lengths.rounds(1, 20)
 async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, quick: FlowCode2Wav, seed: int, rounds: int) -> None:
     source = random.Random(seed)
     workers = source.choice((1, 3, 4))
@@ -103,7 +103,7 @@ async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, 
     await other.close()
 
 
-@lengths.rounds(6, 60)
+@lengths.rounds(3, 60)
 async def test_two_threads_make_of_a_window_what_one_makes(omni_checkpoint: Path, seed: int, rounds: int) -> None:
     """To the last bit only where it is found to be so; so near everywhere."""
     source, solver, worker = random.Random(seed), Solver.of("euler", 3), Worker("aside", 1)
