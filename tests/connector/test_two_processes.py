@@ -10,6 +10,8 @@ import pytest
 
 from helpers.pipes import WAIT_S, age, names, receive, running
 from omnistage.connector.arena import Arena
+from omnistage.connector.errors import StaleReference
+from omnistage.connector.shm import PAGE, ProducerSegment, ReaderSegment, copy_block
 from omnistage.connector.sweep import sweep
 from omnistage.connector.transport import Receiver, Sender
 from omnistage.v1 import tensor_pb2
@@ -57,6 +59,47 @@ def produce_and_hold(connection: Connection) -> None:
         os._exit(0)
     connection.send_bytes(str(child).encode())
     receive(connection)
+
+
+BUSY = 5_000
+"""Turns of a producer."""
+
+
+def write_headers_again_and_again(connection: Connection, number: int) -> None:
+    """One block stays published; another one is published and taken back, and memory is reserved, in every turn."""
+    arena = receive(connection)
+    segment = ProducerSegment(arena, number, 32 * MIB)
+    segment.reserve(MIB)
+    segment.publish(PAGE, 1, 1000)
+    segment.publish(2 * PAGE, 2, 1)
+    connection.send_bytes(b"made")
+    for generation in range(3, BUSY):
+        segment.publish(2 * PAGE, generation, generation % 2000)
+        segment.retract(2 * PAGE)
+        segment._reserved = PAGE  # So that it is written again.
+        segment.reserve(15 * MIB if generation % 2 else 16 * MIB)
+    connection.send_bytes(b"done")
+    receive(connection)
+    segment.close()
+
+
+def test_what_is_said_of_a_segment_is_never_read_in_parts() -> None:
+    """Its header changes while a reader in another process looks at blocks that have been there for long."""
+    arena, looks = os.urandom(16), 0
+    with running(write_headers_again_and_again, 7) as (connection, _):
+        connection.send_bytes(arena)
+        assert receive(connection) == b"made"
+        reader = ReaderSegment(arena, 7)
+        while not connection.poll():
+            reader.check(PAGE, 1000, 1)
+            assert len(copy_block(arena, 7, PAGE, 1000, 1)) == 1000
+            with pytest.raises(StaleReference):
+                reader.check(2 * PAGE, 1999, 1)
+            looks += 1
+        assert looks and receive(connection) == b"done"
+        connection.send_bytes(b"end")
+        connection.poll(WAIT_S)
+    assert names(arena) == []
 
 
 def test_tensors_pass_between_processes_and_all_memory_comes_back() -> None:

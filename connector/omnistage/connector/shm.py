@@ -27,10 +27,11 @@ PREFIX = "omnistage-"
 _VERSION = 1
 _MAGIC = b"omniseg\0"
 _SEGMENT = struct.Struct("<8sII16sQQ")  # magic, version, number, arena, size, reserved
-_RESERVED = struct.Struct("<Q")
-_RESERVED_AT = _SEGMENT.size - _RESERVED.size
+_WORD = 8
+_RESERVED_AT = _SEGMENT.size - _WORD
 _BLOCK_MAGIC = 0x6B636F6C42696E6D  # "mniBlock"
 _BLOCK = struct.Struct("<QQQ")  # magic, generation, length
+_GENERATION_AT, _LENGTH_AT = _WORD, 2 * _WORD
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _STEP = 1 << 20  # reserved at a time: small enough not to hold up the event loop (about 1 ms), large enough to be rare
@@ -113,22 +114,37 @@ class ProducerSegment:
         if target > self._reserved:
             os.posix_fallocate(self._fd, self._reserved, target - self._reserved)
             self._reserved = target
-            _RESERVED.pack_into(self.map, _RESERVED_AT, target)
+            _store(self.map, _RESERVED_AT, target)
         return self._reserved
 
     def publish(self, offset: int, generation: int, length: int) -> None:
         """Let readers in: write the header of the block at `offset`."""
-        _BLOCK.pack_into(self.map, offset, _BLOCK_MAGIC, generation, length)
+        _store(self.map, offset, _BLOCK_MAGIC)
+        _store(self.map, offset + _LENGTH_AT, length)
+        _store(self.map, offset + _GENERATION_AT, generation)  # The last: whoever finds it finds the others.
 
     def retract(self, offset: int) -> None:
         """Let no new reader in."""
-        _BLOCK.pack_into(self.map, offset, _BLOCK_MAGIC, 0, 0)
+        _store(self.map, offset + _GENERATION_AT, 0)
 
     def close(self) -> None:
         """Unlink, unmap, close. Readers that have it mapped keep it."""
         unlink(self._name)
         self.map.close()
         os.close(self._fd)
+
+
+def _store(shared: mmap.mmap, at: int, value: int) -> None:
+    """Write one aligned word in a single store: a reader in another process finds the old value or the new one. struct would write zeros
+    first and then byte after byte."""
+    with memoryview(shared) as view, view.cast("Q") as words:
+        words[at // _WORD] = value
+
+
+def _load(shared: mmap.mmap, at: int) -> int:
+    """Read one aligned word in a single load."""
+    with memoryview(shared) as view, view.cast("Q") as words:
+        return words[at // _WORD]
 
 
 def _path(arena: bytes, number: int) -> Path:
@@ -205,7 +221,10 @@ def copy_block(arena: bytes, number: int, offset: int, length: int, generation: 
                 raise InvalidReference(f"segment {number} of the sender's arena was cut short")
             return data
 
-        end = _reserved(read(0, _SEGMENT.size), arena, number, os.fstat(descriptor).st_size)
+        header = read(0, _SEGMENT.size)
+        while (again := read(0, _SEGMENT.size)) != header:  # It may have been read while the producer reserved more.
+            header = again
+        end = _reserved(header, arena, number, os.fstat(descriptor).st_size)
         _check_place(offset, length, generation, end)
         _check_block(read(offset, _BLOCK.size), length, generation)
         payload = read(offset + BLOCK_HEADER, length)
@@ -242,8 +261,7 @@ class ReaderSegment:
 
     def check(self, offset: int, length: int, generation: int) -> None:
         """Raise InvalidReference unless a block of `length` bytes can lie at `offset`, StaleReference unless it has this generation."""
-        reserved: int = _RESERVED.unpack_from(self.map, _RESERVED_AT)[0]
-        _check_place(offset, length, generation, min(reserved, self.size))
+        _check_place(offset, length, generation, min(_load(self.map, _RESERVED_AT), self.size))
         _check_block(self.map[offset : offset + _BLOCK.size], length, generation)
 
     def is_gone(self) -> bool:

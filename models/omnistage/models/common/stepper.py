@@ -2,13 +2,15 @@
 
     prepare --> job --forward, advance--> job, a step further --...--> decode --> pieces
 
-One unit of work runs at a time, a step of a group or one piece of a drawing that is decoded, where the model says (its thread). A reader
-that does not read holds only its own drawing up.
+One unit of work runs at a time, steps of a group or one piece of a drawing that is decoded, where the model says (its thread). Where a
+group is all that there is, the thread goes on with it until somebody comes or goes: else it would wait for the event loop after each step,
+and a GPU for both. A reader that does not read holds only its own drawing up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Iterator, Sequence
 from functools import partial
@@ -24,6 +26,10 @@ Job = TypeVar("Job", contravariant=True)
 
 MAX_UNREAD = 8
 """Pieces that a drawing is ahead of its reader before it has to wait. Progress does not count: a newer one takes the place of an older."""
+
+
+MAX_AHEAD = 4
+"""Steps that the thread is ahead of the event loop before it waits for that."""
 
 
 class Drawing(Protocol[Job]):
@@ -102,8 +108,8 @@ class _Session(Generic[J]):
 class Stepper(Generic[J]):
     """All drawings of one model. `draw` from any number of sessions of one event loop."""
 
-    def __init__(self, drawing: Drawing[J], run: UnitRunner, *, budget: int, step_budget: int, most: int = 0) -> None:
-        """See steps.Policy."""
+    def __init__(self, drawing: Drawing[J], run: UnitRunner, *, budget: int, step_budget: int, most: int = 0, ahead: bool = False) -> None:
+        """See steps.Policy. ahead: units run on another thread, which may go on by itself."""
         self._drawing = drawing
         self._run = run
         self._policy: Policy[_Session[J]] = Policy(budget, step_budget, most)
@@ -111,8 +117,11 @@ class Stepper(Generic[J]):
         self._stepping = Stepping[_Session[J]]()
         self._changed = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
+        self._may_go_on = False
+        """Looked at by the thread after each step."""
+        self._ahead = ahead
         self.steps = 0
-        """Units of work that were done."""
+        """Of groups, and pieces that were decoded."""
 
     @property
     def queued(self) -> int:
@@ -138,14 +147,19 @@ class Stepper(Generic[J]):
             session.over = True
             self._sessions.discard(session)
             self._policy.withdraw(session)
-            self._changed.set()
+            self._interrupt()
             await self._stepping.left(session)
             if session.decoding is not None:
                 session.decoding.close()
             self._drawing.give_up(job)
 
-    def _wake(self) -> None:
+    def _interrupt(self) -> None:
+        """Somebody came or went."""
+        self._may_go_on = False
         self._changed.set()
+
+    def _wake(self) -> None:
+        self._interrupt()
         if self._loop is None or self._loop.done():
             self._changed = asyncio.Event()  # The last loop's may belong to an event loop that is gone.
             self._loop = asyncio.create_task(self._step_on())
@@ -173,34 +187,61 @@ class Stepper(Generic[J]):
                 await step_all(chosen, self._unit, self._end)
             finally:
                 self._stepping.end(chosen)
-                self.steps += 1
 
     def _group_key(self, session: _Session[J]) -> Hashable | None:
         """What is decoded is decoded alone."""
         return id(session) if session.decoding is not None else self._drawing.group_key(session.job)
 
     async def _unit(self, sessions: Sequence[_Session[J]]) -> None:
-        """One step of a group, or a piece of one drawing."""
+        """Steps of a group, or a piece of one drawing."""
         if sessions[0].decoding is not None:
             await self._piece(sessions[0])
             return
         sessions = [session for session in sessions if not session.over]
         if not sessions:
             return
-        taken = await self._run(partial(_step, self._drawing, [session.job for session in sessions]))
+        self._may_go_on = self._ahead and len(sessions) == len(self._sessions)
+        self._show(sessions, await self._run(partial(self._steps, sessions, asyncio.get_running_loop())))
+        for session in sessions:
+            if not session.over and self._drawing.is_drawn(session.job):
+                session.decoding = self._drawing.decode(session.job)
+
+    def _steps(self, sessions: Sequence[_Session[J]], loop: asyncio.AbstractEventLoop) -> Sequence[Sequence[Drawn] | Exception]:
+        """On the thread: what the last of them shows, and what each of those before it shows is shown meanwhile."""
+        jobs, first = [session.job for session in sessions], self.steps
+        for number in itertools.count():
+            taken = _step(self._drawing, jobs)
+            alike = len({self._drawing.group_key(job) for job in jobs}) == 1
+            waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
+            if waits or not alike or any(map(self._has_ended, jobs, taken)):
+                break
+            loop.call_soon_threadsafe(self._show_and_go_on, sessions, taken)
+        return taken
+
+    def _has_ended(self, job: J, shown: Sequence[Drawn] | Exception) -> bool:
+        return isinstance(shown, Exception) or self._drawing.is_drawn(job)
+
+    def _show_and_go_on(self, sessions: Sequence[_Session[J]], taken: Sequence[Sequence[Drawn] | Exception]) -> None:
+        """The thread is at the next step already: nobody else is due."""
+        self._show(sessions, taken)
+        self._policy.stepped([session for session in sessions if not session.over])
+        if not all(session.can_step for session in sessions):
+            self._may_go_on = False
+
+    def _show(self, sessions: Sequence[_Session[J]], taken: Sequence[Sequence[Drawn] | Exception]) -> None:
+        self.steps += 1
         for session, shown in zip(sessions, taken, strict=True):
             if session.over:
                 continue
             if isinstance(shown, Exception):
                 self._end(session, shown)
-                continue
-            session.put(shown)
-            if self._drawing.is_drawn(session.job):
-                session.decoding = self._drawing.decode(session.job)
+            else:
+                session.put(shown)
 
     async def _piece(self, session: _Session[J]) -> None:
         assert session.decoding is not None
         pieces = await self._run(partial(_next, session.decoding))
+        self.steps += 1
         if pieces is None:
             self._end(session, None)
         else:

@@ -20,7 +20,7 @@ steps before it is due before it: that is at most w + w' of each other client, h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -99,11 +99,15 @@ class Policy(Generic[T]):
         alone before it can be with others: it does that as soon as it would find room beside who leads."""
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
         chosen = self._together(able, group_key) if able else []
-        clients = {asked.client for jobs in (self._waiting, self._admitted) for asked in jobs.values()}
-        for job in chosen:
+        self.stepped(chosen)
+        return chosen
+
+    def stepped(self, jobs: Sequence[T]) -> None:
+        """Count a step of these admitted jobs: for one that nobody else could have been chosen for."""
+        clients = {asked.client for known in (self._waiting, self._admitted) for asked in known.values()}
+        for job in jobs:
             self._admitted[job].left -= self._admitted[job].cost
             self._now += self._admitted[job].cost / len(clients)
-        return chosen
 
     def _together(self, able: list[T], group_key: Callable[[T], Hashable | None]) -> list[T]:
         leader, *others = able

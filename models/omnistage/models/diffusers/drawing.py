@@ -10,6 +10,7 @@ import numpy as np
 from PIL.Image import Image
 from torch import Tensor
 
+from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.checkpoints import CHECKPOINT, check, latents_of, steps_of, words_of
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
@@ -22,8 +23,8 @@ IMAGE, PROGRESS, LATENTS, PIXELS = "image", "progress", "latents", "pixels"
 
 class Job:
     """A plan and how far it is. canvases: its pictures, none before its words and images are encoded; those that its reader has already are
-    not drawn. items: of each result, on each port that its result comes on. checkpoints: steps after
-    which its latents are kept, as so many rows each. Its images are dropped when they are encoded."""
+    not drawn. items: of each result, on each port that its result comes on. checkpoints: steps after which its latents are kept, as so many
+    rows each. Its images are dropped when they are encoded."""
 
     def __init__(
         self, plan: Plan, wanted: Wanted, cost: int, group: Hashable, items: Mapping[str, int], checkpoints: Sequence[int], rows: int
@@ -103,9 +104,10 @@ class StepDrawing:
         return ("step", job.group) if job.encoded else None
 
     def forward(self, jobs: Sequence[Job]) -> None:
+        still_working()
         if jobs[0].encoded:
             self._painter.forward([canvas for job in jobs for canvas in job.canvases])
-        else:
+        elif jobs[0].first < jobs[0].plan.results:
             self._encode(jobs[0])
 
     def _encode(self, job: Job) -> None:
@@ -122,7 +124,7 @@ class StepDrawing:
     def advance(self, job: Job) -> Sequence[Drawn]:
         if not job.encoded:
             job.encoded = True
-            return [Progress(job.canvases[0].step, job.plan.steps)] if PROGRESS in job.wanted else []
+            return [Progress(job.canvases[0].step, job.plan.steps)] if PROGRESS in job.wanted and job.canvases else []
         for canvas in job.canvases:
             self._painter.advance(canvas)
         step = job.canvases[0].step

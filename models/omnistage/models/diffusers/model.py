@@ -73,7 +73,7 @@ class PictureModel(Generic[J]):
         and of those of one step. max_batch_size: drawings in one step; 0: as many as fit."""
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels, self._max_tokens = image_pixels, max_tokens
-        self.stepper = Stepper[J](artist, self._unit, budget=max_tokens, step_budget=step_tokens, most=max_batch_size)
+        self.stepper = Stepper[J](artist, self._unit, budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
 
     @classmethod
     def loaded(cls, folder: Path | None, options: LoadOptions) -> PictureModel[J]:

@@ -12,6 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image as pillow
 
+from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.call import Call
 from omnistage.models.diffusers.drawing import IMAGE, PROGRESS
 from omnistage.models.diffusers.options import Defaults
@@ -127,6 +128,7 @@ class WholeDrawing:
 
     def forward(self, jobs: Sequence[Job]) -> None:
         """Those of one call; it goes on where nobody is behind it."""
+        still_working()
         call = jobs[0].call
         if call is None:
             call = Call(self._pipe, self._arguments([job.plan for job in jobs]), self._threads)

@@ -1,0 +1,188 @@
+"""Drawings on a thread that goes on by itself: as many as there are share its steps, and who comes or goes does so within a step or two."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import TypeVar
+
+import pytest
+
+from helpers.waiting import until
+from omnistage.models.common.stepper import MAX_AHEAD, MAX_UNREAD, Stepper
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import Drawn, Picture, Preview, Progress
+
+T = TypeVar("T")
+
+LIMIT_S = 30.0
+
+
+class Job:
+    """Adds its step to its value until it has taken all. gate: which step waits for the test."""
+
+    def __init__(self, steps: int, *, shows: bool = False, fails_at: int = -1, gate: int = -1) -> None:
+        self.steps, self.shows, self.fails_at, self.gate = steps, shows, fails_at, gate
+        self.step, self.value = 0, 0
+        self.at_gate, self.go_on = threading.Event(), threading.Event()
+        self.given_up = False
+
+
+class Adder:
+    """Implements Drawing. groups: jobs of each step, in order."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[Job, ...]] = []
+        self.threads: set[int] = set()
+
+    def cost(self, job: Job) -> int:
+        return 1
+
+    def steps(self, job: Job) -> int:
+        return job.steps
+
+    def group_key(self, job: Job) -> Hashable:
+        return "all"
+
+    def forward(self, jobs: Sequence[Job]) -> None:
+        self.groups.append(tuple(jobs))
+        self.threads.add(threading.get_ident())
+        for job in jobs:
+            assert not job.given_up, "freed under the thread"
+            if job.step == job.gate:
+                job.at_gate.set()
+                assert job.go_on.wait(LIMIT_S)
+            if job.step == job.fails_at:
+                raise ValueError(f"step {job.step}")
+
+    def advance(self, job: Job) -> Sequence[Drawn]:
+        job.step += 1
+        job.value += job.step
+        if job.shows:
+            return [Preview(b"", "image/png", job.step)]
+        return [Progress(job.step, job.steps)]
+
+    def is_drawn(self, job: Job) -> bool:
+        return job.step == job.steps
+
+    def decode(self, job: Job) -> Generator[Drawn, None, None]:
+        yield Picture(str(job.value).encode(), "image/png")
+
+    def give_up(self, job: Job) -> None:
+        job.given_up = True
+
+
+class House:
+    """A stepper on a thread. units: of work that the thread was given."""
+
+    def __init__(self) -> None:
+        self.worker, self.adder, self.units = Worker("adder", 1), Adder(), 0
+        self.stepper = Stepper[Job](self.adder, self._run, budget=100, step_budget=100, ahead=True)
+
+    async def _run(self, call: Callable[[], T], /) -> T:
+        self.units += 1
+        return await self.worker.run(call)
+
+    async def drawn(self, job: Job) -> list[Drawn]:
+        async with aclosing(self.stepper.draw(job)) as pieces:
+            return [piece async for piece in pieces]
+
+
+@asynccontextmanager
+async def house() -> AsyncIterator[House]:
+    made = House()
+    try:
+        yield made
+    finally:
+        await made.worker.close()
+        assert made.stepper.running == made.stepper.queued == 0
+
+
+async def at_gate(job: Job) -> None:
+    assert await asyncio.to_thread(job.at_gate.wait, LIMIT_S)
+
+
+def picture_of(steps: int) -> bytes:
+    return str(steps * (steps + 1) // 2).encode()
+
+
+async def test_who_is_alone_is_drawn_without_waiting_for_the_event_loop_after_each_step() -> None:
+    async with house() as made:
+        pieces = await made.drawn(Job(500))
+        assert pieces[-1] == Picture(picture_of(500), "image/png") and Progress(500, 500) in pieces
+        assert made.units <= 500 // MAX_AHEAD + 3, "the steps, the picture, and its end"
+        assert made.stepper.steps == 500 + 2 and made.adder.threads == {made.worker._thread.ident}
+
+
+async def test_who_comes_meanwhile_shares_the_next_step_but_one() -> None:
+    first, second = Job(50, gate=10), Job(10)
+    async with house() as made, asyncio.TaskGroup() as group:
+        one = group.create_task(made.drawn(first))
+        await at_gate(first)
+        other = group.create_task(made.drawn(second))
+        await until(lambda: made.stepper.queued)
+        first.go_on.set()
+        assert (await other)[-1] == Picture(picture_of(10), "image/png")
+        assert (await one)[-1] == Picture(picture_of(50), "image/png")
+        groups = [len(jobs) for jobs in made.adder.groups]
+        assert groups.index(2) in (11, 12) and groups.count(2) == 10 and len(groups) == 50
+
+
+async def test_nothing_is_done_for_whoever_goes_away() -> None:
+    job = Job(1000, gate=10)
+    async with house() as made:
+        pieces = made.stepper.draw(job)
+        await anext(pieces)
+        await at_gate(job)
+        closing = asyncio.create_task(pieces.aclose())
+        await asyncio.sleep(0)
+        assert not closing.done() and not job.given_up, "the thread has it"
+        job.go_on.set()
+        await closing
+        assert job.given_up and job.step in (11, 12)
+        assert (await made.drawn(Job(3)))[-1] == Picture(picture_of(3), "image/png")
+
+
+async def test_one_that_ends_leaves_the_others_their_steps() -> None:
+    async with house() as made:
+        found = await asyncio.gather(*(made.drawn(Job(steps)) for steps in (3, 30, 200)))
+        assert [pieces[-1] for pieces in found] == [Picture(picture_of(steps), "image/png") for steps in (3, 30, 200)]
+        assert len(made.adder.groups) == 200 and made.units < 100
+
+
+async def test_the_thread_waits_for_a_reader_that_does_not_read() -> None:
+    job = Job(100, shows=True)
+    async with house() as made:
+        async with aclosing(made.stepper.draw(job)) as pieces:
+            first = await anext(pieces)
+            await until(lambda: not made.stepper._stepping._jobs)
+            behind = job.step
+            assert MAX_UNREAD <= behind <= MAX_UNREAD + MAX_AHEAD + 2
+            shown = [first, *[piece async for piece in pieces]]
+        assert [piece.step for piece in shown if isinstance(piece, Preview)] == [*range(1, 101)]
+
+
+async def test_an_error_in_the_middle_ends_the_one_that_it_is_of() -> None:
+    """After what it had shown before."""
+    bad, good = Job(100, shows=True, fails_at=4), Job(40)
+    async with house() as made:
+        shown = list[Drawn]()
+
+        async def read() -> None:
+            async with aclosing(made.stepper.draw(bad)) as pieces:
+                async for piece in pieces:
+                    shown.append(piece)
+
+        found = await asyncio.gather(read(), made.drawn(good), return_exceptions=True)
+        assert isinstance(found[0], ValueError) and [piece.step for piece in shown if isinstance(piece, Preview)] == [1, 2, 3, 4]
+        assert not isinstance(found[1], BaseException) and found[1][-1] == Picture(picture_of(40), "image/png")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 33])
+async def test_many_that_come_and_go_are_all_drawn(count: int) -> None:
+    async with house() as made:
+        for _ in range(3):
+            found = await asyncio.gather(*(made.drawn(Job(1 + number % 7)) for number in range(count)))
+            assert [pieces[-1] for pieces in found] == [Picture(picture_of(1 + number % 7), "image/png") for number in range(count)]
