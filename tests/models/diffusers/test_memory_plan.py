@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def test_weights_in_eight_bits_draw_nearly_the_same(name: str, storage: str) -> 
     assert saved >= 3 * sum(weight.nbytes for weight in stored)
 
 
+@pytest.mark.skipif(find_spec("torchao") is None, reason="the extra torchao is not installed")
 @pytest.mark.parametrize("name", ["qwen-image", "z-image", "longcat-image"])
 def test_a_transformer_that_is_quantized_draws_nearly_the_same(name: str) -> None:
     latents, _ = drawn(pair_of(name))
