@@ -21,7 +21,8 @@ WITHOUT_TORCH = ("router",)
 OMNI = "omni-"
 """How the services of the profile qwen2_5_omni begin."""
 CHAIN = ("router", "thinker", "talker", "code2wav")
-SERVERS = (*CHAIN, *(OMNI + name for name in CHAIN))
+PICTURES = ("picture-router", "painter")
+SERVERS = (*CHAIN, *(OMNI + name for name in CHAIN), *PICTURES)
 
 
 def instructions(folder: str) -> list[str]:
@@ -56,7 +57,7 @@ def test_every_image_is_in_one_of_the_groups() -> None:
 
 def test_every_stage_is_built_as_its_kind() -> None:
     kinds = {name: service["build"]["args"].get("KIND") for name, service in services().items() if "build" in service}
-    wanted = {name: name.removeprefix(OMNI) for name in SERVERS if not name.endswith("router")}
+    wanted = {name: name.removeprefix(OMNI).replace("painter", "diffusion") for name in SERVERS if not name.endswith("router")}
     assert {name: kind for name, kind in kinds.items() if kind is not None} == wanted
 
 
