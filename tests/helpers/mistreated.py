@@ -16,6 +16,7 @@ import structlog
 from helpers.ask import ask, request
 from helpers.servers import CHAIN, CLIENT_OPTIONS, KINDS, all_free, local_router, local_stage, toy_logic
 from helpers.stage import Stage
+from omnistage.host.logs import somebody_is_there
 from omnistage.v1 import omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 from omnistage.wire.errors import REASONS, status_code
 
@@ -109,6 +110,7 @@ class _Errors(logging.Handler):
 
     def __init__(self, problems: list[object]) -> None:
         super().__init__(logging.ERROR)
+        self.addFilter(somebody_is_there)
         self._problems = problems
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -9,10 +9,12 @@ import sys
 from functools import cache
 
 import structlog
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # The types of grpcio leave its core out.
 
 from omnistage.host.log_writer import LogWriter, plain_words
 
 STDERR = 2
+UNREAD_STATUS = "SendStatusFromServerOperation"
 
 
 def configure_logs(level: str, style: str) -> None:
@@ -34,7 +36,15 @@ def configure_logs(level: str, style: str) -> None:
     handler = logging.StreamHandler(_writer())
     formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=[*shared, structlog.processors.format_exc_info], processor=renderer)
     handler.setFormatter(formatter)
+    handler.addFilter(somebody_is_there)
     logging.basicConfig(level=max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING), handlers=[handler], force=True)
+
+
+def somebody_is_there(record: logging.LogRecord) -> bool:
+    """Filter of log records. gRPC tells as an error, with its traceback, that the last status of a call could not be sent as the client
+    was gone that very moment: not worth a line, as one that goes a moment earlier is worth none. All else passes."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, cygrpc.ExecuteBatchError) and UNREAD_STATUS in str(error))
 
 
 def _event_of_dropped(lines: int) -> str:
