@@ -103,7 +103,7 @@ async def test_answers_that_lost_their_pages_again_and_again_are_those_of_an_emp
     small = engine(pages=8, dtype=dtype, max_sequences=24)
     for answer, events in zip(expected, await asyncio.gather(*(read(small.submit(request)) for request in requests)), strict=True):
         assert drawn(events) == drawn(answer)
-    assert small.stats().preemptions > 5
+    assert small.stats().preemptions > 1
     assert_empty(small)
     await small.close()
 

@@ -44,7 +44,7 @@ def ask(omni: Omni, pause: int = 0, save: str = "", held: bool = False, **asked:
                 if pause and len(sounds) == 1:
                     paused = Pause(omni, pause)
             case Failover():
-                failovers.append({"stage": event.stage, "lost": event.lost, "replica": event.replica})
+                failovers.append({"stage": event.stage, "lost": event.lost, "replica": event.replica, "reason": event.reason})
             case Done():
                 samples = np.concatenate([sound.samples for sound in sounds])
                 if save:

@@ -220,7 +220,8 @@ def test_qwen2_5_omni_speaks_in_its_profile(stack: Containers, omni_checkpoint: 
 def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talker_comes_back(
     stack: Containers, undisturbed: dict[str, Any]
 ) -> None:
-    """On a busy machine the Talker may have said all before it is killed: then again."""
+    """On a busy machine the Talker may have said all before it is killed, or the Thinker before it may be too slow to answer, and is opened
+    anew with other hops behind it: then again."""
     for _ in range(KILLS):
         stack.wait_serving(**TALKERS)
         with stack.asking({**LONG, "pause": 1}) as client:
@@ -230,10 +231,11 @@ def test_an_answer_is_whole_when_its_talker_is_killed_in_the_middle_and_the_talk
             client.go_on()
             answer = client.read()
         assert same(answer, undisturbed)
-        if answer["failovers"]:
+        print(answer["failovers"])
+        lost = [failover for failover in answer["failovers"] if failover["stage"] == "talker"]
+        if lost:
             break
-    (failover,) = answer["failovers"]
-    assert (failover["stage"], failover["lost"]) == ("talker", address) and failover["replica"] != address
+    assert lost and lost[0]["lost"] == address != lost[0]["replica"]
     assert same(stack.ask(LONG), undisturbed)
     stack.wait_serving(**TALKERS)
     assert stack.daemon.inspect(killed, "{{.RestartCount}}") != "0"
