@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from fractions import Fraction
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from omnistage.models.common.steps import Policy, TooCostly
+
+T = TypeVar("T", bound=Hashable)
 
 
 def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, clients: str = "", steps: int = 1) -> Policy[str]:
@@ -22,12 +25,19 @@ def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, cl
     return policy
 
 
+def step(policy: Policy[T], group_key: Callable[[T], Hashable | None], can_step: Callable[[T], bool] = lambda job: True) -> list[T]:
+    """Those that are chosen, and counted."""
+    chosen = policy.choose(group_key, can_step)
+    policy.stepped(chosen)
+    return chosen
+
+
 def run(policy: Policy[str], left: dict[str, int]) -> list[list[str]]:
     """All steps until each has taken so many; who steps together has the same first letter."""
     steps = []
     while left:
         policy.admit()
-        steps.append(policy.choose(lambda job: job[0]))
+        steps.append(step(policy, lambda job: job[0]))
         for job in steps[-1]:
             left[job] -= 1
             if not left[job]:
@@ -70,10 +80,10 @@ def test_who_does_not_fit_yet_keeps_its_turn() -> None:
 def test_one_that_cannot_step_holds_nobody_up_and_has_the_next_turn() -> None:
     policy = admitted({"a": 1, "b": 1, "c": 1})
     ready = {"b", "c"}
-    assert [policy.choose(lambda job: job, ready.__contains__) for _ in range(2)] == [["b"], ["b"]]
+    assert [step(policy, lambda job: job, ready.__contains__) for _ in range(2)] == [["b"], ["b"]]
     ready.add("a")
-    assert policy.choose(lambda job: job, ready.__contains__) == ["a"]
-    assert policy.choose(lambda job: job, lambda job: False) == []
+    assert step(policy, lambda job: job, ready.__contains__) == ["a"]
+    assert step(policy, lambda job: job, lambda job: False) == []
 
 
 def test_one_of_another_client_is_over_before_all_but_the_first_of_one_with_many() -> None:
@@ -91,7 +101,7 @@ def test_a_short_one_of_another_client_goes_first_but_not_for_ever() -> None:
     for number in range(30):
         policy.submit(f"short {number}", 10, 1, "hasty")
         policy.admit()
-        order += policy.choose(lambda job: job)
+        order += step(policy, lambda job: job)
         if order[-1] != "long":
             policy.withdraw(order[-1])
         elif order.count("long") == 10:
@@ -107,7 +117,7 @@ def test_who_asks_again_and_again_gets_no_more_than_who_asks_at_once() -> None:
     for number in range(20):
         policy.submit(f"mine {number}", 10, 1, "a")
         policy.admit()
-        chosen = policy.choose(lambda job: job)
+        chosen = step(policy, lambda job: job)
         if chosen == ["other"]:
             break
         led += 1
@@ -128,15 +138,15 @@ def test_what_was_not_done_of_a_job_is_not_held_against_its_client() -> None:
 def test_who_must_be_alone_first_is_so_as_soon_as_it_could_join() -> None:
     policy = admitted({"a1": 4, "a2": 4, "a3": 4}, step_budget=8)
     keys: dict[str, str | None] = {"a1": "a", "a2": None, "a3": None}
-    assert policy.choose(keys.__getitem__) == ["a2"]
+    assert step(policy, keys.__getitem__) == ["a2"]
     keys["a2"] = "a"
-    assert policy.choose(keys.__getitem__) == ["a1", "a2"], "for a3 there is no room"
+    assert step(policy, keys.__getitem__) == ["a1", "a2"], "for a3 there is no room"
     policy.withdraw("a1")
-    assert policy.choose(keys.__getitem__) == ["a3"]
+    assert step(policy, keys.__getitem__) == ["a3"]
     keys["a3"] = "a"
-    assert policy.choose(keys.__getitem__) == ["a2", "a3"]
+    assert step(policy, keys.__getitem__) == ["a2", "a3"]
     keys["a2"] = None
-    assert policy.choose(keys.__getitem__) == ["a2"], "who leads is alone too"
+    assert step(policy, keys.__getitem__) == ["a2"], "who leads is alone too"
 
 
 asked_jobs = st.tuples(
@@ -227,7 +237,7 @@ class Machine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             able = self.admitted - self.blocked
-            chosen = self.policy.choose(self.keys.__getitem__, lambda job: job not in self.blocked)
+            chosen = step(self.policy, self.keys.__getitem__, lambda job: job not in self.blocked)
             assert set(chosen) <= able and bool(chosen) == bool(able)
             if chosen:
                 self.look_at(chosen, able)
@@ -274,7 +284,7 @@ def test_everybody_comes_to_an_end(asked: list[tuple[int, str, int]]) -> None:
         left[job] = steps
     for _ in range(sum(left.values())):
         policy.admit()
-        for job in policy.choose(lambda job: asked[job][1]):
+        for job in step(policy, lambda job: asked[job][1]):
             left[job] -= 1
             if not left[job]:
                 policy.withdraw(job)

@@ -49,6 +49,11 @@ class Full(RuntimeError):
     """The model can do what is asked, but not now, beside all that it does: another replica may. The text says what is full."""
 
 
+class Failed(RuntimeError):
+    """What is asked cannot be made with these weights, which only making it showed, and no replica of this revision could. The text, which
+    the caller reads, says what came of it."""
+
+
 # What a model is -------------------------------------------------------------------------------------------------------------------
 
 

@@ -8,19 +8,33 @@ import io
 import json
 import weakref
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
-from helpers.artists import EDITING, USUAL, draw, model_of, opened, pixels_of
-from helpers.drawings import checkpoint
+from helpers.artists import EDITING, USUAL, Drawing, draw, model_of, opened, pixels_of
+from helpers.drawings import checkpoint, writable
+from helpers.logic import run_logic
 from helpers.painting import picture
+from omnistage.diffusion.stage import DiffusionStage
+from omnistage.models import registry
+from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import Job, StepDrawing
+from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.painter import Painter
 from omnistage.models.diffusers.plan import Plan
-from omnistage.models.interface import BadRequest, Rows, Wanted
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import BadRequest, DrawRequest, Failed, Rows, Wanted
+from omnistage.models.options import LoadOptions
+from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
 
 Model = PictureModel[Any]
 
@@ -150,7 +164,6 @@ async def test_prompts_that_are_asked_again_are_encoded_once(model: Model) -> No
 
 async def test_with_the_cache_off_nothing_is_kept() -> None:
     from omnistage.models.diffusers.loading import load_pictures
-    from omnistage.models.options import LoadOptions
 
     loaded = load_pictures(checkpoint("z-image"), LoadOptions(enable_cache=False, dtype="float32", family=dict(USUAL)))
     try:
@@ -180,6 +193,91 @@ async def test_what_has_more_latent_tokens_than_fit_is_refused() -> None:
         with pytest.raises(BadRequest, match="fewer or smaller"):
             await draw(small, "a hill", results=2)
         assert len((await draw(small, "a hill")).pictures) == 1
+
+
+async def test_what_becomes_no_number_is_told_as_that_and_ends_alone(model: Model) -> None:
+    painter: Painter = model._artist._painter  # type: ignore[attr-defined]
+    snowman, hill = (set(painter.counting(words)["input_ids"]) for words in ("☃", "a hill"))
+    with torch.no_grad():
+        painter.pipe.text_encoder.get_input_embeddings().weight[(snowman - hill).pop()] = torch.nan
+    good, bad, other = await asyncio.gather(
+        draw(model, "a hill", seed=1), draw(model, "☃", seed=2), draw(model, "a hill", seed=3), return_exceptions=True
+    )
+    assert isinstance(bad, Failed) and "no number after step 1 of 4" in str(bad)
+    assert isinstance(good, Drawing) and isinstance(other, Drawing) and len(good.pictures) == len(other.pictures) == 1
+    with pytest.raises(StageError, match="INTERNAL: the picture is no number after step 1 of 4"):
+        await run_logic(DiffusionStage(model), stage_pb2.StageParams(diffusion=stage_pb2.DiffusionParams(prompt="☃")))
+    assert (model.stepper.running, model.stepper.queued) == (0, 0)
+
+
+def test_weights_that_draw_no_number_are_refused_when_they_are_loaded(tmp_path: Path) -> None:
+    file = writable("z-image", tmp_path / "z") / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if name.startswith("layers.0") and name.endswith("weight"))
+    save_file({**weights, name: torch.full_like(weights[name], torch.nan)}, file, {"format": "pt"})
+    with pytest.raises(LoadError, match="no number after step 1"):
+        registry.load("diffusers", "diffusion", LoadOptions(tmp_path / "z", dtype="float32", family=dict(USUAL)))
+
+
+@pytest.mark.parametrize("sampler", ["DDIMScheduler", "UniPCMultistepScheduler", "FlowMatchHeunDiscreteScheduler"])
+def test_a_sampler_that_no_family_was_published_with_is_refused(sampler: str, tmp_path: Path) -> None:
+    """One would take other arguments, another one keep to another formula than that of the previews."""
+    folder = writable("z-image", tmp_path / "z")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"scheduler": ["diffusers", sampler]}))
+    with pytest.raises(LoadError, match=f"is drawn here with FlowMatchEulerDiscreteScheduler, not {sampler}"):
+        registry.load("diffusers", "diffusion", LoadOptions(folder, dtype="float32"))
+
+
+@pytest.mark.parametrize("name", ["qwen-image-layered", "longcat-image", "qwen-image-edit-plus"])
+async def test_every_family_shows_previews(name: str, seed: int) -> None:
+    images = (png(picture(seed, 60, 90)),)
+    usual = {**EDITING, "width": 64, "height": 64} if name == "longcat-image" else EDITING
+    async with model_of(checkpoint(name), **usual) as artist:
+        images = images[: artist._artist.limits.images[1]]
+        for _ in range(2):  # By the VAE, then by the map that is fitted to its picture.
+            drawing = await draw(artist, "a hill", images=images, seed=seed, steps=4, previews=2, preview_side=32)
+            assert [max(opened(one.data).size) for one in drawing.previews] == [32, 32]
+            assert [one.step for one in drawing.previews] == [1, 3]
+
+
+async def test_eight_of_two_sizes_in_words_and_guidance_of_their_own_draw_at_once(seed: int) -> None:
+    """Of a family whose passes are of one size."""
+    asked: list[dict[str, Any]] = [
+        {"prompt": "hill " * (n + 1), "seed": seed + n, "steps": 2 + n % 4, "guidance_scale": 1 + n % 3, "width": (64, 96)[n // 4]}
+        for n in range(8)
+    ]
+    async with model_of(checkpoint("qwen-image"), **USUAL) as artist:
+        steps = artist.stepper.steps
+        together = await asyncio.gather(*(draw(artist, **one) for one in asked))
+        shared = artist.stepper.steps - steps
+        steps = artist.stepper.steps
+        for one, drawing in zip(asked, together, strict=True):
+            assert np.abs(drawing.pixels - (await draw(artist, **one)).pixels).max() <= 1
+        assert shared < artist.stepper.steps - steps
+
+
+async def test_the_largest_picture_that_may_be_asked_for_fits(tmp_path: Path) -> None:
+    async with model_of(checkpoint("z-image"), max_pixels=256 * 256, **USUAL) as artist:
+        await draw(artist, "a hill", width=256, height=256, guidance_scale=2.0, steps=1)
+        with pytest.raises(BadRequest, match="at most 65536 pixels"):
+            await draw(artist, "a hill", width=272, height=256)
+    async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
+        await editor.prepare(DrawRequest(seed=0, prompt="x", images=(Media("image/png", png(picture(1, 60, 90))),) * 8, guidance_scale=4.0))
+
+
+def test_what_is_kept_longest_without_use_goes_first() -> None:
+    kept = Kept(max_bytes=12)
+    made = list[str]()
+
+    def make(name: str, size: int = 1) -> torch.Tensor:
+        made.append(name)
+        return torch.full((size,), float(len(made)))
+
+    for name in ("a", "b", "c", "a", "d", "a", "b"):
+        kept.get(name, partial(make, name))
+    assert made == ["a", "b", "c", "d", "b"], "a was used again, b and c were not"
+    assert kept.get("large", partial(make, "large", 4)).nbytes == 16 and kept.bytes == 12, "what does not fit drives nothing out"
 
 
 async def test_layers_of_each_of_several_results_stay_together(seed: int) -> None:

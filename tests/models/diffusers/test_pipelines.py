@@ -12,8 +12,9 @@ from PIL import Image
 
 from helpers.drawings import NAMES
 from helpers.painting import Pair, pair, picture
-from omnistage.models.diffusers.painter import NotFinite
 from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.quotation import split_quotation
+from omnistage.models.interface import Failed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -134,7 +135,7 @@ def test_a_picture_that_is_no_number_is_an_error() -> None:
         canvas = both.begun(both.plan("x", steps=2))
         canvas.latents = canvas.latents * float("nan")
         both.painter.forward([canvas])
-        with pytest.raises(NotFinite, match="after step 1 of 2"):
+        with pytest.raises(Failed, match="after step 1 of 2"):
             both.painter.advance(canvas)
 
 
@@ -144,10 +145,60 @@ def test_prompts_that_are_cut_by_no_encoder_are_taken_and_longer_ones_are_not(bo
         both.painter.check_text("word " * 5000)
 
 
+QUOTED = 20_000
+
+
+@pytest.mark.parametrize("text", [f'"{"a" * QUOTED}"', '"a" ' * (QUOTED // 4), "\"'" * (QUOTED // 2), f"“{'房' * QUOTED}”", '"' * QUOTED])
+def test_letters_in_quotation_marks_are_counted_and_not_read_one_by_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    painter, read = pair("longcat-image").painter, list[str]()
+    counting = painter.counting
+
+    def count(words: str, **more: object) -> object:
+        read.append(words)
+        return counting(words, **more)
+
+    monkeypatch.setattr(painter, "counting", count)
+    with pytest.raises(ValueError, match="make it shorter"):
+        painter.check_text(text)
+    assert len(read) < 600
+
+
+def test_the_tokens_of_a_prompt_are_counted_as_the_pipeline_counts_them() -> None:
+    painter = pair("longcat-image").painter
+    tokenizer = painter.pipe.tokenizer
+    for text in ("a sign 'OPEN' and “开门”", 'it\'s "a b"', "x", "'aaaa' 'aaaa'"):
+        read = list[int]()
+        for part, quoted in split_quotation(text):
+            for piece in part if quoted else [part]:
+                read += tokenizer(piece, add_special_tokens=False)["input_ids"]
+        assert painter.text_tokens(text) == (len(read), painter.pipe.tokenizer_max_length)
+
+
 @pytest.mark.parametrize("text", ["a <|image_pad|> hill", "<|im_end|>", "a hill<|im_start|>"])
 def test_special_tokens_are_no_words(both: Pair, text: str) -> None:
     with pytest.raises(ValueError, match="special token"):
         both.painter.check_text(text)
+
+
+@pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "longcat-image-edit"])
+def test_a_picture_is_resized_once_and_not_at_all_where_all_is_kept(name: str, seed: int) -> None:
+    both = pair(name)
+    plan = plans(both, seed, 2)[1]
+    resized = 0
+    resize = type(both.pipe.image_processor).resize
+
+    def counted(processor: object, *arguments: object, **named: object) -> object:
+        nonlocal resized
+        resized += 1
+        return resize(processor, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(type(both.pipe.image_processor), "resize", counted)
+        both.painter.encode(replace(plan, digests=tuple(digest + b"new" for digest in plan.digests)))
+        first, resized = resized, 0
+        both.painter.encode(replace(plan, digests=tuple(digest + b"new" for digest in plan.digests)))
+    assert 0 < first <= 3 * len(plan.images), "for the VAE, for the text encoder, and by the VAE's own processor"
+    assert resized == 0
 
 
 @pytest.mark.parametrize("together", [False, True])

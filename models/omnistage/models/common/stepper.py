@@ -182,6 +182,7 @@ class Stepper(Generic[J]):
                 self._changed.clear()
                 await self._changed.wait()
                 continue
+            self._policy.stepped(chosen)
             self._stepping.begin(chosen)
             try:
                 await step_all(chosen, self._unit, self._end)

@@ -1,6 +1,6 @@
 """Who steps next: many drawings share the steps of one model. The policy alone: no model, no thread, no torch.
 
-    submit --> waiting --admit--> admitted --choose--> a step together --> ... --> withdraw
+    submit --> waiting --admit--> admitted --choose, stepped--> a step further --> ... --> withdraw
 
 Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. Who is due
 first leads a step, and others of its group step with it, in the order in which they are due, as far as the budget of a step allows.
@@ -98,12 +98,10 @@ class Policy(Generic[T]):
         """Those that take the next step together, its leader first; nobody where nobody can. group_key: None of one that has to take a step
         alone before it can be with others: it does that as soon as it would find room beside who leads."""
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
-        chosen = self._together(able, group_key) if able else []
-        self.stepped(chosen)
-        return chosen
+        return self._together(able, group_key) if able else []
 
     def stepped(self, jobs: Sequence[T]) -> None:
-        """Count a step of these admitted jobs: for one that nobody else could have been chosen for."""
+        """Count a step of these admitted jobs."""
         clients = {asked.client for known in (self._waiting, self._admitted) for asked in known.values()}
         for job in jobs:
             self._admitted[job].left -= self._admitted[job].cost

@@ -112,7 +112,7 @@ class StepDrawing:
 
     def _encode(self, job: Job) -> None:
         conditions = self._painter.encode(job.plan)
-        job.plan = replace(job.plan, images=(), digests=())
+        job.plan = replace(job.plan, images=())
         job.canvases = [self._painter.canvas(job.plan, conditions, number) for number in range(job.first, job.plan.results)]
         history = job.plan.history
         if history is not None and (reached := len(history) // job.rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnistage.engine.group import RanksApart
-from omnistage.models.common.checkpoint import called
+from omnistage.models.common.checkpoint import BadCheckpoint, called
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
@@ -40,7 +41,7 @@ from omnistage.models.diffusers.spread import placed, team_of
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import DrawRequest, ModelInfo, Picture
+from omnistage.models.interface import DrawRequest, Failed, ModelInfo, Picture
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 
@@ -61,7 +62,8 @@ CODE_REVISION = "1"
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_SESSIONS = 64
 ADMITTED_STEPS = 4
-"""What is drawn at once has so many times the latent tokens of one step: latents are small beside what a step computes."""
+"""What is drawn at once has so many times the latent tokens of one step, or those of the largest picture that may be asked for: latents are
+small beside what a step computes."""
 BATCH = 8
 """Pictures of the usual size, with guidance, that share a step where nobody says otherwise."""
 CPU_STEP_TOKENS = 256
@@ -79,6 +81,8 @@ def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
             model = _loaded(folder, options_of(options, 0), team)
         except RanksApart as error:
             raise LoadError(str(error)) from error
+        except Failed as error:
+            raise BadCheckpoint(f"{folder} was tried: {error}") from error
         undo.pop_all()
     return model
 
@@ -93,7 +97,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
     usual = _trial_plan(artist, name)
     full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
     step_tokens = min(full, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else full
-    max_tokens = chosen.max_tokens or ADMITTED_STEPS * full
+    max_tokens = chosen.max_tokens or max(ADMITTED_STEPS * full, artist.tokens(_largest_plan(artist, name)))
     info = ModelInfo(
         name=name,
         revision=revision(
@@ -146,15 +150,22 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
     return f"{chosen.text_cache_bytes >> 20} MiB of words, {chosen.picture_cache_bytes >> 20} MiB of pictures"
 
 
-def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0) -> Plan:
-    """Of a picture of these sides in so many steps; 0: as usual. A picture that is edited is a grey square."""
+def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0) -> Plan:
+    """Of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is a grey square."""
     limits, grey = artist.limits, np.full((64, 64, 4), 127, np.uint8)
-    count = limits.images[0]
+    count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
     grey[..., 3] = 255
     return artist.sized(replace(planned(request, limits, name), images=(grey,) * count, digests=(b"",) * count))
+
+
+def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
+    """Of one picture of as many pixels as may be asked for, from as many others, with guidance."""
+    limits = artist.limits
+    side = max(math.isqrt(limits.max_pixels) // limits.multiple * limits.multiple, limits.min_side)
+    return replace(_trial_plan(artist, name, side=side, steps=limits.min_steps, count=limits.images[1]), negative="")
 
 
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.pipelines.longcat_image.pipeline_longcat_image import prepare_pos_ids, split_quotation
+from diffusers.pipelines.longcat_image import pipeline_longcat_image, pipeline_longcat_image_edit
+from diffusers.pipelines.longcat_image.pipeline_longcat_image import prepare_pos_ids
 from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calculate_dimensions
 from PIL import Image as pillow
 from PIL.Image import Image
@@ -17,7 +19,10 @@ from torch import Tensor
 
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift, with_images
 from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.quotation import mend, split_quotation
 from omnistage.models.diffusers.stepcache import StepCache
+
+mend(pipeline_longcat_image, pipeline_longcat_image_edit)
 
 CHANNELS = 16
 """Of the latents; the pipelines know no other number."""
@@ -31,10 +36,13 @@ class LongCatPainter(Painter):
         return Limits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """What stands in quotation marks is read letter by letter."""
-        parts = [part for words, quoted in split_quotation(text) for part in (words if quoted else [words])]
-        count = sum(len(self.pipe.tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts)
-        return count, self.pipe.tokenizer_max_length
+        """What stands in quotation marks is read letter by letter. Each is a token at least: of a text with too many of them they are all
+        that is counted."""
+        most = int(self.pipe.tokenizer_max_length)
+        parts = Counter(part for words, quoted in split_quotation(text) for part in (words if quoted else [words]))
+        if parts.total() > most:
+            return parts.total(), most
+        return sum(times * len(self.counting(part, add_special_tokens=False)["input_ids"]) for part, times in parts.items()), most
 
     def _shape(self, plan: Plan) -> tuple[int, int, int]:
         side = self.pipe.vae_scale_factor * 2
@@ -47,7 +55,7 @@ class LongCatPainter(Painter):
 
     # 2: preprocess
 
-    def encode(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: Plan) -> Conditions:
         return Conditions(*self.texts(plan), self._image_latents(plan), (self._shape(plan),))
 
     def text(self, plan: Plan, text: str) -> Tensor:
@@ -138,14 +146,16 @@ class LongCatEditPainter(LongCatPainter):
         width, height = calculate_dimensions(self._area, image.shape[1] * 1.0 / image.shape[0])
         return replace(plan, width=width, height=height)
 
-    def _image(self, plan: Plan) -> Image:
+    def _image(self, plan: Plan) -> list[Image]:
         image = pillow.fromarray(plan.images[0]).convert("RGB")
-        resized: Image = self.pipe.image_processor.resize(image, plan.height, plan.width)
-        return resized
+        return [self.pipe.image_processor.resize(image, plan.height, plan.width)]
+
+    def _seen(self, plan: Plan) -> list[Image]:
+        """As the text encoder gets it."""
+        return [self.pipe.image_processor.resize(self._once("image", self._image, plan)[0], plan.height // 2, plan.width // 2)]
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        seen = self.pipe.image_processor.resize(self._image(plan), plan.height // 2, plan.width // 2)
-        rows: Tensor = self.pipe._encode_prompt([text], seen)[0]
+        rows: Tensor = self.pipe._encode_prompt([text], self._once("seen", self._seen, plan)[0])[0]
         return rows
 
     def _image_latents(self, plan: Plan) -> Tensor:
@@ -154,7 +164,8 @@ class LongCatEditPainter(LongCatPainter):
 
     def _latents(self, plan: Plan) -> Tensor:
         """[tokens, channels]."""
-        pixels = self.pipe.image_processor.preprocess(self._image(plan), plan.height, plan.width).to(self.device, self.dtype)
+        image = self._once("image", self._image, plan)[0]
+        pixels = self.pipe.image_processor.preprocess(image, plan.height, plan.width).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
         packed: Tensor = self.pipe._pack_latents(latents, 1, CHANNELS, *latents.shape[2:])
         return packed[0]
@@ -168,5 +179,4 @@ class LongCatEditPainter(LongCatPainter):
         places = [prepare_pos_ids(modality_id=number, type="image", start=start, height=height, width=width) for number in (1, 2)]
         return torch.cat(places).to(torch.float64)
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-        return negative + scale * (positive - negative)
+    guided = Painter.guided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -99,7 +100,7 @@ class PictureModel(Generic[J]):
         plan = planned(request, limits, self._info.name)
         for field, text in (("prompt", plan.prompt), ("negative_prompt", plan.negative or "")):
             try:
-                self._artist.check_text(text)
+                await asyncio.to_thread(self._artist.check_text, text)
             except ValueError as error:
                 raise BadRequest(f"diffusion.{field}", str(error)) from None
         images = [await self._pixels(image, number, request.client) for number, image in enumerate(request.images, 1)]
@@ -109,7 +110,7 @@ class PictureModel(Generic[J]):
         check_work(plan, limits, self._info.name)
         self._artist.check_history(plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
-            why = f"it has {tokens} latent tokens, {self._max_tokens} fit: ask for fewer or smaller pictures"
+            why = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for fewer or smaller pictures"
             raise BadRequest("diffusion.results" if plan.results > 1 else "diffusion.width", why)
         return plan
 

@@ -21,7 +21,8 @@ FASTER = 4
 
 
 def parameters(plan: Plan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
-    """As JSON: with these the same model draws the picture with that number again. reused, largest: see stepcache.Residuals."""
+    """As JSON: with these, and the pictures that it was drawn from, the same model draws the picture with that number again. images: what
+    SHA-256 says of their files. reused, largest: see stepcache.Residuals."""
     said = {
         "prompt": plan.prompt,
         "negative_prompt": plan.negative,
@@ -31,12 +32,13 @@ def parameters(plan: Plan, number: int, model: str, reused: int = 0, largest: fl
         "guidance_scale": plan.guidance,
         "seed": plan.seed_of(number),
         "layers": plan.layers,
+        "images": [digest.hex() for digest in plan.digests],
         "step_cache": plan.step_cache,
         "steps_reused": reused,
         "largest_change_reused": round(largest, 4),
         "model": model,
     }
-    return json.dumps({key: value for key, value in said.items() if value not in (None, 0) or key in ("seed", "guidance_scale")})
+    return json.dumps({key: value for key, value in said.items() if value not in (None, 0, []) or key in ("seed", "guidance_scale")})
 
 
 def encoded(image: Image, media_type: str, said: str = "") -> bytes:

@@ -6,8 +6,10 @@ and leave at any step: those of one step share a forward pass whatever their ste
 
 from __future__ import annotations
 
+import copy
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
 from omnistage.models.errors import LoadError
+from omnistage.models.interface import Failed
 
 SAMPLERS = ("FlowMatchEulerDiscreteScheduler",)
 """Those that all families here were published with. Others take other arguments, or keep to another formula than the previews do."""
@@ -87,12 +90,9 @@ class Row(NamedTuple):
     residuals: Residuals
 
 
-class NotFinite(RuntimeError):
-    """A picture became something that is no number."""
-
-
 class Painter(ABC):
-    """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model."""
+    """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model; `check_text` on any,
+    but on no event loop: a long text takes its time."""
 
     def __init__(self, pipe: DiffusionPipeline, texts: Kept, pictures: Kept, defaults: Defaults) -> None:
         """texts, pictures: what is kept of encoders."""
@@ -106,7 +106,11 @@ class Painter(ABC):
         # Blocks that this rank leaves out are computed by the others, which would wait for it.
         self._limits = replace(limits, step_cached=limits.step_cached and not is_spread(self.pipe.transformer))
         self._step_cache = self.own_step_cache()
-        self._special = tuple(token.content for token in self.pipe.tokenizer.added_tokens_decoder.values() if token.special)
+        self.counting = copy.deepcopy(self.pipe.tokenizer)
+        """A tokenizer of `text_tokens` alone: one serves one thread at a time."""
+        self._counts = threading.Lock()
+        self._made: dict[str, list[Image]] = {}
+        self._special = tuple(token.content for token in self.counting.added_tokens_decoder.values() if token.special)
 
     # 1: parameters
 
@@ -123,7 +127,8 @@ class Painter(ABC):
         tokens: those stand for what is no text."""
         if found := next((token for token in self._special if token in text), None):
             raise ValueError(f"it has {found}, a special token of the text encoder: leave it out")
-        count, most = self.text_tokens(text)
+        with self._counts:
+            count, most = self.text_tokens(text)
         if count > most:
             raise ValueError(f"it has {count} tokens, and the text encoder reads {most}: make it shorter")
 
@@ -141,9 +146,22 @@ class Painter(ABC):
 
     # 2: preprocess
 
-    @abstractmethod
     def encode(self, plan: Plan) -> Conditions:
         """Words and pictures through their encoders."""
+        try:
+            return self._conditions(plan)
+        finally:
+            self._made.clear()
+
+    @abstractmethod
+    def _conditions(self, plan: Plan) -> Conditions: ...
+
+    def _once(self, name: str, make: Callable[[Plan], list[Image]], plan: Plan) -> list[Image]:
+        """Pictures of the plan that is encoded, made when they are asked for first: to resize them takes a while, and what encoders made of
+        them may be there already."""
+        if name not in self._made:
+            self._made[name] = make(plan)
+        return self._made[name]
 
     @abstractmethod
     def text(self, plan: Plan, text: str) -> Tensor:
@@ -198,8 +216,9 @@ class Painter(ABC):
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """What the transformer makes of each row, in the shape of its latents: the way from the picture to the noise."""
 
-    @abstractmethod
-    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
+    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+        """Of both velocities, the one to go on with (Ho and Salimans 2022, classifier-free guidance)."""
+        return negative + scale * (positive - negative)
 
     def forward(self, canvases: Sequence[Canvas]) -> None:
         """One pass for one step of all of them; only `velocity` is changed."""
@@ -216,14 +235,15 @@ class Painter(ABC):
             canvas.velocity = self.guided(positive, next(made), canvas.plan.guidance) if guided else positive
 
     def advance(self, canvas: Canvas) -> None:
-        """Take the step. Raises NotFinite."""
+        """Take the step. Raises Failed for a picture that became something that is no number."""
         velocity = canvas.velocity
         assert velocity is not None
         if canvas.plan.previews:
             canvas.estimate = canvas.latents.float() - canvas.sigma * velocity.float()
         latents = canvas.scheduler.step(velocity, canvas.timestep, canvas.latents, generator=canvas.generator, return_dict=False)[0]
         if not torch.isfinite(latents).all():
-            raise NotFinite(f"the picture is no number after step {canvas.step + 1} of {canvas.plan.steps}: it cannot be drawn like this")
+            where = f"after step {canvas.step + 1} of {canvas.plan.steps}"
+            raise Failed(f"the picture is no number {where}: with these weights, words and numbers of steps it cannot be drawn")
         canvas.latents, canvas.velocity = latents, None
         canvas.step += 1
 

@@ -45,7 +45,7 @@ class QwenImagePainter(Painter):
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        return len(self.pipe.tokenizer(text)["input_ids"]), MOST_TOKENS
+        return len(self.counting(text)["input_ids"]), MOST_TOKENS
 
     def _shape(self, width: int, height: int) -> tuple[int, int, int]:
         """Frames, height and width in tokens."""
@@ -60,7 +60,7 @@ class QwenImagePainter(Painter):
 
     # 2: preprocess
 
-    def encode(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: Plan) -> Conditions:
         return Conditions(*self.texts(plan), self._image_latents(plan), self._shapes(plan))
 
     def text(self, plan: Plan, text: str) -> Tensor:
@@ -148,15 +148,16 @@ class _FromPictures(QwenImagePainter):
         return (*super()._shapes(plan), *(self._shape(*size) for size in self._sizes(plan)))
 
     def _image_latents(self, plan: Plan) -> Tensor:
-        parts = zip(plan.digests, self._images(plan), self._sizes(plan), strict=True)
-        return torch.cat([self._pictures.get((digest, size), partial(self._latents, image, *size)) for digest, image, size in parts])
+        parts = enumerate(zip(plan.digests, self._sizes(plan), strict=True))
+        return torch.cat([self._pictures.get((digest, size), partial(self._latents, plan, n, size)) for n, (digest, size) in parts])
 
     def _images(self, plan: Plan) -> list[Image]:
         """As the VAE gets them, before they are resized."""
         return [pillow.fromarray(image).convert("RGB") for image in plan.images]
 
-    def _latents(self, image: Image, width: int, height: int) -> Tensor:
+    def _latents(self, plan: Plan, number: int, size: tuple[int, int]) -> Tensor:
         """[tokens, channels]."""
+        image, (width, height) = self._once("images", self._images, plan)[number], size
         pixels = self.pipe.image_processor.preprocess(image, height, width).unsqueeze(2).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
         return self._packed(latents.transpose(1, 2))[0]
@@ -179,7 +180,7 @@ class QwenImageEditPainter(_FromPictures):
         return [self.pipe.image_processor.resize(image, height, width) for image, (width, height) in resized]
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        rows: Tensor = self.pipe.encode_prompt(text, image=self._images(plan)[0])[0][0]
+        rows: Tensor = self.pipe.encode_prompt(text, image=self._once("images", self._images, plan)[0])[0][0]
         return rows
 
 
@@ -193,13 +194,17 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return _FromPictures._images(self, plan)
 
     def text(self, plan: Plan, text: str) -> Tensor:
+        rows: Tensor = self.pipe.encode_prompt(text, image=self._once("seen", self._seen, plan))[0][0]
+        return rows
+
+    def _seen(self, plan: Plan) -> list[Image]:
+        """As the text encoder gets them."""
         area = self._area * SEEN_AREA // AREA
         seen = list[Image]()
-        for image in self._images(plan):
+        for image in self._once("images", self._images, plan):
             width, height = calculate_dimensions(area, image.width / image.height)
             seen.append(self.pipe.image_processor.resize(image, height, width))
-        rows: Tensor = self.pipe.encode_prompt(text, image=seen)[0][0]
-        return rows
+        return seen
 
 
 class QwenImageLayeredPainter(_FromPictures):
@@ -248,8 +253,7 @@ class QwenImageLayeredPainter(_FromPictures):
     def _more(self, count: int) -> dict[str, Tensor]:
         return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-        return negative + scale * (positive - negative)
+    guided = Painter.guided
 
     def _frames(self, latents: Tensor, plan: Plan) -> Tensor:
         """[1 + layers, channels, height, width], the whole picture first."""

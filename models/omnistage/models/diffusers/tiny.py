@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from omnistage.models.common.fetch import Progress
+from omnistage.models.common.random_weights import noise
 from omnistage.models.diffusers import tiny_tokenizer
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.diffusers.tiny_sizes import (
@@ -29,7 +30,6 @@ from omnistage.models.diffusers.tiny_sizes import (
 )
 from omnistage.models.diffusers.tiny_tokenizer import Ids
 from omnistage.models.makers import MakeError, Order
-from omnistage.models.qwen2_5_omni.tiny_weights import noise
 
 PROCESSOR = "Qwen2VLProcessor"
 

@@ -33,17 +33,16 @@ class ZImagePainter(Painter):
 
     def text_tokens(self, text: str) -> tuple[int, int]:
         """With their template."""
-        return len(self._ids(text)), MOST_TOKENS
+        return len(self._ids(self.counting, text)), MOST_TOKENS
 
     def tokens(self, plan: Plan) -> int:
         height, width = self._latent_size(plan)
         return -(-(height // 2) * (width // 2) // PAD) * PAD
 
-    def encode(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: Plan) -> Conditions:
         return Conditions(*self.texts(plan))
 
-    def _ids(self, text: str) -> list[int]:
-        tokenizer = self.pipe.tokenizer
+    def _ids(self, tokenizer: Any, text: str) -> list[int]:
         turns = [{"role": "user", "content": text}]
         chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, enable_thinking=True)
         ids: list[int] = tokenizer(chat)["input_ids"]
@@ -52,7 +51,7 @@ class ZImagePainter(Painter):
     def text(self, plan: Plan, text: str) -> Tensor:
         """[tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes nothing: no
         token sees those behind it."""
-        ids = torch.tensor([self._ids(text)], device=self.pipe.text_encoder.device)
+        ids = torch.tensor([self._ids(self.pipe.tokenizer, text)], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)
 

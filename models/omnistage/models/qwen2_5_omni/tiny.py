@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from omnistage.models.common.fetch import Progress
+from omnistage.models.common.random_weights import noise
 from omnistage.models.makers import Order
 from omnistage.models.qwen2_5_omni import tiny_tokenizer, tiny_weights
 from omnistage.models.qwen2_5_omni.tiny_sizes import CODE_EMBEDDINGS, CODES_END, ITEMS, MEL_BINS, SIZES, Ids, Size, config
@@ -69,8 +70,8 @@ def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "bos_token": number,
-            "cond": tiny_weights.noise(f"{name} cond", (1, size.dit.speaker), seed),
-            "ref_mel": tiny_weights.noise(f"{name} ref_mel", (1, size.voice_frames, MEL_BINS), seed, 2.0) - 5.0,
+            "cond": noise(f"{name} cond", (1, size.dit.speaker), seed),
+            "ref_mel": noise(f"{name} ref_mel", (1, size.voice_frames, MEL_BINS), seed, 2.0) - 5.0,
         }
         for name, number in ids.speakers.items()
     }

@@ -6,7 +6,6 @@ A weight depends on the seed and its own name only, and is made of exact operati
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -23,6 +22,7 @@ from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.fetch import Progress
+from omnistage.models.common.random_weights import noise
 
 SHARD_BYTES = 2 << 30
 
@@ -79,13 +79,6 @@ def write(
         progress("writing the weights", (index + 1) / len(shards))
     listing = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
     (directory / WEIGHTS_INDEX).write_text(json.dumps(listing, indent=2) + "\n")
-
-
-def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0) -> torch.Tensor:
-    """Uniform, of mean 0, float32."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-    return torch.rand(*shape, generator=generator).sub_(0.5).mul_(math.sqrt(12) * deviation)
 
 
 def _published(name: str) -> str:

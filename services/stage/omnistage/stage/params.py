@@ -7,11 +7,15 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
+
 from omnistage.models.conversation import Media, Streamed
-from omnistage.models.interface import BadRequest, Full, Sampling
+from omnistage.models.interface import BadRequest, Failed, Full, Sampling
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 from omnistage.wire.limits import MAX_LOGIT_BIASES, MAX_TOP_LOGPROBS
+
+log = structlog.get_logger(__name__)
 
 __all__ = [
     "HISTORY",
@@ -36,13 +40,17 @@ _MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}")
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn a model's own exceptions for what it cannot do into BAD_REQUEST, and for what it cannot do now into OVERLOADED."""
+    """Turn a model's own exceptions for what it cannot do into BAD_REQUEST, for what it cannot do now into OVERLOADED, and for what its
+    weights cannot make into INTERNAL, in the model's words."""
     try:
         yield
     except BadRequest as refusal:
         raise bad_request(refusal.field, refusal.description, **refusal.place) from None
     except Full as full:
         raise StageError("OVERLOADED", f"{full}; try again") from None
+    except Failed as failure:
+        log.warning("model.failed", message=str(failure))
+        raise StageError("", str(failure)) from None
 
 
 def media_of(media: stage_pb2.Media, field: str) -> Media:

@@ -1,0 +1,29 @@
+"""What of a prompt stands in quotation marks, which LongCat-Image reads letter by letter: it is to be written in the picture.
+
+Instead of the function of the same name in Diffusers. That one puts each word with an apostrophe aside under a name that is a part of the
+next one's: of "it's a dog that doesn't bark" it makes "it's a dog that it'sit's bark", in an order that differs between processes, and 800
+such words take it five seconds. Of a text with one such word or none both make the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+WITH_APOSTROPHE = re.compile(r"[a-zA-Z]+'[a-zA-Z]+")
+QUOTED = re.compile("('[^']*?'|\"[^\"]*?\"|‘[^‘’]*?’|“[^“”]*?”)")
+PRIVATE = range(0xF0000, 0xFFFFE)
+"""Characters that mean nothing, more of them than a prompt can have."""
+
+
+def split_quotation(prompt: str) -> list[tuple[str, bool]]:
+    """All of a prompt in pieces, and whether each stands in quotation marks, which are a part of it."""
+    aside = next(chr(code) for code in PRIVATE if chr(code) not in prompt)
+    held = WITH_APOSTROPHE.sub(lambda word: word[0].replace("'", aside), prompt)
+    return [(part.replace(aside, "'"), bool(place % 2)) for place, part in enumerate(QUOTED.split(held)) if part]
+
+
+def mend(*modules: Any) -> None:
+    """Have modules of Diffusers use it."""
+    for module in modules:
+        module.split_quotation = split_quotation
