@@ -16,18 +16,19 @@ from dataclasses import replace
 from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from benchmarks.full_size import on_gpu
 from benchmarks.studio import STEPS, Pipeline, Studio, Watched, looked_at, most_apart
-from omnistage.models.diffusers.painter import Painter, Row
+from omnistage.models.diffusers.painter import Row
+from omnistage.models.diffusers.plan import Plan
 from omnistage.models.diffusers.previews import LinearMap
+from omnistage.models.interface import DrawRequest
 
 ROUNDS = 3
+OVERHEAD_ROUNDS = 9
 SIDES = (64, 128)
 REQUESTS = 8
 PREVIEWS = 8
@@ -141,41 +142,39 @@ async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> 
     report.add(Figure("first_preview_over_e2e", found[worst], "", "<= 0.15", f"{note} {first / STEPS:g} of the steps"))
 
 
-class Doubled:
-    """Has the transformer called twice wherever the engine calls it: once in its place in the engine, and once bare right after it. What is
-    compared so lies within milliseconds, and what else the machine does meanwhile happens to both. clock: seconds."""
-
-    def __init__(self, painter: Painter, clock: Callable[[], float]) -> None:
-        self._velocities, self._clock = painter.velocities, clock
-        self._looks: list[tuple[float, float, float]] = []
-
-    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
-        begun = self._clock()
-        made = self._velocities(rows)
-        between = self._clock()
-        self._velocities(rows)
-        self._looks.append((begun, between, self._clock()))
-        return made
-
-    def steps(self) -> list[tuple[float, float, float]]:
-        """Seconds of each step but the last: of the transformer in the engine, of all else until it is called again, of the bare call."""
-        pairs = zip(self._looks, self._looks[1:], strict=False)
-        return [(between - begun, after[0] - ended, ended - between) for (begun, between, ended), after in pairs]
+def by_hand(studio: Studio, plan: Plan) -> None:
+    """The steps of one picture with nothing around them: transformer, guidance and scheduler, as a pipeline of Diffusers has them."""
+    painter = studio.painter
+    with torch.inference_mode():
+        canvas = painter.canvas(plan, painter.encode(plan), 0)
+        texts = [text for text in (canvas.conditions.positive, canvas.conditions.negative) if text is not None]
+        rows = [Row(canvas, text, residuals) for text, residuals in zip(texts, canvas.residuals, strict=False)]
+        while not canvas.is_drawn:
+            made = painter.velocities(rows)
+            velocity = painter.guided(made[0], made[1], plan.guidance) if len(made) == 2 else made[0]
+            canvas.latents = canvas.scheduler.step(velocity, canvas.timestep, canvas.latents, return_dict=False)[0]
+            canvas.step += 1
 
 
 async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[], float]) -> tuple[float, str]:
-    """What is added to a bare call, as a share of it, and where it is."""
-    steps, advanced = list[tuple[float, float, float]](), list[float]()
-    for seed in range(ROUNDS):
-        doubled = Doubled(studio.painter, clock)
-        with patch.object(studio.painter, "velocities", doubled.velocities), looked_at(studio.painter, "advance", clock) as calls:
-            await studio.watched(studio.request(seed, side, guided=guided))
-        steps += doubled.steps()
-        advanced += calls.each_s
-    inside, around, bare = (1e3 * median([step[part] for step in steps]) for part in range(3))
-    advance = 1e3 * median(advanced)
-    told = f"ms: transformer {inside:.2f}, bare {bare:.2f}, scheduler {advance:.3f}, all else {around - advance:.3f}"
-    return median([(inside + around) / bare - 1 for inside, around, bare in steps]), told
+    """What the engine adds to a step, as a share of it, and both in milliseconds: of pictures in turn, each drawn by both."""
+    with_engine, without = list[float](), list[float]()
+
+    async def drawn(engine: bool, request: DrawRequest) -> None:
+        plan = await studio.model.prepare(request)
+        with looked_at(studio.painter, "velocities", clock) as calls:
+            if engine:
+                await studio.watched(request)
+            else:
+                by_hand(studio, plan)
+        (with_engine if engine else without).append(median(calls.between_s))
+
+    for turn in range(OVERHEAD_ROUNDS):
+        request = studio.request(turn, side, guided=guided)
+        for engine in (True, False) if turn % 2 else (False, True):
+            await drawn(engine, request)
+    added = median([ours / bare - 1 for ours, bare in zip(with_engine, without, strict=True)])
+    return added, f"ms: {1e3 * median(with_engine):.2f}, by hand {1e3 * median(without):.2f}"
 
 
 async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -> None:
@@ -193,8 +192,8 @@ async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -
             )
         await studio.model.close()
     worst = max(found, key=found.__getitem__)
-    how = f"all of a step but a bare call of painter.velocities, over that call, which is made again in each step; one picture, {side} px"
-    note = f"{how}; median of {ROUNDS * (STEPS - 1)} steps; the worst: {worst}"
+    how = f"a step over the same by hand (transformer, guidance, scheduler), less 1; one picture, {side} px"
+    note = f"{how}; median of {OVERHEAD_ROUNDS} pictures drawn by both in turn; the worst: {worst}"
     report.add(Figure("engine_overhead_of_a_step", found[worst], "", "<= 0.03", note))
 
 
