@@ -77,6 +77,18 @@ def test_who_does_not_fit_yet_keeps_its_turn() -> None:
     assert (policy.admitted, policy.waiting) == (1, 0)
 
 
+def test_what_is_large_holds_nobody_small_up_until_it_ends() -> None:
+    policy = Policy[str](budget=40, step_budget=10)
+    for job, cost, client in (("large", 36, "a"), ("small", 10, "a"), ("larger", 30, "b"), ("small too", 10, "c"), ("again", 10, "c")):
+        policy.submit(job, cost, 5, client)
+        policy.admit()
+    assert (policy.admitted, policy.waiting) == (2, 3), "the second client's is too large, and who has one admitted waits for room"
+    assert [step(policy, lambda job: job) for _ in range(5)] == [["small too"]] * 5
+    policy.withdraw("small too")
+    policy.withdraw("large")
+    assert policy.admit() == ["small", "again"], "who is due first, as far as there is room"
+
+
 def test_one_that_cannot_step_holds_nobody_up_and_has_the_next_turn() -> None:
     policy = admitted({"a": 1, "b": 1, "c": 1})
     ready = {"b", "c"}
@@ -175,6 +187,7 @@ class Machine(RuleBasedStateMachine):
         """Work that came later and led before it while it could have, by client."""
         self.waiting: set[int] = set()
         self.admitted: set[int] = set()
+        self.reserved: set[int] = set()
         self.blocked: set[int] = set()
         self.now = Fraction(0)
         self.last: dict[str, Fraction] = {}
@@ -205,18 +218,21 @@ class Machine(RuleBasedStateMachine):
                 self.due[other] -= undone
         for known in (self.costs, self.left, self.keys, self.clients, self.due, self.allowed, self.passed):
             del known[job]
-        for group in (self.waiting, self.admitted, self.blocked):
+        for group in (self.waiting, self.admitted, self.reserved, self.blocked):
             group.discard(job)
 
     @rule()
     def admit(self) -> None:
-        """In the order in which they are due, as many as there is room for."""
+        """In the order in which they are due, as many as there is room for; and one that is small, of who has none, in the reserve."""
         for job in self.policy.admit():
-            assert self.due[job] == min(self.due[other] for other in self.waiting)
+            held = sum(self.costs[other] for other in self.admitted - self.reserved)
+            if held + self.costs[job] > 40 or self.due[job] > min(self.due[other] for other in self.waiting):
+                assert self.clients[job] not in {self.clients[other] for other in self.admitted} and self.costs[job] <= 12
+                self.reserved.add(job)
             self.waiting.remove(job)
             self.admitted.add(job)
-        held = sum(self.costs[job] for job in self.admitted)
-        assert held <= 40
+        held = sum(self.costs[job] for job in self.admitted - self.reserved)
+        assert held <= 40 and sum(self.costs[job] for job in self.reserved) <= 12
         first = min(self.waiting, key=self.due.__getitem__, default=None)
         assert first is None or any(self.due[other] == self.due[first] and held + self.costs[other] > 40 for other in self.waiting), (
             f"there is room for {first}"
@@ -257,7 +273,8 @@ class Machine(RuleBasedStateMachine):
         if self.due[chosen[0]] > min(self.due[job] for job in able):
             assert self.keys[chosen[0]] is None, "only to be with others after that"
             return
-        for job in (able | self.waiting) - set(chosen):
+        # Who waits for room is passed by nobody in the reserve: that room would not be its own.
+        for job in (able if chosen[0] in self.reserved else able | self.waiting) - set(chosen):
             if chosen[0] > job and job not in self.blocked:
                 passed = self.passed[job]
                 passed[self.clients[chosen[0]]] = passed.get(self.clients[chosen[0]], 0) + self.costs[chosen[0]]

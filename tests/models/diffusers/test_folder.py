@@ -122,6 +122,10 @@ def _with_fewer_layers_of_the_encoder(folder: Path) -> None:
     _edit(folder / "text_encoder" / "config.json", num_hidden_layers=2, layer_types=["full_attention"] * 2)
 
 
+def _with_no_layers(folder: Path) -> None:
+    _edit(folder / "transformer" / "config.json", n_layers=0)
+
+
 def _wider(folder: Path) -> None:
     _edit(folder / "transformer" / "config.json", dim=128, n_heads=4, n_kv_heads=4)
 
@@ -201,6 +205,7 @@ def _with_shards_elsewhere(folder: Path) -> None:
         (_with_more_layers_of_the_encoder, r"text_encoder lacks layers\.3\.\S+, \S+, \S+, … \(22 in all\)"),
         (_with_fewer_layers, r"transformer has more layers than its config\.json wants: layers\.1\.\S+, "),
         (_with_fewer_layers_of_the_encoder, r"text_encoder has more layers than its config\.json wants: \S*layers\.2\.\S+, "),
+        (_with_no_layers, r"transformer has more layers than its config\.json wants: layers\.0\.\S+, "),
         (_wider, r"transformer has weights of other shapes than its config\.json wants: \S+ is \[64\], not \[128\], .*in all\)"),
         (_with_a_wider_encoder, r"text_encoder has weights of other .*: layers.0.mlp.down_proj.weight is \[32, 64\], not \[32, 96\], "),
         (_cut, r"vae/diffusion_pytorch_model\.safetensors is damaged"),

@@ -28,8 +28,9 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import Job, StepDrawing
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Painter
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, Limits, Plan, planned
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest, Failed, Rows, Wanted
 from omnistage.models.options import LoadOptions
@@ -219,6 +220,72 @@ def test_weights_that_draw_no_number_are_refused_when_they_are_loaded(tmp_path: 
         registry.load("diffusers", "diffusion", LoadOptions(tmp_path / "z", dtype="float32", family=dict(USUAL)))
 
 
+async def test_a_picture_that_the_vae_makes_no_number_of_is_no_picture(model: Model) -> None:
+    """It would be flat: to no number every colour is as near."""
+    with torch.no_grad():
+        model._artist._painter.pipe.vae.decoder.conv_out.bias.fill_(torch.inf)  # type: ignore[attr-defined]
+    with pytest.raises(Failed, match="the VAE makes no number"):
+        await draw(model, "a hill")
+    assert (model.stepper.running, model.stepper.queued) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("vae", {"shift_factor": None}),
+        ("scheduler", {"base_shift": "x", "use_dynamic_shifting": True}),
+        ("transformer", {"axes_lens": [1, 1, 1]}),
+    ],
+)
+def test_a_config_that_nothing_can_be_drawn_with_is_told_as_that(part: str, values: dict[str, Any], tmp_path: Path) -> None:
+    (config,) = (writable("z-image", tmp_path / "z") / part).glob("*config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | values))
+    with pytest.raises(LoadError, match=str(tmp_path)):
+        registry.load("diffusers", "diffusion", LoadOptions(tmp_path / "z", dtype="float32", family=dict(USUAL)))
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 1}, {"guidance": 50.0}])
+def test_options_with_which_the_usual_picture_cannot_be_drawn_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match=next(iter(options))):
+        registry.load("diffusers", "diffusion", LoadOptions(checkpoint("z-image"), dtype="float32", family={**USUAL, **options}))
+
+
+async def test_a_side_that_the_transformer_has_no_places_for_is_refused(model: Model) -> None:
+    """Of Z-Image's table; what fits is drawn."""
+    painter: Painter = model._artist._painter  # type: ignore[attr-defined]
+    most = painter.limits.max_side
+    assert most == painter.limits.multiple * min(painter.pipe.transformer.axes_lens[1:])
+    with pytest.raises(BadRequest, match=f"at most {most} pixels a side"):
+        await draw(model, "a hill", width=most + painter.limits.multiple, height=32)
+    assert (await draw(model, "a hill", width=most, height=32, steps=1)).pixels.shape[1:3] == (32, most)
+
+
+@pytest.mark.parametrize("asked", [{"width": 1024}, {"height": 1024}])
+async def test_an_edited_picture_has_no_more_pixels_than_may_be_asked_for(asked: dict[str, Any]) -> None:
+    """Where one side is asked for, and the other one follows from the picture."""
+    image = png(picture(1, 60, 90))
+    async with model_of(checkpoint("qwen-image-edit"), max_pixels=256 * 256, **EDITING) as editor:
+        with pytest.raises(BadRequest, match="at most"):
+            await editor.prepare(DrawRequest(seed=0, prompt="x", images=(Media("image/png", image),), **asked))
+
+
+async def test_a_thin_picture_beside_another_is_refused_with_its_number() -> None:
+    async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
+        with pytest.raises(BadRequest, match="less long") as refused:
+            await draw(editor, "bluer", images=(png(picture(1, 3, 90)), png(picture(1, 64, 64))))
+        assert refused.value.place == {"medium": "1"}
+
+
+def test_a_long_prompt_fits_into_a_jpeg() -> None:
+    limits = Limits(multiple=8, width=32, height=32, steps=1, guidance=2.0)
+    plan = planned(DrawRequest(seed=3, prompt="é😀" * 10_000, negative_prompt="ü" * 20_000), limits, "m")
+    for media_type in MEDIA_TYPES:
+        image = opened(encoded(Image.new("RGB", (8, 8)), media_type, parameters(plan, 0, "m")))
+        said = json.loads(image.text["parameters"] if media_type == PNG else image.getexif()[0x010E])  # type: ignore[attr-defined]
+        assert said["seed"] == 3 and said["prompt"].startswith("é😀" * 500)
+        assert (said["prompt"] == plan.prompt) is (media_type == PNG)
+
+
 @pytest.mark.parametrize("sampler", ["DDIMScheduler", "UniPCMultistepScheduler", "FlowMatchHeunDiscreteScheduler"])
 def test_a_sampler_that_no_family_was_published_with_is_refused(sampler: str, tmp_path: Path) -> None:
     """One would take other arguments, another one keep to another formula than that of the previews."""
@@ -231,10 +298,9 @@ def test_a_sampler_that_no_family_was_published_with_is_refused(sampler: str, tm
 
 @pytest.mark.parametrize("name", ["qwen-image-layered", "longcat-image", "qwen-image-edit-plus"])
 async def test_every_family_shows_previews(name: str, seed: int) -> None:
-    images = (png(picture(seed, 60, 90)),)
     usual = {**EDITING, "width": 64, "height": 64} if name == "longcat-image" else EDITING
     async with model_of(checkpoint(name), **usual) as artist:
-        images = images[: artist._artist.limits.images[1]]
+        images = (png(picture(seed, 60, 90)),)[: artist._artist.limits.images[1]]
         for _ in range(2):  # By the VAE, then by the map that is fitted to its picture.
             drawing = await draw(artist, "a hill", images=images, seed=seed, steps=4, previews=2, preview_side=32)
             assert [max(opened(one.data).size) for one in drawing.previews] == [32, 32]

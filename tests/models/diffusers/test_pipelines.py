@@ -129,6 +129,32 @@ def test_what_encoders_made_is_kept_and_changes_nothing(both: Pair, seed: int) -
     assert torch.equal(fresh.positive, again.positive)
 
 
+def test_what_a_preview_shows_is_the_picture_without_its_noise(both: Pair, seed: int) -> None:
+    """By the formula of the flow, x = (1 - s) x0 + s n with v = n - x0: after the last step nothing else is left."""
+    plan = replace(plans(both, seed, 2)[1], steps=4, previews=3)
+    with torch.inference_mode():
+        canvas = both.begun(plan)
+        while not canvas.is_drawn:
+            before, sigma = canvas.latents.clone(), canvas.scheduler.sigmas[canvas.step]
+            both.painter.forward([canvas])
+            velocity = canvas.velocity
+            assert velocity is not None
+            both.painter.advance(canvas)
+            assert canvas.estimate is not None
+            assert apart(canvas.estimate, before - sigma * velocity) <= CLOSE
+        assert apart(canvas.estimate, canvas.latents) <= CLOSE
+
+
+def test_a_preview_of_layers_is_the_whole_picture_and_layers_are_what_is_behind_it() -> None:
+    both = pair("qwen-image-layered")
+    plan = both.plan("x", [picture(1, 60, 90, opaque=False)], layers=2)
+    with torch.inference_mode():
+        canvas = both.begun(plan)
+        whole = both.painter.preview_grid(canvas.latents, plan)
+        frames = both.pipe._unpack_latents(canvas.latents, plan.height, plan.width, 2, both.pipe.vae_scale_factor)[0].transpose(0, 1)
+        assert torch.equal(whole, frames[:1]) and torch.equal(both.painter.grids(canvas.latents, plan), frames[1:])
+
+
 def test_a_picture_that_is_no_number_is_an_error() -> None:
     both = pair("z-image")
     with torch.inference_mode():
@@ -220,7 +246,7 @@ def test_steps_that_change_little_are_not_computed_whole(both: Pair, together: b
 
 def test_cached_steps_of_a_batch_are_those_of_each_picture_alone(both: Pair, seed: int) -> None:
     images = list(plans(both, seed, 1)[0].images)
-    asked = [both.plan(f"{n} hills", images, steps=6 + n, seed=seed + n, step_cache=0.9) for n in range(3)]
+    asked = [both.plan(f"{n}{' hills' * (1 + 25 * n)}", images, steps=6 + n, seed=seed + n, step_cache=0.9) for n in range(3)]
     for one, other in zip(both.drawn(*asked), both.drawn(*asked, together=False), strict=True):
         assert [row.reused for row in one.residuals] == [row.reused for row in other.residuals]
         assert apart(one.latents, other.latents) <= CLOSE

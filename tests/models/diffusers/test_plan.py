@@ -31,6 +31,8 @@ REFUSED: list[tuple[Limits, dict[str, Any], str]] = [
     (WORDS, {"width": 16, "height": 16}, "width"),
     (WORDS, {"width": 8}, "width"),
     (WORDS, {"width": 16384, "height": 16384}, "width"),
+    (replace(WORDS, max_side=2048), {"width": 32, "height": 2064}, "height"),
+    (WORDS, {"width": 16384, "height": 128, "media_type": "image/webp"}, "media_type"),
     (replace(WORDS, max_work=128 * 96 * 20 * 3), {"results": 4}, "steps"),
     (WORDS, {"guidance_scale": math.nan}, "guidance_scale"),
     (WORDS, {"guidance_scale": math.inf}, "guidance_scale"),

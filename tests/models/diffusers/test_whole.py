@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,10 +20,11 @@ from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.worker import LOOK_S
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.model import PictureModel
 from omnistage.models.diffusers.whole import WholeDrawing
-from omnistage.models.interface import BadRequest
+from omnistage.models.interface import BadRequest, Failed
 
 Model = PictureModel[Any]
 
@@ -66,6 +69,62 @@ async def test_requests_that_are_alike_share_a_call_and_others_take_turns(model:
         assert np.abs(drawing.pixels - alone.pixels).max() <= 1
     assert shared < model.stepper.steps - begun - shared
     assert calls(model) == 0
+
+
+async def test_who_leads_away_from_something_does_so_beside_one_who_does_not(model: Model, seed: int) -> None:
+    asked: list[dict[str, Any]] = [
+        {"seed": seed, "guidance_scale": 5.0},
+        {"seed": seed + 1, "guidance_scale": 5.0, "negative_prompt": "rain snow"},
+    ]
+    for order in (asked, asked[::-1]):
+        together = await asyncio.gather(*(draw(model, "a dog", **one) for one in order))
+        for one, drawing in zip(order, together, strict=True):
+            assert np.abs(drawing.pixels - (await draw(model, "a dog", **one)).pixels).max() <= 1
+
+
+async def test_what_becomes_no_number_is_no_picture(model: Model) -> None:
+    with torch.no_grad():
+        next(model._artist._pipe.unet.parameters()).fill_(torch.nan)  # type: ignore[attr-defined]
+    with pytest.raises(Failed, match="no number after a step"):
+        await draw(model, "a dog")
+    assert calls(model) == 0
+
+
+async def test_a_thread_that_hangs_is_not_said_to_go_on(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, released, activity = threading.Event(), threading.Event(), model.threads[0]
+    unet = model._artist._pipe.unet  # type: ignore[attr-defined]
+
+    def hanging(*arguments: Any, **named: Any) -> Any:
+        entered.set()
+        assert released.wait(timeout=60)
+        raise RuntimeError("it hung")
+
+    monkeypatch.setattr(unet, "forward", hanging)
+    drawing = asyncio.create_task(draw(model, "a dog"))
+    assert await asyncio.to_thread(entered.wait, 60)
+    said = activity.steps
+    await asyncio.sleep(8 * LOOK_S)
+    assert activity.busy and activity.steps <= said + 1, "once for what it did before it hung"
+    released.set()
+    with pytest.raises(RuntimeError, match="it hung"):
+        await drawing
+
+
+def test_words_of_requests_are_in_no_log(tmp_path: Path) -> None:
+    """CLIP of diffusers warns of what it cuts with all of that."""
+    program = f"""
+import asyncio, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from helpers.artists import draw, model_of
+async def main():
+    async with model_of(Path({str(stable_diffusion())!r}), steps=1) as model:
+        assert (await draw(model, "secret " * 500)).pictures
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "secret" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("until", [1, 3])

@@ -2,8 +2,10 @@
 
     submit --> waiting --admit--> admitted --choose, stepped--> a step further --> ... --> withdraw
 
-Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. Who is due
-first leads a step, and others of its group step with it, in the order in which they are due, as far as the budget of a step allows.
+Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. There is a
+reserve beside it, for one job of each client that has none admitted, if it costs no more than a step: what is large holds up what is small
+for a step, and not until it ends. Who is due first leads a step, and others of its group step with it, in the order in which they are due,
+as far as the budget of a step allows.
 
 **When a job is due.** By weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for packets: when it
 would be over if clients shared the model evenly, each with one job after another. Its work is its cost times its steps, and virtual time
@@ -16,6 +18,7 @@ ones; who has many waits for itself.
 
 **The bound.** A job that asks for work w, with w' left of its client before it, is due w + w' after it came, and whatever comes later and
 steps before it is due before it: that is at most w + w' of each other client, however many jobs they have. Time goes on with every step.
+While it waits for room, those in the reserve step too.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
+RESERVE = 4
+"""A reserve is this part of a budget."""
+
 
 class TooCostly(ValueError):
     """A job that does not fit even alone."""
@@ -33,21 +39,23 @@ class TooCostly(ValueError):
 
 @dataclass(slots=True)
 class _Asked:
-    """left: work that it has not done yet."""
+    """left: work that it has not done yet. reserved: its place is in the reserve."""
 
     cost: int
     client: str
     due: float
     left: float
+    reserved: bool = False
 
 
 class Policy(Generic[T]):
     """Knows jobs by their cost alone, in a unit of the model: such as latent tokens, those of guidance counted as well."""
 
     def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
-        """budget: cost of all admitted jobs together. step_budget: of those that step together; one alone may cost more. most: of them,
-        whatever they cost; 0: as many as fit."""
+        """budget: cost of all admitted jobs together, those in the reserve left out, which is a quarter of it, or what a step may cost.
+        step_budget: of those that step together; one alone may cost more. most: of them, whatever they cost; 0: as many as fit."""
         self._budget = budget
+        self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
         self._most = most
         self._waiting: dict[T, _Asked] = {}
@@ -84,12 +92,22 @@ class Policy(Generic[T]):
             self._last_due[asked.client] -= asked.left
 
     def admit(self) -> list[T]:
-        """Those that there is room for now. The first that does not fit keeps its turn: nobody overtakes it."""
-        fitting, held = [], sum(asked.cost for asked in self._admitted.values())
+        """Those that there is room for now. The first that does not fit keeps its turn: nobody takes its room."""
+        admitted = self._admitted.values()
+        room = self._budget - sum(asked.cost for asked in admitted if not asked.reserved)
+        reserve = self._reserve - sum(asked.cost for asked in admitted if asked.reserved)
+        clients, fitting = {asked.client for asked in admitted}, []
         for job in sorted(self._waiting, key=lambda job: self._waiting[job].due):
-            held += self._waiting[job].cost
-            if held > self._budget:
-                break
+            asked = self._waiting[job]
+            if asked.cost <= room:
+                room -= asked.cost
+            elif asked.client not in clients and asked.cost <= min(reserve, self._step_budget):
+                asked.reserved = True
+                reserve -= asked.cost
+            else:
+                room = -1
+                continue
+            clients.add(asked.client)
             self._admitted[job] = self._waiting.pop(job)
             fitting.append(job)
         return fitting

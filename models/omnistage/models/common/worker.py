@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from omnistage.engine.activity import Activity
+from omnistage.engine.activity import STEP_LIMIT_S, Activity
 
 T = TypeVar("T")
 
@@ -59,15 +59,15 @@ class _Unit:
 
 class Worker:
     """Runs units of work on a thread of its own. `threads` is the number of threads torch may use for one unit; `activity` tells what the
-    thread does; `last` is called on it when it ends."""
+    thread does; `last` is called on it when it ends; step_limit_s: see Activity."""
 
-    def __init__(self, name: str, threads: int, last: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, name: str, threads: int, last: Callable[[], None] = lambda: None, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._threads, self._last = threads, last
         self._changed = threading.Condition()
         self._queue: list[_Unit] = []
         self._numbers = itertools.count()
         self._open = True
-        self.activity = Activity(name)
+        self.activity = Activity(name, step_limit_s)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 

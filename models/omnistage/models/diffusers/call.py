@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,10 @@ import torch
 from diffusers import DiffusionPipeline
 
 from omnistage.models.common.worker import LOOK_S, still_working
+from omnistage.models.interface import Failed
+
+REST_S = 5.0
+"""Between two looks at a thread that did nothing since the last one."""
 
 
 class _GivenUp(BaseException):
@@ -46,10 +51,20 @@ class Call:
             self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
             self._thread.start()
         self._turn.release()
-        while not self._done.acquire(timeout=LOOK_S):
-            still_working()
+        used_s, goes_on = self._cpu_s, True
+        while not self._done.acquire(timeout=LOOK_S if goes_on else REST_S):
+            before_s, used_s = used_s, self._cpu_s
+            if goes_on := used_s > before_s:
+                still_working()
         if self._error is not None:
             raise self._error
+
+    @property
+    def _cpu_s(self) -> float:
+        """Of the thread. One that hangs is found by whoever watches the thread that waits for it: that one rests then too."""
+        thread = self._thread
+        assert thread is not None and thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread.is_alive() else 0.0
 
     def close(self) -> None:
         """Give it up, if it has not ended. Not while it is resumed."""
@@ -92,6 +107,9 @@ def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
     @functools.wraps(step)
     def told(*arguments: Any, **named: Any) -> Any:
         made = step(*arguments, **named)
+        latents = made[0] if isinstance(made, tuple) else made.prev_sample
+        if not torch.isfinite(latents).all():
+            raise Failed("the picture is no number after a step: with these weights, words and numbers of steps it cannot be drawn")
         stepped(scheduler)
         return made
 

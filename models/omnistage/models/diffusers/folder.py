@@ -257,7 +257,12 @@ def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, An
     if report["error_msgs"]:
         raise BadCheckpoint(f"{folder} cannot be loaded: {_listed(list(map(str, report['error_msgs'])))}")
     places = {_place(name) for name in model.state_dict()}
-    left = sorted(name for name in map(str, report["unexpected_keys"]) if LAYER.search(name) and _place(name) in places)
+    lists = {name for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)}
+    left = sorted(
+        name
+        for name in map(str, report["unexpected_keys"])
+        if (layer := LAYER.search(name)) and (_place(name) in places or name[: layer.start()] in lists)
+    )
     if left:
         raise BadCheckpoint(f"{folder} has more layers than its config.json wants: {_listed(left)}")
     empty = [name for name, value in _tensors(model) if value.is_meta]

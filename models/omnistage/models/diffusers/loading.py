@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.backends.cpu import get_cpu_capability
 
 from omnistage.engine.group import RanksApart
 from omnistage.models.common.checkpoint import BadCheckpoint, called
@@ -31,6 +32,7 @@ from omnistage.models.diffusers.model import Artist, PictureModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
 from omnistage.models.diffusers.plan import PNG, Plan, planned
+from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
     QwenImageEditPlusPainter,
@@ -56,7 +58,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
 }
 """By the class that model_index.json names."""
 
-CODE_REVISION = "1"
+CODE_REVISION = "2"
 """Raised with every change of what is drawn."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -68,6 +70,8 @@ BATCH = 8
 """Pictures of the usual size, with guidance, that share a step where nobody says otherwise."""
 CPU_STEP_TOKENS = 256
 """On a CPU a step of more is hardly cheaper for each picture in it, and they end all together, and late, instead of one after another."""
+PASS_LIMIT_S = 1800.0
+"""Of one pass, or of the VAE: a processor takes minutes for a large picture. What hangs and computes nothing is found in seconds."""
 IMAGE_AREAS = 4
 """A picture that is edited keeps so many times the pixels that it will be resized to; a larger one is made smaller when it is decoded."""
 
@@ -83,6 +87,9 @@ def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
             raise LoadError(str(error)) from error
         except Failed as error:
             raise BadCheckpoint(f"{folder} was tried: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            # Whatever a config says that no class looked at when it was made: a scale that is nothing, a table of no rows.
+            raise BadCheckpoint(f"{folder} does not draw: {type(error).__name__}: {error}; see its configs") from error
         undo.pop_all()
     return model
 
@@ -91,12 +98,15 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
     chosen = DiffusersOptions.from_settings(dict(options.family))
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
+    silence()
     name = called(folder).rpartition("/")[2].lower()
     memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
     artist = _artist(folder, name, memory, options, team)
     usual = _trial_plan(artist, name)
     full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
     step_tokens = min(full, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else full
+    if chosen.max_tokens and chosen.max_tokens < (least := artist.tokens(usual)):
+        raise LoadError(f"option max_tokens is {chosen.max_tokens}, and the usual picture has {least}: give more")
     max_tokens = chosen.max_tokens or max(ADMITTED_STEPS * full, artist.tokens(_largest_plan(artist, name)))
     info = ModelInfo(
         name=name,
@@ -107,7 +117,8 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
             device=hardware(options.device),
             threads=options.threads,
             results=computed(partial(_trial, artist, name), options.threads),
-            settings=f"{artist.limits} {chosen.condition_area} {memory.settings}".strip(),
+            # In bfloat16 results so small are the same on processors whose larger ones differ.
+            settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip(),
         ),
         accepts=(),
         produces=artist.ports,
@@ -124,7 +135,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
     )
     return PictureModel(
         artist,
-        Worker("pictures", options.threads, last=team.close if team else lambda: None),
+        Worker("pictures", options.threads, team.close if team else lambda: None, PASS_LIMIT_S),
         MediaDecoder(),
         info,
         image_pixels=IMAGE_AREAS * chosen.condition_area,

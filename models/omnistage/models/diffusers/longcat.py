@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -127,12 +127,11 @@ class LongCatPainter(Painter):
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
         return unpacked
 
-    def images(self, grids: Tensor) -> Iterator[Image]:
+    def decoded(self, grid: Tensor) -> Tensor:
         vae = self.pipe.vae
-        for grid in torch.split(grids, 1):
-            scaled = grid / vae.config.scaling_factor + vae.config.shift_factor
-            decoded = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
-            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
+        scaled = grid / vae.config.scaling_factor + vae.config.shift_factor
+        made: Tensor = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
+        return made
 
 
 class LongCatEditPainter(LongCatPainter):

@@ -20,7 +20,7 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import IMAGE
 from omnistage.models.diffusers.output import encoded
-from omnistage.models.diffusers.plan import PNG, Limits, Plan, check_work, planned
+from omnistage.models.diffusers.plan import PNG, Limits, Plan, check_size, planned
 from omnistage.models.interface import Activity, BadRequest, Drawn, DrawRequest, Full, Load, ModelInfo, Piece, PortSpec, Wanted, no_inputs
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
@@ -107,7 +107,7 @@ class PictureModel(Generic[J]):
         plan = self._artist.sized(replace(plan, images=tuple(images), digests=tuple(image.digest for image in request.images)))
         if min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
-        check_work(plan, limits, self._info.name)
+        check_size(plan, limits, self._info.name)
         self._artist.check_history(plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
             why = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for fewer or smaller pictures"

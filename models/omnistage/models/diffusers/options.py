@@ -145,6 +145,8 @@ class Defaults:
                 f"{made.width}x{made.height} pixels are not drawn by default: sides are multiples of {made.multiple}, "
                 f"and at most {made.max_pixels} pixels"
             )
+        if not 0 <= made.guidance <= made.max_guidance:
+            raise LoadError(f"guidance {made.guidance:g} is not taken by default: 0 to {made.max_guidance:g} can be")
         if not made.min_steps <= made.steps <= made.max_steps:
             raise LoadError(f"{made.steps} steps are not taken by default: {made.min_steps} to {made.max_steps} can be")
         return made

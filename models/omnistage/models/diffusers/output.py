@@ -15,6 +15,10 @@ KEY = "parameters"
 """Of a PNG's text chunk, where people look for it."""
 DESCRIPTION = 0x010E
 """EXIF's ImageDescription, for the formats that have no such chunk."""
+MOST_SAID = 60_000
+"""Bytes there, all of them ASCII."""
+SHORT = 2000
+"""Characters of a prompt where there are too many: 12 bytes each at most."""
 QUALITY = 92
 FASTER = 4
 """zlib's level: at 6 a PNG takes twice as long and is hardly smaller."""
@@ -52,7 +56,7 @@ def encoded(image: Image, media_type: str, said: str = "") -> bytes:
         return file.getvalue()
     exif = pillow.Exif()
     if said:
-        exif[DESCRIPTION] = said
+        exif[DESCRIPTION] = _short(said)
     if media_type == JPEG:
         _opaque(image).save(file, "JPEG", quality=QUALITY, exif=exif)
     elif media_type == WEBP:
@@ -60,6 +64,15 @@ def encoded(image: Image, media_type: str, said: str = "") -> bytes:
     else:
         raise ValueError(f"no pictures of type {media_type!r}")
     return file.getvalue()
+
+
+def _short(said: str) -> str:
+    """All of it with shorter words where it would not fit into EXIF, which has 64 KiB."""
+    if len(said) <= MOST_SAID:
+        return said
+    told = json.loads(said)
+    words = {key: f"{told[key][:SHORT]}..." for key in ("prompt", "negative_prompt") if len(told.get(key, "")) > SHORT}
+    return json.dumps({**told, **words})
 
 
 def _opaque(image: Image) -> Image:

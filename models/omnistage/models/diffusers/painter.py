@@ -285,9 +285,18 @@ class Painter(ABC):
     def grids(self, latents: Tensor, plan: Plan) -> Tensor:
         """[layers or 1, channels, height, width]: latents as the VAE has them, but for mean and scale."""
 
-    @abstractmethod
     def images(self, grids: Tensor) -> Iterator[Image]:
-        """[n, channels, height, width] through the VAE, one after the other."""
+        """[n, channels, height, width] through the VAE, one after the other. Raises Failed for a picture that is no number: it would be
+        flat, and pass for a picture."""
+        for grid in torch.split(grids, 1):
+            decoded = self.decoded(grid)
+            if not torch.isfinite(decoded).all():
+                raise Failed("the VAE makes no number of the picture: with these weights it cannot be drawn")
+            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
+
+    @abstractmethod
+    def decoded(self, grid: Tensor) -> Tensor:
+        """[1, samples, height, width], -1 to 1: what the VAE makes of [1, channels, height, width]."""
 
 
 def with_images(row: Row) -> Tensor:

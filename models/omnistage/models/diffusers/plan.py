@@ -19,16 +19,18 @@ from omnistage.models.interface import BadRequest, DrawRequest
 PNG, JPEG, WEBP = "image/png", "image/jpeg", "image/webp"
 MEDIA_TYPES = (PNG, JPEG, WEBP)
 SEEDS = 1 << 64
+WEBP_SIDE = 16383
+"""The most that the format can say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one pipeline can be asked, and what it takes where nothing is said.
 
-    multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_pixels: of one
-    picture. min_steps to max_steps. guidance: a scale above guided_above costs a second pass a step, away from the negative prompt;
-    negative: what that is where none is given. images: fewest and most that are edited. layers: of every picture, and most; 0: it knows no
-    layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
+    multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_side,
+    max_pixels: of one picture. min_steps to max_steps. guidance: a scale above guided_above costs a second pass a step, away from the
+    negative prompt; negative: what that is where none is given. images: fewest and most that are edited. layers: of every picture, and
+    most; 0: it knows no layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
     negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
     pixels times steps of all pictures, layers too.
     """
@@ -41,6 +43,7 @@ class Limits:
     guided_above: float = 1.0
     negative: str = ""
     min_side: int = 32
+    max_side: int = 16384
     max_pixels: int = 2048 * 2048
     min_steps: int = 1
     max_steps: int = 200
@@ -111,9 +114,9 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
     guidance, negative = _guidance(request, limits, name)
     fewest, most = limits.images
     if not fewest <= len(request.images) <= most:
-        wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        asked = f"{len(request.images)} were sent"
-        raise _bad("images", f"{name} draws from words alone: leave them out" if not most else f"{name} edits {wanted}, {asked}")
+        wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
+        told = f"{name} edits {wanted}, and {len(request.images) or 'none'} came"
+        raise _bad("images", told if most else f"{name} draws from words alone: leave them out")
     plan = Plan(
         prompt=request.prompt,
         negative=negative,
@@ -131,12 +134,21 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         step_cache=request.step_cache,
         history=request.history,
     )
-    check_work(plan, limits, name)
+    check_size(plan, limits, name)
     return plan
 
 
-def check_work(plan: Plan, limits: Limits, name: str) -> None:
-    """Pixels times steps; once more where the size is known only from the images. Raises BadRequest."""
+def check_size(plan: Plan, limits: Limits, name: str) -> None:
+    """Of sides, pixels, and pixels times steps; once more where the size is known only from the images. Raises BadRequest."""
+    width, height = plan.width, plan.height
+    field = "images" if limits.images[0] and not limits.width else "width" if width >= height else "height"
+    if max(width, height) > limits.max_side:
+        raise _bad(field, f"{name} draws at most {limits.max_side} pixels a side, {width}x{height} was asked for or comes of it")
+    if width * height > limits.max_pixels:
+        told = f"{width}x{height} are {width * height}"
+        raise _bad(field, f"{name} draws at most {limits.max_pixels} pixels, {told}: ask for fewer")
+    if plan.media_type == WEBP and max(width, height) > WEBP_SIDE:
+        raise _bad("media_type", f"{WEBP} has at most {WEBP_SIDE} pixels a side, {width}x{height} was asked for: take {PNG}")
     work = plan.width * plan.height * plan.pictures * plan.steps
     if work > limits.max_work:
         raise _bad("steps", f"{name} draws at most {limits.max_work:.3g} pixels times steps at once, this is {work:.3g}: ask for less")
@@ -158,10 +170,7 @@ def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:
             raise _bad(side, f"{name} draws multiples of {limits.multiple} pixels, not {value}: ask for {nearest}")
         if value < limits.min_side:
             raise _bad(side, f"{name} draws {limits.min_side} pixels at least, not {value}")
-    width, height = request.width or limits.width, request.height or limits.height
-    if width * height > limits.max_pixels:
-        raise _bad("width", f"{name} draws at most {limits.max_pixels} pixels, {width}x{height} are {width * height}: ask for fewer")
-    return width, height
+    return request.width or limits.width, request.height or limits.height
 
 
 def _steps(request: DrawRequest, limits: Limits, name: str) -> int:

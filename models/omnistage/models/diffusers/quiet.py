@@ -18,6 +18,12 @@ _lock = threading.RLock()
 """What it changes belongs to the process, as does what the libraries change while they load: the default dtype, how weights begin."""
 
 
+def silence() -> None:
+    """For the life of a process that serves: what they warn of are requests, whose words are nobody's but the client's."""
+    for library in LIBRARIES:
+        library.set_verbosity_error()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Whatever both libraries do in it shows no progress and warns of nothing. One thread at a time; afterwards all is as it was."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, padded, shift, with_images
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.stepcache import StepCache
+from omnistage.models.interface import BadRequest
 
 MOST_TOKENS = 1024
 """Of a prompt, without its template."""
@@ -128,13 +129,12 @@ class QwenImagePainter(Painter):
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
         return unpacked[:, :, 0]
 
-    def images(self, grids: Tensor) -> Iterator[Image]:
+    def decoded(self, grid: Tensor) -> Tensor:
         vae = self.pipe.vae
         mean, deviation = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
         mean, inverse = mean.to(self.device, vae.dtype), 1.0 / deviation.to(self.device, vae.dtype)
-        for grid in torch.split(grids.to(vae.dtype), 1):
-            decoded = vae.decode(grid[:, :, None] / inverse + mean, return_dict=False)[0][:, :, 0]
-            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
+        made: Tensor = vae.decode(grid.to(vae.dtype)[:, :, None] / inverse + mean, return_dict=False)[0]
+        return made[:, :, 0]
 
 
 class _FromPictures(QwenImagePainter):
@@ -170,7 +170,13 @@ class QwenImageEditPainter(_FromPictures):
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1))
 
     def sized(self, plan: Plan) -> Plan:
-        width, height = self._sizes(plan)[-1]
+        sizes = self._sizes(plan)
+        for number, image in enumerate(plan.images, 1):
+            if min(*sizes[number - 1], *self._seen_size(image.shape[1] / image.shape[0])) < 1:
+                raise BadRequest(
+                    "diffusion.images", "it is too long and thin to be looked at: send one that is less long", medium=str(number)
+                )
+        width, height = sizes[-1]
         side = self.limits.multiple
         return replace(plan, width=(plan.width or width) // side * side, height=(plan.height or height) // side * side)
 
@@ -178,6 +184,11 @@ class QwenImageEditPainter(_FromPictures):
         """The VAE and the text encoder get the same pixels."""
         resized = zip(super()._images(plan), self._sizes(plan), strict=True)
         return [self.pipe.image_processor.resize(image, height, width) for image, (width, height) in resized]
+
+    def _seen_size(self, ratio: float) -> tuple[int, int]:
+        """Width and height of a picture for the text encoder. ratio: of its width to its height."""
+        width, height = calculate_dimensions(self._area, ratio)
+        return int(width), int(height)
 
     def text(self, plan: Plan, text: str) -> Tensor:
         rows: Tensor = self.pipe.encode_prompt(text, image=self._once("images", self._images, plan)[0])[0][0]
@@ -197,12 +208,15 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         rows: Tensor = self.pipe.encode_prompt(text, image=self._once("seen", self._seen, plan))[0][0]
         return rows
 
+    def _seen_size(self, ratio: float) -> tuple[int, int]:
+        width, height = calculate_dimensions(self._area * SEEN_AREA // AREA, ratio)
+        return int(width), int(height)
+
     def _seen(self, plan: Plan) -> list[Image]:
         """As the text encoder gets them."""
-        area = self._area * SEEN_AREA // AREA
         seen = list[Image]()
         for image in self._once("images", self._images, plan):
-            width, height = calculate_dimensions(area, image.width / image.height)
+            width, height = self._seen_size(image.width / image.height)
             seen.append(self.pipe.image_processor.resize(image, height, width))
         return seen
 

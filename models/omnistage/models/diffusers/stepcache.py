@@ -42,13 +42,17 @@ class Residuals:
 @dataclass(slots=True)
 class _Pass:
     """lengths: tokens of each row that are its own, from the first on; what it was filled up with tells nothing. base: the rows after the
-    first block; kept: those that go on."""
+    first block; added, changes: what it added to each, and how much that changed; kept: those that go on; reused: of the others,
+    with the change; computed: what will be first and rest of those that went on."""
 
     residuals: Sequence[Residuals]
     lengths: Sequence[int | None]
     base: Tensor | None = None
     added: list[Tensor] = field(default_factory=list)
+    changes: list[float] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+    reused: list[tuple[Residuals, float]] = field(default_factory=list)
+    computed: list[tuple[Residuals, Tensor, Tensor]] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
@@ -76,11 +80,17 @@ class StepCache:
         if not any(each.threshold for each in residuals):
             yield
             return
-        self._pass = _Pass(residuals, lengths)
+        self._pass = now = _Pass(residuals, lengths)
         try:
             yield
         finally:
             self._pass = None
+        # Nothing of a pass that failed, which each picture takes again alone.
+        for each, change in now.reused:
+            each.reused += 1
+            each.largest = max(each.largest, change)
+        for each, first, rest in now.computed:
+            each.first, each.rest = first, rest
 
     def _watched(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -100,10 +110,8 @@ class StepCache:
         for row, (residuals, length) in enumerate(zip(now.residuals, now.lengths, strict=True)):
             now.added.append(added[row, :length])
             change = residuals.change(now.added[row]) if residuals.threshold else float("inf")
-            if change < residuals.threshold:
-                residuals.reused += 1
-                residuals.largest = max(residuals.largest, change)
-            else:
+            now.changes.append(change)
+            if not change < residuals.threshold:  # Also of a change that is no number.
                 now.kept.append(row)
         return made
 
@@ -138,10 +146,11 @@ class StepCache:
             if row in now.kept:
                 whole[row] = next(kept)
                 if residuals.threshold:
-                    residuals.first, residuals.rest = now.added[row].clone(), (whole[row] - now.base[row])[:length].clone()
+                    now.computed.append((residuals, now.added[row].clone(), (whole[row] - now.base[row])[:length].clone()))
             else:
                 assert residuals.rest is not None
                 whole[row, :length] += residuals.rest
+                now.reused.append((residuals, now.changes[row]))
         return whole
 
 

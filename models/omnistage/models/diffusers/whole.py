@@ -158,8 +158,8 @@ class WholeDrawing:
         }
         if self._scale:
             said[self._scale] = first.guidance
-        if first.negative:
-            said["negative_prompt"] = [plan.negative for plan in plans] if len(plans) > 1 else first.negative
+        if any(plan.negative for plan in plans):
+            said["negative_prompt"] = [plan.negative or "" for plan in plans] if len(plans) > 1 else first.negative
         if first.images:
             said["image"] = pillow.fromarray(first.images[0]).convert("RGB")
         return {name: value for name, value in said.items() if name in self._takes}

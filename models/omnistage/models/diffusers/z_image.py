@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift
@@ -21,8 +20,10 @@ PAD = 32
 
 class ZImagePainter(Painter):
     def _own_limits(self) -> Limits:
+        multiple = self.pipe.vae_scale_factor * 2
         return Limits(
-            multiple=self.pipe.vae_scale_factor * 2,
+            multiple=multiple,
+            max_side=multiple * min(self.pipe.transformer.axes_lens[1:]),
             width=1024,
             height=1024,
             steps=50,
@@ -32,8 +33,9 @@ class ZImagePainter(Painter):
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """With their template."""
-        return len(self._ids(self.counting, text)), MOST_TOKENS
+        """With their template. The transformer has a table of places, for words first and then for each side of the picture."""
+        placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
+        return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
 
     def tokens(self, plan: Plan) -> int:
         height, width = self._latent_size(plan)
@@ -95,8 +97,7 @@ class ZImagePainter(Painter):
     def grids(self, latents: Tensor, plan: Plan) -> Tensor:
         return latents
 
-    def images(self, grids: Tensor) -> Iterator[Image]:
+    def decoded(self, grid: Tensor) -> Tensor:
         vae = self.pipe.vae
-        for grid in torch.split(grids.to(vae.dtype), 1):
-            decoded = vae.decode(grid / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
+        made: Tensor = vae.decode(grid.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
+        return made
