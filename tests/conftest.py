@@ -61,6 +61,8 @@ DEAREST = (
     "models/test_revision.py",
     "system/test_rolling_restart.py",
     "client/test_private_stack.py",
+    "client/test_default_pictures.py",
+    "cli/test_draw.py",
     "cli/test_commands.py",
     "cli/test_checks.py",
     "hostile/test_counts.py",

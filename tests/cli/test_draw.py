@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import re
+import shlex
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
 from PIL import Image
 from typer.testing import CliRunner
 
+from helpers import media_files
+from helpers.drawings import checkpoint
+from helpers.peer import Peer, listening
 from helpers.processes import Family
 from helpers.terminal import CTRL_C, Terminal
+from omnistage.cli.drawing import REFUSED
 from omnistage.cli.main import app
 from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
 from omnistage.client import Omni
+from omnistage.client.request import DIFFUSION
+from omnistage.models.makers import MAKERS
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SLOW = """
 name: slow
@@ -44,7 +58,7 @@ def film_address() -> Iterator[str]:
 
 def draw(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "omnistage.cli", "draw", *map(str, words)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=110)
 
 
 def names(folder: Path) -> list[str]:
@@ -106,6 +120,7 @@ def test_a_picture_to_start_from_and_a_folder_for_previews(film_address: str, tm
         (["--out", "x.png", "--timeout", "inf"], "--timeout inf: this is no number"),
         (["--out", "x.jpg"], "--out: toy-film makes image/png of this request"),
         (["--out", "x.png", "--width", "400"], "--width: toy-film makes at most 256"),
+        (["--out", "x.png", "--size", "400x16"], "--size: toy-film makes at most 256"),
         (["--out", "x.png", "--pipeline", "smol"], "no pipeline 'smol'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -133,13 +148,63 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
         assert done.stderr.splitlines()[-1].startswith("hint: ") and done.stderr.endswith(f"{hint}\n")
 
 
+def test_a_blank_prompt_is_told_how_one_looks(film_address: str, tmp_path: Path) -> None:
+    done = draw(" ", "--out", tmp_path / "x.png", "--address", film_address)
+    assert done.stderr == 'error: the text is empty\nhint: Give the words, such as "A red kite.", or - for those of standard input.\n'
+
+
+async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
+    """The router is none of ours: what it was asked is looked at, and it answers in words, of which no picture comes."""
+    (tmp_path / "before.png").write_bytes(media_files.picture(1))
+    words = "--size 64x48 --steps 5 --guidance 2.5 --negative rain --count 2 --layers 3 --previews 4 --preview-side 32 --step-cache 0.5"
+    files = ("--image", tmp_path / "before.png", "--out", tmp_path / "x.webp")
+    peer = Peer()
+    async with listening(peer) as wire:
+        done = await asyncio.to_thread(draw, "a hill", *words.split(), *files, "--address", wire.address)
+    assert done.stderr.startswith("error: the drawing ended without a picture")
+    (asked,) = peer.requests
+    said = {field.name: value for field, value in asked.diffusion.ListFields()}
+    assert [image.media_type for image in said.pop("images")] == ["image/png"]
+    assert said == {
+        "prompt": "a hill",
+        "negative_prompt": "rain",
+        "width": 64,
+        "height": 48,
+        "steps": 5,
+        "guidance_scale": 2.5,
+        "results": 2,
+        "previews": 4,
+        "preview_side": 32,
+        "step_cache": 0.5,
+        "layers": 3,
+        "media_type": "image/webp",
+    }
+    assert set(DIFFUSION) <= said.keys(), "a new option is to be typed here too"
+
+
+def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:
+    typed = {name for option in typer.main.get_command(app).commands["draw"].params for name in (option.opts or [option.name])}  # type: ignore[attr-defined]
+    assert set(REFUSED) == {*DIFFUSION, "prompt", "images"}
+    assert {option for option, _ in REFUSED.values()} - {"PROMPT"} <= typed
+
+
+def test_make_tiny_names_all_that_it_can_make() -> None:
+    told = CliRunner().invoke(app, ["make-tiny", "--help"], terminal_width=200).output
+    documented = (ROOT / "docs" / "client.md").read_text()
+    for name, maker in MAKERS.items():
+        assert re.search(rf"{re.escape(name)}[,.]", told) and f"`{name}`" in documented
+        assert all(size in told for size in maker.sizes)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--size", "512"], "--size 512: give width and height"),
         (["--size", "0x8"], "--size 0x8: give width and height"),
         (["--size", "8x8", "--width", "8"], "--size is both sides"),
-        (["--preview-dir", "."], "say how many with --previews"),
+        (["--preview-dir", "."], "--preview-dir is for previews; say how many with --previews"),
+        (["--preview-side", "64"], "--preview-side is for previews; say how many with --previews"),
+        (["--step-cache", "1.5"], "--step-cache"),
         (["--device", "cpu", "--address", "127.0.0.1:1"], "--device is for a stack that is started"),
         (["--device", "nowhere=cpu"], "--device nowhere=cpu"),
     ],
@@ -188,10 +253,74 @@ def test_ctrl_c_ends_the_drawing_and_its_stack(family: Family, tmp_path: Path) -
     assert family.wait_ended() == []
 
 
+DEMO = "demo.png"
+
+
+@pytest.mark.slow
+def test_the_demo_draws_with_nothing_but_its_words(family: Family, tmp_path: Path) -> None:
+    """`make demo-draw` types no more than a prompt, a file and a seed."""
+    dry = subprocess.run(["make", "--dry-run", "demo-draw"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    command, *words = shlex.split(dry.stdout.splitlines()[-1])
+    assert command.endswith("/omnistage") and words[0] == "draw" and not {"--pipeline", "--model", "--address"} & set(words)
+    done = subprocess.run([sys.executable, "-m", "omnistage.cli", *words], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert names(tmp_path) == [DEMO] and " · pipeline picture · seed 7" in done.stderr
+    with Image.open(tmp_path / DEMO) as image:
+        shown = np.asarray(image.convert("RGB"))
+    assert shown.shape == (128, 128, 3) and shown[2, 2].argmax() == 2, "on blue"
+    left = shown[:, :64].astype(int)
+    assert ((left[..., 0] > 150) & (left[..., 1:].max(axis=-1) < 100)).sum() > 100, "a red heart on the left"
+    assert family.wait_ended() == []
+
+
+@pytest.mark.slow
+def test_what_edits_needs_a_picture_and_the_default_takes_none(family: Family, tmp_path: Path) -> None:
+    (tmp_path / "before.png").write_bytes(media_files.picture(1))
+    with Omni(model_path=checkpoint("qwen-image-edit")) as omni:
+        done = draw("make it night", "--out", tmp_path / "x.png", "--address", omni.address)
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: --image: ") and error.endswith("edits one picture, and none came")
+    assert hint == "hint: It changes a picture: give one with --image F."
+    done = draw("make it night", "--out", tmp_path / "x.png", "--image", tmp_path / "before.png")
+    error, hint = done.stderr.splitlines()
+    assert error == "error: picture takes text, not image"
+    assert hint == "hint: Give another --pipeline: a checkpoint of diffusers that takes image (its folder, or OWNER/NAME) or toy-film."
+    assert names(tmp_path) == ["before.png"]
+
+
+@pytest.mark.slow
+def test_layers_of_a_picture_by_a_checkpoint(family: Family, tmp_path: Path) -> None:
+    (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
+    words = ("--image", tmp_path / "poster.png", "--layers", "2", "--steps", "2", "--guidance", "1", "--seed", "4", "--json")
+    done = draw("its parts", *words, "--out", tmp_path / "parts.png", "--pipeline", checkpoint("qwen-image-layered"))
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"], file["height"]) for file in told["files"]] == [
+        ("parts-layer-0.png", 0, 0, 640, 640),
+        ("parts-layer-1.png", 0, 1, 640, 640),
+    ]
+    assert (told["pipeline"], told["steps"], told["seed"]) == ("diffusers", 2, 4)
+    assert names(tmp_path) == ["parts-layer-0.png", "parts-layer-1.png", "poster.png"]
+    layers = []
+    for file in told["files"]:
+        with Image.open(file["path"]) as image:
+            assert (image.format, image.mode) == ("PNG", "RGBA")
+            layers.append(np.asarray(image))
+    assert layers[0].std() > 5 and not np.array_equal(layers[0], layers[1])
+    assert family.wait_ended() == []
+
+
 def encoded(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
+
+
+def test_a_picture_larger_than_pillow_reads_has_no_size_and_no_cells() -> None:
+    data = bytearray(encoded(Image.new("L", (1, 1))))
+    data[16:24] = struct.pack(">II", 30_000, 30_000)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    assert size_of(bytes(data)) is None and cells(bytes(data), 80, 24) == []
 
 
 def test_cells_have_two_pixels_each() -> None:

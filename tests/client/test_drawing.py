@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.ports import take_address
+from helpers.servers import Local, ServerProcess, family_logic, local_router, local_stage, toy_logic
 from omnistage.client import AsyncOmni, BadRequestError, Done, NotAvailableError, Omni, Picture, Progress, ProtocolError, UnknownModelError
 from omnistage.client.answer import Answer
 from omnistage.client.events import Usage
 from omnistage.client.listing import Pipeline
 from omnistage.client.playback import Timing
-from omnistage.client.request import Options, for_conversation, for_prompt
+from omnistage.client.request import DIFFUSION, NEVER_ZERO, Options, for_conversation, for_drawing, for_prompt
 from omnistage.models.toy.files import pixels_of
+from omnistage.router.pipeline import load_pipeline
+from omnistage.v1 import stage_pb2
 
 TOY = Pipeline("toy", ("thinker", "talker", "code2wav"), ("text",), ("text", "audio"), (), "")
 FILM = Pipeline("film", ("diffusion",), ("text", "image"), ("image", "progress"), (), "")
@@ -99,6 +105,105 @@ def test_other_refusals_stay_as_they_are(film: Omni, toy_address: str) -> None:
             with pytest.raises(BadRequestError, match="toy has no diffusion") as error:
                 call("a hill", width=8)
             assert error.value.hint == "No pipeline of this router draws: `omnistage pipelines`."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        (None, {}, "prompt"),
+        ([], {}, "prompt"),
+        (7, {}, "prompt"),
+        ("", {}, "diffusion.prompt"),
+        ("a hill", {"steps": 2.5}, "steps"),
+        ("a hill", {"steps": 0}, "steps"),
+        ("a hill", {"steps": "many"}, "steps"),
+        ("a hill", {"width": -8}, "width"),
+        ("a hill", {"step_cache": "often"}, "step_cache"),
+        ("a hill", {"step_cache": 1.5}, "diffusion.step_cache"),
+        ("a hill", {"step_cache": float("nan")}, "diffusion.step_cache"),
+        ("a hill", {"media_type": 3}, "media_type"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_typed_error_with_its_field(film: Omni, prompt: Any, options: Any, field: str) -> None:
+    with pytest.raises(BadRequestError) as error:
+        film.draw(prompt, **options)
+    assert [violation.field for violation in error.value.fields] == [field]
+
+
+NO_OPTIONS = {"prompt", "images", "frames", "duration_s"}
+"""Of DiffusionParams: arguments of their own, and what a client cannot show yet."""
+
+
+def test_every_field_of_a_drawing_is_an_option() -> None:
+    fields = {field.name: field for field in stage_pb2.DiffusionParams.DESCRIPTOR.fields}
+    assert set(DIFFUSION) == fields.keys() - NO_OPTIONS and set(DIFFUSION) <= set(Options.__annotations__)
+    said = {name: "image/webp" if fields[name].type == fields[name].TYPE_STRING else 1 for name in DIFFUSION}
+    params = for_drawing("a hill", (), said).complete().diffusion  # type: ignore[arg-type]
+    assert {field.name: value for field, value in params.ListFields()} == {"prompt": "a hill", **said}
+    assert set(DIFFUSION) & set(NEVER_ZERO) == {"width", "height", "steps", "results", "preview_side"}
+
+
+def answered(router: Local) -> dict[str, int]:
+    """How many requests the router has ended, by reason."""
+    (metric,) = [metric for metric in router.registry.collect() if metric.name == "omnistage_router_requests"]
+    counts: dict[str, int] = {}
+    for sample in metric.samples:
+        if sample.name.endswith("_total"):
+            counts[sample.labels["reason"]] = counts.get(sample.labels["reason"], 0) + int(sample.value)
+    return counts
+
+
+async def test_it_is_asked_as_a_question_once_for_each_connection() -> None:
+    async with (
+        local_stage(family_logic("toy-film", "diffusion"), family="toy-film") as stage,
+        local_router({"diffusion": stage.address}, load_pipeline("toy-film")) as router,
+        AsyncOmni(address=router.address) as omni,
+    ):
+        drawn = [await omni.generate("a hill", seed=3, **named) for named in ({}, {"pipeline": "toy-film"}, {"width": 24})]
+        assert [len(answer.pictures) for answer in drawn] == [1, 1, 1]
+        assert answered(router) == {"BAD_REQUEST": 1, "OK": 3}
+        with pytest.raises(BadRequestError, match="voice"):
+            await omni.generate("a hill", voice="x")
+        async with AsyncOmni(address=router.address) as another:
+            await another.generate("a hill")
+        assert answered(router) == {"BAD_REQUEST": 3, "OK": 4}
+
+
+WORDS = """
+name: words
+description: Words alone.
+inputs: [text]
+outputs: [text]
+stages: [{kind: thinker, family: toy}]
+defaults: {thinker: {max_tokens: 64}}
+"""
+
+
+async def test_a_router_that_comes_back_with_other_pipelines_is_asked_anew(tmp_path: Path) -> None:
+    """Nothing is drawn that can be answered by then, though nobody told the client."""
+    words, address = tmp_path / "words.yaml", take_address()
+    words.write_text(WORDS)
+
+    def router(pipelines: str, **stages: str) -> ServerProcess:
+        flags = ("--stages", ",".join(f"{kind}={at}" for kind, at in stages.items()), "--address", address)
+        return ServerProcess("omnistage.router", "--pipeline", pipelines, *flags, log_folder=tmp_path)
+
+    async with (
+        local_stage(family_logic("toy-film", "diffusion"), family="toy-film") as film,
+        local_stage(toy_logic("thinker")) as thinker,
+    ):
+        omni = AsyncOmni(address=address, connect_timeout_s=60)
+        for pipelines, stages, answering in (
+            ("toy-film", {"diffusion": film.address}, "toy-film"),
+            (f"{words},toy-film", {"thinker": thinker.address, "diffusion": film.address}, "words"),
+            (str(words), {"thinker": thinker.address}, "words"),
+            ("toy-film", {"diffusion": film.address}, "toy-film"),
+        ):
+            with router(pipelines, **stages) as running:
+                await asyncio.to_thread(running.wait_ready)
+                for _ in range(2):
+                    assert (await omni.generate("a hill", seed=1)).pipeline == answering
+        await omni.close()
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,20 @@
 """The reader of one answer: what is whole goes through, what is not is an error with a name."""
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from omnistage.client.answer import collect
 from omnistage.client.errors import ProtocolError
 from omnistage.client.events import Picture, TextDelta, TokenLogprob
 from omnistage.client.reader import Reader
+from omnistage.client.tensors import DTYPES
+from omnistage.connector.inline import split
+from omnistage.connector.reference import layout_of
 from omnistage.v1 import chunk_pb2, omni_pb2, tensor_pb2
 
 STARTED = omni_pb2.GenerateResponse(started=omni_pb2.Started(session_id="s", model="toy", seed=7))
@@ -232,3 +237,73 @@ async def test_a_picture_in_pieces_after_a_preview() -> None:
 async def test_a_picture_with_a_missing_piece() -> None:
     with pytest.raises(ProtocolError, match="a piece at byte 4"):
         await read(STARTED, image(0, 0, b"abc", 0, 6, last=False), image(1, 0, b"ef", 4, 6, last=True))
+
+
+def rows_of(
+    seq: int, first: int, rows: NDArray[Any], *, last: bool = False, element_type: tensor_pb2.ElementType | None = None
+) -> list[omni_pb2.GenerateResponse]:
+    """As a stage sends them to who can read its messages only: in parts of a MiB."""
+    layout = layout_of(rows, element_type)
+    parts = list(split(np.frombuffer(rows.tobytes(), np.uint8), layout))
+    chunks = [chunk_pb2.Chunk(port="rows", seq=seq + number, first=first, tensor=part) for number, part in enumerate(parts)]
+    chunks[-1].count, chunks[-1].last = len(rows), last
+    return [omni_pb2.GenerateResponse(chunk=chunk) for chunk in chunks]
+
+
+@pytest.mark.parametrize("element_type", DTYPES)
+async def test_rows_of_every_type_come_as_arrays(element_type: tensor_pb2.ElementType) -> None:
+    sent = np.arange(6).astype(DTYPES[element_type]).reshape(3, 2)
+    two, one = rows_of(0, 0, sent[:2], element_type=element_type), rows_of(1, 2, sent[2:], element_type=element_type, last=True)
+    rows = (await read(STARTED, *two, *one, USAGE)).rows["rows"]
+    if element_type == tensor_pb2.ELEMENT_TYPE_BFLOAT16:
+        sent = (sent.astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(rows, sent) and rows.dtype == sent.dtype
+
+
+def test_every_type_of_the_contract_is_known() -> None:
+    assert set(DTYPES) == set(tensor_pb2.ElementType.values()) - {tensor_pb2.ELEMENT_TYPE_UNSPECIFIED}
+
+
+async def test_a_row_that_comes_in_parts_is_put_together_also_after_a_loss() -> None:
+    sent = np.random.default_rng(1).standard_normal((2, 300_000)).astype(np.float32)
+    one, two, three = rows_of(0, 0, sent, last=True)
+    reader = Reader(0.0)
+    events = reader.read(stream([STARTED, one, two]))
+    with pytest.raises(ProtocolError, match="ended before its account"):
+        await anext(events)
+    reader.lose("127.0.0.1:1", "gone")
+    again = rows_of(2, 0, sent, last=True)
+    answer = await collect(reader.read(stream([STARTED, *again, USAGE])))
+    assert np.array_equal(answer.rows["rows"], sent) and list(answer.rows) == ["rows"]
+    assert np.array_equal((await read(STARTED, one, two, three, USAGE)).rows["rows"], sent)
+    with pytest.raises(ProtocolError, match="a part at byte 0 of 2400000, 1048576 is next"):
+        two.chunk.tensor.inline.offset = 0
+        await read(STARTED, one, two, three, USAGE)
+
+
+async def test_rows_that_are_not_what_is_said_of_them_are_an_error() -> None:
+    sent = np.zeros((3, 2), np.float32)
+
+    async def refused(says: str, change: Any) -> None:
+        (message,) = rows_of(0, 0, sent, last=True)
+        change(message.chunk)
+        with pytest.raises(ProtocolError, match=says):
+            await read(STARTED, message, USAGE)
+
+    def huge(chunk: chunk_pb2.Chunk) -> None:
+        chunk.tensor.shape[1], chunk.tensor.inline.total_bytes = 1 << 40, 12 << 40
+
+    await refused("3 rows are not 2", lambda chunk: setattr(chunk, "count", 2))
+    await refused("of type 0 are no rows", lambda chunk: setattr(chunk.tensor, "element_type", 0))
+    await refused("of type 99 are no rows", lambda chunk: setattr(chunk.tensor, "element_type", 99))
+    await refused("are no rows", lambda chunk: chunk.tensor.shape.append(1))
+    await refused("24 bytes are not 3 rows of 3", lambda chunk: chunk.tensor.shape.__setitem__(1, 3))
+    await refused("or too many", huge)
+    await refused("a part at byte 8", lambda chunk: setattr(chunk.tensor.inline, "offset", 8))
+    await refused("outside of its message", lambda chunk: chunk.tensor.shared_memory.SetInParent())
+    with pytest.raises(ProtocolError, match="another type or width than before"):
+        await read(STARTED, *rows_of(0, 0, sent), *rows_of(1, 3, np.zeros((1, 3), np.float32), last=True), USAGE)
+    (cut,) = rows_of(0, 0, sent, last=True)
+    cut.chunk.tensor.inline.data, cut.chunk.count = b"0123", 0
+    with pytest.raises(ProtocolError, match="the answer is cut: rows did not end"):
+        await read(STARTED, cut, USAGE)

@@ -63,6 +63,7 @@ def test_every_shipped_pipeline_is_well_formed(name: str):
         ({"defaults": {"thinker": {"max_tokens": "many"}}}, "defaults of thinker.*max_tokens"),
         ({"defaults": {"singer": {}}}, "singer"),
         ({"on_request": ["audio", "codes"]}, "name audio twice"),
+        ({"on_request": ["codes"], "may_give": ["codes"]}, "name codes twice"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -149,6 +150,15 @@ def test_an_output_that_nobody_makes():
         check(Pipeline.model_validate({**FILE, "outputs": ["text", "video"]}))
     with pytest.raises(PipelineError, match="no stage produces the output 'alignment'"):
         check(Pipeline.model_validate({**FILE, "on_request": ["alignment"]}))
+
+
+def test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it():
+    pipeline = Pipeline.model_validate({**FILE, "on_request": ["hidden"], "may_give": ["codes", "latents"]})
+    check(pipeline)
+    assert (pipeline.offered, pipeline.could_give) == (("text", "audio", "hidden"), ("hidden", "codes", "latents"))
+    settled = pipeline.settled({kind: described(kind) for kind in CHAIN})
+    assert (settled.outputs, settled.on_request, settled.may_give) == (("text", "audio"), ("hidden", "codes"), ())
+    assert settled.offered == ("text", "audio", "hidden", "codes")
 
 
 def test_a_first_stage_that_needs_input():

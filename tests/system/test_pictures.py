@@ -28,8 +28,10 @@ from helpers.disturbed import Step, ask_through, disturbed, holder, killed_holde
 from helpers.drawings import checkpoint, writable
 from helpers.fleet import Fleet
 from helpers.processes import Family
-from helpers.servers import ServerProcess, all_free, omni_stub, stage_flags
-from omnistage.client import AsyncOmni, Done, Picture, Progress
+from helpers.servers import ServerProcess, all_free, omni_stub, stack, stage_flags
+from helpers.stable_diffusion import SIDE as WHOLE_SIDE
+from helpers.stable_diffusion import stable_diffusion
+from omnistage.client import AsyncOmni, BadRequestError, Done, Picture, Progress, Rows
 from omnistage.models.diffusers.processor import load_processor
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.toy import formulas
@@ -57,7 +59,12 @@ PIPELINES: Mapping[str, Mapping[str, object]] = {
         "stages": [{"kind": "thinker", "family": "toy"}],
         "defaults": {"thinker": {"max_tokens": 256}},
     },
-    "painter": {"inputs": ["text"], "outputs": ["image", "progress"], "stages": [{"kind": "diffusion", "family": "diffusers"}]},
+    "painter": {
+        "inputs": ["text"],
+        "outputs": ["image", "progress"],
+        "on_request": ["latents", "pixels"],
+        "stages": [{"kind": "diffusion", "family": "diffusers"}],
+    },
     "editor": {"inputs": ["text", "image"], "outputs": ["image", "progress"], "stages": [{"kind": "diffusion", "family": "diffusers"}]},
 }
 
@@ -131,8 +138,7 @@ def check_near(found: NDArray[np.int16], wanted: NDArray[np.int16]) -> None:
     assert np.abs(found - wanted).max() <= 1
 
 
-def drawn_by_diffusers(name: str, seed: int, prompt: str, **options: Any) -> NDArray[np.int16]:
-    folder = checkpoint(name)
+def drawn_by_diffusers(folder: Path, seed: int, prompt: str, **options: Any) -> NDArray[np.int16]:
     processor = {"processor": load_processor(folder / "processor")} if (folder / "processor").is_dir() else {}
     with quiet():
         pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processor)
@@ -151,7 +157,7 @@ async def test_a_picture_is_the_one_that_diffusers_draws(house: Fleet, seed: int
     answer.check_whole()
     (file,) = files_of(answer)
     wanted = drawn_by_diffusers(
-        "z-image", seed, asked.diffusion.prompt, width=128, height=96, num_inference_steps=5, guidance_scale=guidance, **said
+        checkpoint("z-image"), seed, asked.diffusion.prompt, width=128, height=96, num_inference_steps=5, guidance_scale=guidance, **said
     )
     check_near(pixels(file), wanted)
 
@@ -166,7 +172,7 @@ async def test_an_edited_picture_is_the_one_that_diffusers_draws(house: Fleet, s
         answer = await ask(stub, drawing("make it night", seed, "editor", images=given, width=96, height=64, steps=4))
     given_to_diffusers = Image.open(io.BytesIO(file)).convert("RGB")
     said: dict[str, Any] = {"true_cfg_scale": 4.0, "negative_prompt": " ", "num_inference_steps": 4}
-    wanted = drawn_by_diffusers("qwen-image-edit", seed, "make it night", image=given_to_diffusers, width=96, height=64, **said)
+    wanted = drawn_by_diffusers(checkpoint("qwen-image-edit"), seed, "make it night", image=given_to_diffusers, width=96, height=64, **said)
     check_near(pixels(*files_of(answer)), wanted)
 
 
@@ -398,6 +404,103 @@ async def test_one_router_serves_words_and_pictures(house: Fleet, seed: int) -> 
     assert (painted.text, len(painted.images), written.pictures) == ("", 1, ())
     assert written.text == formulas.text(3, "hello", formulas.NATURAL_LENGTH)
     check_near(pixels(again.pictures[0].data), pixels(painted.pictures[0].data))
+
+
+LATENTS, PIXELS = "latents", "pixels"
+OF_ROWS: Mapping[str, Any] = {"outputs": ["image", LATENTS, PIXELS], "guidance_scale": 0.0}
+ABOVE_INLINE = 64 << 10
+"""Tensors of as many bytes go through shared memory, where the reader can see it."""
+
+
+async def test_latents_and_pixels_come_in_the_message_however_large(house: Fleet, seed: int) -> None:
+    """A client is on whatever machine: nothing that it gets points into the memory of a stage."""
+    side = 256
+    asked = drawing("a hill", seed, width=side, height=side, steps=2, guidance_scale=0, results=2)
+    asked.outputs.extend([LATENTS, PIXELS])
+    async with omni_stub(house.address("router")) as stub:
+        answer = await ask(stub, asked)
+    answer.check_whole()
+    tensors = [chunk.tensor for port in (LATENTS, PIXELS) for chunk in answer.of(port) if chunk.count]
+    assert {tensor.WhichOneof("place") for tensor in tensors} == {"inline"}
+    assert min(tensor.inline.total_bytes for tensor in tensors) >= ABOVE_INLINE
+    assert not answer.of("image") and not answer.of("progress")
+
+    async with AsyncOmni(address=house.address("router")) as omni:
+        (offered,) = [one for one in await omni.pipelines() if one.name == "painter"]
+        assert (offered.outputs, offered.on_request) == (("image", "progress"), (LATENTS, PIXELS))
+        both = await omni.draw("a hill", pipeline="painter", seed=seed, width=side, height=side, steps=2, results=2, **OF_ROWS)
+        async with aclosing(omni.stream_draw("a hill", pipeline="painter", seed=seed, steps=2, **OF_ROWS)) as events:
+            small = [event async for event in events if isinstance(event, Rows)]
+        assert not (await omni.draw("a hill", pipeline="painter", seed=seed, steps=2)).rows
+    shown = np.stack([np.asarray(image) for image in both.images])
+    assert np.array_equal(both.rows[PIXELS].reshape(2, side, side, 3), shown) and both.rows[PIXELS].dtype == np.uint8
+    latents = both.rows[LATENTS]
+    assert latents.shape == (2 * (side // 8) ** 2, 16) and latents.dtype == np.float32 and np.isfinite(latents).all()
+    assert not np.array_equal(latents[: len(latents) // 2], latents[len(latents) // 2 :])
+    for port, tensors_of in ((LATENTS, np.float32), (PIXELS, np.uint8)):
+        sent = [chunk.tensor.inline.data for chunk in answer.of(port) if chunk.count]
+        assert b"".join(sent) == both.rows[port].astype(tensors_of).tobytes(), "whatever else is asked for"
+    assert [(rows.port, rows.first_row, rows.rows.shape) for rows in small] == [
+        (LATENTS, 0, ((SIDE // 8) ** 2, 16)),
+        (PIXELS, 0, (SIDE * SIDE, 3)),
+    ]
+
+
+async def test_rows_go_on_where_they_were_when_a_replica_is_killed(house: Fleet, seed: int) -> None:
+    said: dict[str, Any] = {"pipeline": "painter", "seed": seed, "width": LARGE, "height": LARGE, "steps": 2, "results": 3, **OF_ROWS}
+    said["outputs"] = [*said["outputs"], "progress"]
+    async with disturbed(house, alike=False, after=drawing("after")), AsyncOmni(address=house.address("router")) as omni:
+        rows: dict[str, list[Rows]] = {LATENTS: [], PIXELS: []}
+        drawing_one, killed, done = "", False, None
+        async with aclosing(omni.stream_draw("a hill", **said)) as events:
+            async for event in events:
+                match event:
+                    case Progress() if not drawing_one:
+                        drawing_one = await holder(house, "painter")
+                    case Picture() if not killed:
+                        killed = True
+                        house.kill(drawing_one)
+                    case Rows():
+                        rows[event.port].append(event)
+                    case Done():
+                        done = event
+        assert done is not None and len(done.failovers) == 1
+        quiet_answer = await omni.draw("a hill", **said)
+    for port, pieces in rows.items():
+        ends = [piece.first_row + len(piece.rows) for piece in pieces]
+        assert [piece.first_row for piece in pieces] == [0, *ends[:-1]], "without gap or repeat"
+        found, wanted = np.concatenate([piece.rows for piece in pieces]), quiet_answer.rows[port]
+        assert found.shape == wanted.shape and np.abs(found.astype(np.float32) - wanted).max() <= (1 if port == PIXELS else 1e-4)
+
+
+async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp_path: Path) -> None:
+    """By the file that comes along, which promises what every checkpoint can give."""
+    flags = ("--checkpoint", str(stable_diffusion()), "--dtype", "float32")
+    with stack(tmp_path, kinds=["diffusion"], pipeline="diffusers", family="diffusers", stage_args=flags) as running:
+        async with AsyncOmni(address=running.address) as omni:
+            (offered,) = await omni.pipelines()
+            assert (offered.inputs, offered.outputs, offered.on_request) == (("text",), ("image", "progress"), ())
+            with pytest.raises(BadRequestError, match="diffusers gives image, progress, not 'latents'"):
+                await omni.draw("a hill", outputs=["image", LATENTS])
+            with pytest.raises(BadRequestError, match="step_cache"):
+                await omni.draw("a hill", step_cache=0.5)
+            async with aclosing(omni.stream_draw("a hill", seed=seed, steps=3)) as events:
+                *told, picture, done = [event async for event in events]
+            again = await omni.draw("a hill", seed=seed, steps=3)
+    assert isinstance(done, Done) and isinstance(picture, Picture)
+    assert [(event.done, event.total) for event in told if isinstance(event, Progress)][-1] == (3, 3)
+    assert again.pictures[0].data == picture.data and not again.rows
+    wanted = drawn_by_diffusers(stable_diffusion(), seed, "a hill", width=WHOLE_SIDE, height=WHOLE_SIDE, num_inference_steps=3)
+    check_near(pixels(picture.data), wanted)
+
+
+async def test_the_file_that_comes_along_offers_the_rows_of_who_has_them(house: Fleet, seed: int, tmp_path: Path) -> None:
+    stages = f"diffusion={house.address('painter-0')}"
+    with ServerProcess("omnistage.router", "--pipeline", "diffusers", "--stages", stages, log_folder=tmp_path) as router:
+        router.wait_ready()
+        async with AsyncOmni(address=router.address) as omni:
+            assert [one.on_request for one in await omni.pipelines()] == [(LATENTS, PIXELS)]
+            assert set((await omni.draw("a hill", seed=seed, steps=2, **OF_ROWS)).rows) == {LATENTS, PIXELS}
 
 
 CAT = """

@@ -51,7 +51,8 @@ class StageSpec(BaseModel):
 
 class Pipeline(BaseModel):
     """One pipeline file. may_take: media that it takes where its first stage does, for stages whose checkpoint decides that. outputs: ports
-    that a client gets; on_request: those that it gets only if it names them."""
+    that a client gets; on_request: those that it gets only if it names them; may_give: the same, where a stage has them, for stages whose
+    checkpoint decides that."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,6 +62,7 @@ class Pipeline(BaseModel):
     may_take: tuple[Literal["image", "audio", "video"], ...] = ()
     outputs: tuple[str, ...] = Field(min_length=1)
     on_request: tuple[str, ...] = ()
+    may_give: tuple[str, ...] = ()
     stages: tuple[StageSpec, ...] = Field(min_length=1, max_length=9)
     defaults: dict[Kind, dict[str, Any]] = Field(default_factory=dict)
 
@@ -71,8 +73,9 @@ class Pipeline(BaseModel):
         for number, stage in enumerate(self.stages):
             if bool(stage.takes) != bool(number):
                 raise ValueError(f"stage {stage.kind}: every stage but the first takes ports of the one before it")
-        if twice := sorted(name for name in set(self.offered) if self.offered.count(name) > 1):
-            raise ValueError(f"outputs and on_request name {', '.join(twice)} twice")
+        named = self.outputs + self.could_give
+        if twice := sorted(name for name in set(named) if named.count(name) > 1):
+            raise ValueError(f"outputs, on_request and may_give name {', '.join(twice)} twice")
         self.default_params()
         return self
 
@@ -86,10 +89,22 @@ class Pipeline(BaseModel):
         """All media that it takes with one checkpoint or another."""
         return tuple(dict.fromkeys((*self.inputs, *self.may_take)))
 
-    def settled(self, first: stage_pb2.DescribeResponse) -> Pipeline:
-        """What it takes with this first stage."""
+    @property
+    def could_give(self) -> tuple[str, ...]:
+        """All ports that it gives on request with one checkpoint or another."""
+        return self.on_request + self.may_give
+
+    def settled(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> Pipeline:
+        """What it takes and gives with these stages."""
+        takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
+        gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
         return self.model_copy(
-            update={"inputs": tuple(each for each in self.could_take if each in (*self.inputs, *first.inputs)), "may_take": ()}
+            update={
+                "inputs": tuple(each for each in self.could_take if each in takes),
+                "may_take": (),
+                "on_request": tuple(each for each in self.could_give if each in gives),
+                "may_give": (),
+            }
         )
 
     def default_params(self) -> dict[str, stage_pb2.StageParams]:

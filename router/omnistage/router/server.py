@@ -75,7 +75,7 @@ class RouterServer:
             for kind, described in descriptions.items():
                 counted = self._metrics.replicas.labels(pipeline=name, stage=kind, model=described.model)
                 counted.set_function(partial(self._placements[name].serving, kind))
-            served[name] = Served(pipeline.settled(descriptions[pipeline.stages[0].kind]), descriptions, self._placements[name])
+            served[name] = Served(pipeline.settled(descriptions), descriptions, self._placements[name])
         self._front.served.update(served)
 
     async def drain(self, grace_s: float) -> None:

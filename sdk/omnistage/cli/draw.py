@@ -28,8 +28,15 @@ Count = Annotated[int | None, typer.Option(min=1, max=8, help="So many pictures,
 Steps = Annotated[int | None, typer.Option(min=1, max=1000, help="More take longer and show more; default: the model's own.")]
 Guidance = Annotated[float | None, typer.Option(min=0.0, max=100.0, help="How closely to follow the prompt.")]
 Negative = Annotated[str | None, typer.Option(metavar="TEXT", help="What not to show.")]
-Previews = Annotated[int | None, typer.Option(min=0, max=16, help="So many pictures on the way, a file each, beside the others.")]
+StepCache = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, metavar="PART", help="Skip most of a step in which little changes, up to so much of 1; default: never."),
+]
+Previews = Annotated[
+    int | None, typer.Option(min=0, max=16, help="So many pictures on the way, a file each, beside the others; of the first picture alone.")
+]
 PreviewDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Put them into this folder.")]
+PreviewSide = Annotated[int | None, typer.Option(min=1, max=1024, metavar="PIXELS", help="Their longest side.")]
 Device = Annotated[
     list[str] | None, typer.Option(metavar="STAGE=DEV", help="Of a stack that is started: cpu, cuda:0 ...; a bare DEV is for all stages.")
 ]
@@ -46,10 +53,12 @@ def draw(
     steps: Steps = None,
     guidance: Guidance = None,
     negative: Negative = None,
+    step_cache: StepCache = None,
     seed: Seed = None,
     count: Count = None,
     previews: Previews = None,
     preview_dir: PreviewDir = None,
+    preview_side: PreviewSide = None,
     address: Address = None,
     pipeline: PipelineName = "",
     device: Device = None,
@@ -61,8 +70,9 @@ def draw(
 
     Several pictures get -1, -2 ... behind the name of the file, layers -layer-0, -layer-1 ..., previews -preview- and their step.
     """
-    if preview_dir is not None and not previews:
-        raise typer.BadParameter("--preview-dir is for previews; say how many with --previews")
+    for option, given in (("--preview-dir", preview_dir), ("--preview-side", preview_side)):
+        if given is not None and not previews:
+            raise typer.BadParameter(f"{option} is for previews; say how many with --previews")
     if device and address is not None:
         raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
     if size is not None:
@@ -70,7 +80,8 @@ def draw(
             raise typer.BadParameter("--size is both sides; leave --width and --height out")
         width, height = _sides(size)
     typed = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
-    typed |= {"seed": seed, "results": count, "layers": layers, "previews": previews, "timeout_s": timeout}
+    typed |= {"step_cache": step_cache, "previews": previews, "preview_side": preview_side}
+    typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout}
     if address is not None and pipeline:
         typed["pipeline"] = pipeline
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
@@ -80,7 +91,8 @@ def draw(
         raise typer.BadParameter(str(error)) from None
     from omnistage.cli.drawing import Order
 
-    _draw(Order(prompt, out, tuple(images or ()), options, preview_dir, json), address, pipeline, devices, verbose)
+    order = Order(prompt, out, tuple(images or ()), options, preview_dir, json, sized=size is not None)
+    _draw(order, address, pipeline, devices, verbose)
 
 
 def _sides(size: str) -> tuple[int, int]:

@@ -27,6 +27,9 @@ from omnistage.client.events import Done, Event, Picture, Progress
 from omnistage.client.media import to_part
 from omnistage.client.request import Options, for_drawing
 
+EXAMPLE = "A red kite."
+"""Of a prompt."""
+
 KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WebP"}
 """Endings of files that can be written."""
 
@@ -34,7 +37,7 @@ MEDIA_TYPES = {ending: f"image/{name.lower()}" for ending, name in KINDS.items()
 
 REFUSED = {
     "media_type": ("--out", "Give a name with another ending: .png, .jpg or .webp."),
-    "images": ("--image", "Give a picture of another kind, or none."),
+    "images": ("--image", "Give other pictures, or as many as this pipeline takes."),
     "prompt": ("PROMPT", "Give other words."),
     "width": ("--width", "Give another one, or none for the model's own."),
     "height": ("--height", "Give another one, or none for the model's own."),
@@ -42,16 +45,20 @@ REFUSED = {
     "steps": ("--steps", "Give another number, or leave it out."),
     "results": ("--count", "Give another number, or leave it out."),
     "previews": ("--previews", "Give another number, or leave it out."),
+    "preview_side": ("--preview-side", "Give another one, or leave it out."),
+    "step_cache": ("--step-cache", "Give another one, or leave it out."),
     "guidance_scale": ("--guidance", "Give another one, or leave it out."),
     "negative_prompt": ("--negative", "Leave it out."),
 }
 """Fields of DiffusionParams, the option that set each, and what to do."""
 
+NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What was typed. prompt: until checked, - is standard input. images: files, and when checked, their bytes. preview_dir: where previews
-    go; None: beside the picture."""
+    go; None: beside the picture. sized: width and height were typed as one."""
 
     prompt: str
     out: Path
@@ -59,6 +66,7 @@ class Order:
     options: Options
     preview_dir: Path | None = None
     as_json: bool = False
+    sized: bool = False
 
     def checked(self) -> Order:
         """The order with its words and pictures, standard input read. Refuses what cannot be done, before anything is fetched, started or
@@ -74,7 +82,7 @@ class Order:
             )
         images = [to_part(image, "image", "--image").media.data for image in self.images]
         options = Options(**{**self.options, "media_type": MEDIA_TYPES[self.out.suffix.lower()]})
-        whole = replace(self, prompt=words(self.prompt), images=images, options=options)
+        whole = replace(self, prompt=words(self.prompt, EXAMPLE), images=images, options=options)
         for_drawing(whole.prompt, images, options).complete()
         return whole
 
@@ -129,7 +137,7 @@ async def draw_order(work: Interruptible, order: Order, target: str | Layout, ve
         opened = order.open_files(files)
         async with connected(target, order.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
             events = omni.stream_draw(order.prompt, images=order.images, **order.options)
-            with _refusals():
+            with _refusals(order):
                 drawn, done = await _follow(events, order, drawing_screen_for(order.as_json))
             work.complete()
             written = _write(order, drawn, opened, files)
@@ -142,15 +150,20 @@ async def draw_order(work: Interruptible, order: Order, target: str | Layout, ve
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(order: Order) -> Iterator[None]:
     """What was typed is refused by a router, or a stage, in words of the protos."""
     try:
         yield
     except BadRequestError as error:
         at = error.metadata.get("field", "")
-        if at.removeprefix("diffusion.") not in REFUSED or not at.startswith("diffusion."):
+        field = at.removeprefix("diffusion.")
+        if field not in REFUSED or field == at:
             raise
-        option, hint = REFUSED[at.removeprefix("diffusion.")]
+        option, hint = REFUSED[field]
+        if field == "images" and not order.images:
+            hint = NEEDS_A_PICTURE
+        if order.sized and field in ("width", "height"):
+            option = "--size"
         raise RequestError(f"{option}: {error.message.removeprefix(f'{at}: ')}", hint=hint) from error
 
 

@@ -13,6 +13,7 @@ from omnistage.cli.draw import draw
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.options import Address, Json, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
+from omnistage.models.makers import MAKERS
 
 if TYPE_CHECKING:
     from omnistage.cli.speak import Question
@@ -57,6 +58,9 @@ Regex = Annotated[str | None, typer.Option(metavar="REGEX", help="The whole text
 Choice = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text is this, or that of another --choice.")]
 Temperature = Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 
+
+SIZES = tuple(dict.fromkeys(size for maker in MAKERS.values() for size in maker.sizes))
+"""Of checkpoints that can be made."""
 
 SPOKEN_AND_TOLD = ("text", "audio", "alignment")
 """Outputs of an answer with captions."""
@@ -332,9 +336,9 @@ def fetch_default(verbose: Verbose = False) -> None:
 
 @app.command("make-tiny")
 def make_tiny(
-    architecture: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help="qwen2.5-omni.")],
+    architecture: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help=f"One of {', '.join(MAKERS)}.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there.")],
-    size: Annotated[str, typer.Option(help="tiny, small or 100m.")] = "tiny",
+    size: Annotated[str, typer.Option(help=f"{', '.join(SIZES)}, as far as there is one of this.")] = "tiny",
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same files.")] = 0,
     tokenizer: Annotated[str, typer.Option(help="built: some hundred tokens; qwen: all of Qwen2.5's, downloaded once.")] = "built",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16; default: the size's own.")] = "",

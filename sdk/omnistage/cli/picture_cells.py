@@ -46,9 +46,11 @@ def size_of(data: bytes) -> tuple[int, int] | None:
     """Width and height in pixels, as its head says; None without Pillow, and for what it cannot read."""
     try:
         from PIL import Image
-
+    except ModuleNotFoundError:
+        return None
+    try:
         return Image.open(io.BytesIO(data), formats=FORMATS).size
-    except (ModuleNotFoundError, OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
 
 

@@ -212,8 +212,15 @@ def _check_able(pipeline: Pipeline, choice: Choice) -> None:
         missing = [name for name in wanted if name not in there]
         if missing:
             able = [name for name in shipped_pipelines() if _is_able(load_pipeline(name), choice.kind or pipeline.stages[0].kind, choice)]
-            hint = f"Give another --pipeline: {' or '.join(able)}." if able else "No pipeline that comes with omnistage has all of it."
+            told = " or ".join(_told(name, choice) for name in able)
+            hint = f"Give another --pipeline: {told}." if able else "No pipeline that comes with omnistage has all of it."
             raise RequestError(f"{pipeline.name} {verb} {', '.join(there)}, not {', '.join(missing)}", hint=hint)
+
+
+def _told(name: str, choice: Choice) -> str:
+    """A pipeline to ask instead; of one that takes what is asked with some checkpoints only, one of those."""
+    lacking = [medium for medium in choice.inputs if medium not in load_pipeline(name).inputs]
+    return f"a checkpoint of {name} that takes {', '.join(lacking)} (its folder, or OWNER/NAME)" if lacking else name
 
 
 def _is_able(pipeline: Pipeline, kind: str, choice: Choice) -> bool:

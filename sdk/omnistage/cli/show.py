@@ -93,7 +93,7 @@ def _pipeline_of(pipeline_name: str) -> Pipeline:
         outputs=pipeline.outputs,
         voices=(),
         description=pipeline.description,
-        on_request=pipeline.on_request,
+        on_request=pipeline.could_give,
     )
 
 

@@ -11,8 +11,9 @@ MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
 """A character of UTF-8 has four bytes at most."""
 
 
-def words(typed: str) -> str:
-    """The text; - stands for standard input, to its end. Raises RequestError if there is none, if it is no text, or too long."""
+def words(typed: str, example: str = "What is a kite?") -> str:
+    """The text; - stands for standard input, to its end. example: of what could be typed. Raises RequestError if there is none, if it is no
+    text, or too long."""
     data = _standard_input() if typed == "-" else typed.encode(errors="surrogateescape")
     try:
         text = data.decode()
@@ -23,7 +24,7 @@ def words(typed: str) -> str:
     if len(text) > MAX_TEXT_CHARACTERS:
         raise _too_long()
     if not text.strip():
-        raise RequestError("the text is empty", hint='Give the words, such as "What is a kite?", or - for those of standard input.')
+        raise RequestError("the text is empty", hint=f'Give the words, such as "{example}", or - for those of standard input.')
     return text
 
 

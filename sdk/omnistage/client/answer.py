@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client.encoder import format_of
 from omnistage.client.errors import NotAvailableError, NotSpokenError, ProtocolError
-from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, Picture, SpeechCodes, SpokenWord, TextDelta, Usage
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, Picture, Rows, SpeechCodes, SpokenWord, TextDelta, Usage
 from omnistage.client.playback import Timing
 from omnistage.client.sound_file import write_sound
 
@@ -48,7 +48,9 @@ class Answer(dict[str, str]):
     text: str. token_ids: of its tokens. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
     no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
     speech, or None where the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; what is not
-    spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow.
+    spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow. rows: by port, what
+    came on ports of tensors that `outputs` named, [n, width] each: `latents`, float32, a row for each place of the VAE's grid; `pixels`,
+    uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the other.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
     client saw. failovers: servers that were lost on the way and replaced, oldest first.
     """
@@ -61,6 +63,7 @@ class Answer(dict[str, str]):
         done: Done,
         codes: NDArray[np.uint32] | None = None,
         words: tuple[SpokenWord, ...] = (),
+        rows: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         self.text = "".join(delta.text for delta in deltas)
         super().__init__(role="assistant", content=self.text)
@@ -72,6 +75,7 @@ class Answer(dict[str, str]):
         self.codes = codes
         self.words = words
         self.pictures = pictures
+        self.rows: dict[str, NDArray[Any]] = dict(rows or {})
         self.pipeline: str = done.pipeline
         self.session_id: str = done.session_id
         self.seed: int = done.seed
@@ -113,6 +117,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
     codes: list[NDArray[np.uint32]] = []
     words: list[SpokenWord] = []
     pictures: list[Picture] = []
+    rows: dict[str, list[NDArray[Any]]] = {}
     async for event in events:
         match event:
             case TextDelta():
@@ -126,8 +131,11 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
             case Picture():
                 if event.preview_step is None:
                     pictures.append(event)
+            case Rows():
+                rows.setdefault(event.port, []).append(event.rows)
             case Done():
-                return Answer(deltas, _audio(sounds), tuple(pictures), event, np.concatenate(codes) if codes else None, tuple(words))
+                whole = {port: np.concatenate(pieces) for port, pieces in rows.items()}
+                return Answer(deltas, _audio(sounds), tuple(pictures), event, np.concatenate(codes) if codes else None, tuple(words), whole)
     raise ProtocolError("the stream ended without its account")
 
 

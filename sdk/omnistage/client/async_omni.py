@@ -15,12 +15,12 @@ from omnistage.client import fork
 from omnistage.client import request as requests
 from omnistage.client.answer import Answer, collect
 from omnistage.client.call import Call, CallLimits
-from omnistage.client.errors import BadRequestError, ClosedError, OmniError, WrongLoopError
+from omnistage.client.errors import BadRequestError, ClosedError, OmniError, RequestError, WrongLoopError
 from omnistage.client.events import Event
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import AudioLike, ImageLike, VideoLike
-from omnistage.client.private_stack import PrivateStack, StackPlan, StackSettings
+from omnistage.client.private_stack import DRAWING_PIPELINE, PrivateStack, StackPlan, StackSettings
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation, Options
 from omnistage.client.routers import Router, Routers
@@ -28,6 +28,9 @@ from omnistage.v1 import omni_pb2
 
 CONNECT_TIMEOUT_S = 5.0
 RESUME_TIMEOUT_S = 10.0
+
+OF_PIPELINES = ("model", "outputs", "thinker", "diffusion")
+"""Fields in whose name a router says that none of its pipelines, or not the one that was named, does what is asked."""
 
 
 class AsyncOmni:
@@ -62,6 +65,8 @@ class AsyncOmni:
         self._stack = PrivateStack(plan) if address is None else None
         self._plan = plan
         self._drawing: AsyncOmni | None = None
+        self._drawn_by: tuple[int, Sequence[Pipeline]] = 0, ()
+        """The connection on which a prompt was drawn that was no drawing, and the pipelines for which that was so."""
         self._routers = None if address is None else Routers(address)
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,7 +146,9 @@ class AsyncOmni:
         return await self._whole(self.stream_say(text, **options))
 
     async def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
-        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded."""
+        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
+        latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. Where nothing is said to be
+        started, a stack of the default picture model is, with the first drawing; its pipeline is there from then on."""
         return await self._whole(self.stream_draw(prompt, images=images, **options))
 
     def stream(
@@ -154,39 +161,59 @@ class AsyncOmni:
         **options: Unpack[Options],
     ) -> AsyncGenerator[Event, None]:
         """The events of an answer to one prompt, as they come. Closing the generator cancels the answer."""
-        return self._events(requests.for_prompt(prompt, images, audios, videos, options), options)
+        return self._asked(options)._events(requests.for_prompt(prompt, images, audios, videos, options), options)
 
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of an answer to a conversation, as they come."""
-        return self._events(requests.for_conversation(conversation, options), options)
+        return self._asked(options)._events(requests.for_conversation(conversation, options), options)
 
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
-        return self._events(requests.for_verbatim(text, options), options)
+        return self._asked(options)._events(requests.for_verbatim(text, options), options)
 
     def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The progress, previews and pictures of a prompt, as they come. Where nobody said what is to be started, a stack of the default
-        picture model is, with the first of them."""
-        asked = requests.for_drawing(prompt, images, options)
-        return self._events(asked, options) if "pipeline" in options else self._painter()._events(asked, options)
+        """The progress, previews and pictures of a prompt, as they come; see `draw`."""
+        return self._asked(options, draws=True)._events(requests.for_drawing(prompt, images, options), options)
 
-    def _painter(self) -> AsyncOmni:
-        """Who draws: this client, or one beside it."""
-        plan = self._plan.for_drawing() if self._stack is not None else None
-        if plan is None or self._closed:
+    def _asked(self, options: Options, *, draws: bool = False) -> AsyncOmni:
+        """Who answers a call: this client, or the one beside it that draws, whose pipeline is named, or drawn with where none is."""
+        plan = self._painter_plan
+        named = options.get("pipeline")
+        if plan is None or self._closed or not (named == DRAWING_PIPELINE or (draws and not named)):
             return self
         if self._drawing is None:
             connect_s, resume_s = self._connect_timeout_s, self._resume_timeout_s
             self._drawing = AsyncOmni(connect_timeout_s=connect_s, resume_timeout_s=resume_s, **plan.settings)
         return self._drawing
 
+    @property
+    def _painter_plan(self) -> StackPlan | None:
+        """Of the stack beside this one's; None where this one is to draw as well."""
+        return self._plan.for_drawing() if self._stack is not None else None
+
+    @property
+    def _running(self) -> Sequence[AsyncOmni]:
+        """This client, and the one beside it once that has a stack."""
+        painter = self._drawing
+        return (self,) if painter is None or painter._routers is None else (self, painter)
+
     async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
-        """The pipelines that this router serves."""
+        """The pipelines that can be asked."""
         return await self._listed(Limit(requests.checked_seconds("timeout_s", timeout_s)))
 
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
-        """The stage servers behind this router and how they are."""
+        """The stage servers and how they are."""
         limit = Limit(requests.checked_seconds("timeout_s", timeout_s))
+        return [replica for client in self._running for replica in await client._listed_replicas(limit)]
+
+    async def _whole(self, events: AsyncGenerator[Event, None]) -> Answer:
+        async with aclosing(events):
+            return await collect(events)
+
+    async def _listed(self, limit: Limit) -> list[Pipeline]:
+        return [pipeline for client in self._running for pipeline in await client._listed_pipelines(limit)]
+
+    async def _listed_replicas(self, limit: Limit) -> list[Replica]:
         router = await self._connected(limit.left_s)
         try:
             response = await router.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=limit.left_s)
@@ -194,11 +221,7 @@ class AsyncOmni:
             raise limit.explain(error) from error
         return [Replica.of(replica) for replica in response.replicas]
 
-    async def _whole(self, events: AsyncGenerator[Event, None]) -> Answer:
-        async with aclosing(events):
-            return await collect(events)
-
-    async def _listed(self, limit: Limit) -> list[Pipeline]:
+    async def _listed_pipelines(self, limit: Limit) -> list[Pipeline]:
         router = await self._connected(limit.left_s)
         try:
             response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=limit.left_s)
@@ -207,20 +230,43 @@ class AsyncOmni:
         return [Pipeline.of(model) for model in response.models]
 
     async def _events(self, asked: requests.Request, options: Options) -> AsyncGenerator[Event, None]:
-        """A prompt is asked as one to answer; where nothing does but something draws, it is drawn."""
-        limit = Limit(requests.time_limit_s(options))
+        """A prompt is asked as one to answer; where nothing does but something draws, it is drawn, and from then on at once."""
+        limit, begun = Limit(requests.time_limit_s(options)), False
+        await _read(asked, limit)
+        drawing = self._drawing_as_before(asked)
+        if drawing is not None:
+            try:
+                async with aclosing(self._asked(options, draws=True)._answer(drawing, limit)) as events:
+                    async for event in events:
+                        begun = True
+                        yield event
+                return
+            except RequestError as error:
+                if begun or error.metadata.get("field") not in OF_PIPELINES:
+                    raise
+                self._drawn_by = 0, ()  # The router has other pipelines by now.
         try:
             async with aclosing(self._answer(asked, limit)) as events:
                 async for event in events:
+                    begun = True
                     yield event
             return
         except BadRequestError as error:
-            drawing = await self._drawing_instead(asked, error, limit)
+            drawing = None if begun else await self._drawing_instead(asked, error, limit)
             if drawing is None:
                 raise
-        async with aclosing(self._answer(drawing, limit)) as events:
+        async with aclosing(self._asked(options, draws=True)._answer(drawing, limit)) as events:
             async for event in events:
                 yield event
+
+    def _drawing_as_before(self, asked: requests.Request) -> requests.Request | None:
+        """What to ask, where by all that this connection has told the request would be refused and drawn. None: what was asked."""
+        connection, pipelines = self._drawn_by
+        if self._routers is None or not connection or self._routers.connection != connection:
+            return None
+        with suppress(BadRequestError):  # The router tells it, if its pipelines are still those.
+            return asked.drawing(pipelines)
+        return None
 
     async def _drawing_instead(self, asked: requests.Request, error: BadRequestError, limit: Limit) -> requests.Request | None:
         """What to ask after a refusal; None: nothing. A drawing that was refused is told what draws. Raises BadRequestError."""
@@ -231,11 +277,14 @@ class AsyncOmni:
             pipelines = await self._listed(limit)
         except OmniError:  # The refusal says more.
             return None
-        if field != "diffusion":
-            return asked.drawing(pipelines)
-        drawing = [one.name for one in pipelines if one.draws]
-        error.hint = f"These draw: {', '.join(drawing)}." if drawing else "No pipeline of this router draws: `omnistage pipelines`."
-        return None
+        drawing = asked.drawing(pipelines)
+        if drawing is not None and self._routers is not None:
+            self._drawn_by = self._routers.connection, pipelines
+        elif field == "diffusion":
+            draw = [one.name for one in pipelines if one.draws]
+            beside = "`draw` draws, with a stack of the default picture model." if self._painter_plan is not None else ""
+            error.hint = f"These draw: {', '.join(draw)}." if draw else beside or "No pipeline of this router draws: `omnistage pipelines`."
+        return drawing
 
     async def _answer(self, asked: requests.Request, limit: Limit) -> AsyncGenerator[Event, None]:
         request = await _read(asked, limit)

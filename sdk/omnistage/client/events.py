@@ -1,9 +1,10 @@
-"""What a stream yields: text, sound, codes of speech, pictures and their progress as they come, servers that were lost on the way, and the
-account at the end. Times are client seconds after t0."""
+"""What a stream yields: text, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost on the way,
+and the account at the end. Times are client seconds after t0."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,17 @@ class Progress:
     arrival_s: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The next rows of a port of tensors, such as latents and pixels of drawings. rows: [n, width], in the element type of the port;
+    bfloat16 as float32. first_row: position of rows[0] on its port."""
+
+    port: str
+    rows: NDArray[Any]
+    first_row: int
+    arrival_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Failover:
     """A server was lost in the middle of the answer and the answer went on; nothing is missing and nothing comes twice.
@@ -169,4 +181,4 @@ class Done:
     failovers: tuple[Failover, ...] = ()
 
 
-Event = TextDelta | AudioChunk | Alignment | SpeechCodes | Picture | Progress | Failover | Done
+Event = TextDelta | AudioChunk | Alignment | SpeechCodes | Picture | Progress | Rows | Failover | Done

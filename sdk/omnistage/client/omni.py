@@ -123,7 +123,9 @@ class Omni:
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
     def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
-        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded."""
+        """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
+        latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. Where nothing is said to be
+        started, a stack of the default picture model is, with the first drawing; its pipeline is there from then on."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     def stream(
@@ -147,15 +149,15 @@ class Omni:
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
     def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The progress, previews and pictures of a prompt, as they come."""
+        """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
     def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
-        """The pipelines that this router serves."""
+        """The pipelines that can be asked."""
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.pipelines(timeout_s=timeout_s))
 
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
-        """The stage servers behind this router and how they are."""
+        """The stage servers and how they are."""
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.replicas(timeout_s=timeout_s))
 
     def _run(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:

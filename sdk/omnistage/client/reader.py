@@ -24,6 +24,7 @@ from omnistage.client.events import (
     Failover,
     Picture,
     Progress,
+    Rows,
     SpeechCodes,
     SpokenWord,
     StageReport,
@@ -33,6 +34,7 @@ from omnistage.client.events import (
 )
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
+from omnistage.client.tensors import Tensors
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 STATUS_WAIT_S = 1.0
@@ -76,6 +78,7 @@ class Reader:
         self._sample_rate_hz = 0
         self._picture = bytearray()
         self._previews: set[tuple[int, int, int]] = set()
+        self._tensors = Tensors()
         self.is_started = False
         """True when the answer runs on the present connection."""
 
@@ -94,6 +97,7 @@ class Reader:
             self._loss = Loss(address, reason, time.perf_counter() - self._t0)
         self.is_started = False
         self._picture.clear()  # its pieces come again from the first
+        self._tensors.lost()
 
     async def read(self, messages: AsyncIterable[omni_pb2.GenerateResponse], address: str = "") -> AsyncGenerator[Event, None]:
         """Yield every event; `Done` is the last. address: the router that sends them.
@@ -116,6 +120,7 @@ class Reader:
             elif kind == "failover":
                 if message.failover.kind == stage_pb2.STAGE_KIND_DIFFUSION:
                     self._picture.clear()  # As in `lose`: another replica begins it anew.
+                self._tensors.lost()
                 event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":
                 done = self._finish(message.usage, arrival_s)
@@ -161,6 +166,9 @@ class Reader:
                 return self._take_image(chunk, arrival_s)
             case "progress":
                 return Progress(chunk.progress.done, chunk.progress.total, arrival_s)
+            case "tensor":
+                rows = self._tensors.take(chunk)
+                return Rows(chunk.port, rows, chunk.first, arrival_s) if rows is not None and len(rows) else None
             case None:
                 return None
         raise ProtocolError(f"port {chunk.port}: this client cannot read {payload}; ask for other outputs")
@@ -232,7 +240,7 @@ class Reader:
         started = self._received.started
         if started is None or not self.is_started:
             raise ProtocolError("the account came before the start of the answer")
-        open_ports = self._received.open_ports
+        open_ports = self._received.open_ports or self._tensors.unfinished
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
         if self._is_to_be_heard and not self._audio:

@@ -24,7 +24,8 @@ class Options(TypedDict, total=False):
     pipeline: str
     """Pipeline name, from `pipelines()`."""
     outputs: Sequence[str]
-    """Ports wanted: text, audio, image; alignment, where a pipeline gives that on request. Absent: all but those on request."""
+    """Ports wanted: text, audio, image; alignment, latents, pixels, where a pipeline gives them on request. Absent: all but those on
+    request."""
     seed: int
     """0 to 2**64 - 1: the same seed gives the same answer. Absent: random, and told in `Answer.seed`."""
     max_tokens: int
@@ -84,9 +85,12 @@ class Options(TypedDict, total=False):
     results: int
     """Pictures: how many, 1 to 8."""
     previews: int
-    """Pictures: previews on the way, 0 to 16."""
+    """Pictures: previews on the way, 0 to 16, of the first result alone."""
     preview_side: int
     """Pictures: longest side of a preview, pixels."""
+    step_cache: float
+    """Pictures: how much the first block may change in a step, of 1, for the step to take over what the others added before: faster, and
+    another picture. 0 is off."""
     layers: int
     """Pictures: so many layers each, of a model that draws layers; 0 is none."""
     media_type: str
@@ -110,7 +114,10 @@ THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_lo
 CONSTRAINTS = ("json_schema", "regex", "choice")
 TALKER = ("voice", "speed", "max_frames")
 CODE2WAV = ("profile", "sample_rate_hz", "encoding")
-DIFFUSION = ("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "layers", "media_type")
+DIFFUSION = (
+    *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache", "layers"),
+    "media_type",
+)
 NEVER_ZERO = ("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side")
 PROTO_NAMES = {"pipeline": "model"}
 """Options that the protos call otherwise."""
@@ -123,7 +130,7 @@ TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 
 
 class Request:
-    """A request whose form is checked, and whose media are still to be read. Use it once."""
+    """A request whose form is checked, and whose media are still to be read."""
 
     def __init__(
         self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = (), prompt: str | None = None
@@ -164,10 +171,11 @@ class Request:
         return Request(request, self._options, unread)
 
     def complete(self) -> omni_pb2.GenerateRequest:
-        """All of it. Reading media may block: no event loop is the place for it. Raises BadRequestError for a medium that cannot be read,
-        and for a request that is too large for every router."""
+        """All of it, its media read the first time. That may block: no event loop is the place for it. Raises BadRequestError for a medium
+        that cannot be read, and for a request that is too large for every router."""
         size = 0
-        for read in self._unread:
+        unread, self._unread = self._unread, ()
+        for read in unread:
             size += read(self._media)
             _check_size(size)
         _check_size(self._request.ByteSize())

@@ -42,6 +42,7 @@ class Routers:
         """Those whose host was known once. It may vanish while a router is started again, and is waited for then."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._next = 0
+        self._connections = 0
         self._waits: set[asyncio.Timeout] = set()
         self._closed = False
 
@@ -49,6 +50,12 @@ class Routers:
     def address(self) -> str:
         """The one in use, or the first to be tried."""
         return self._addresses[self._next]
+
+    @property
+    def connection(self) -> int:
+        """The number of the connection in use, which no other one has; 0 while there is none."""
+        channel = self._channels.get(self.address)
+        return self._connections if channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY else 0
 
     async def connect(self, timeout_s: float) -> Router:
         """The first router that is connected. Raises UnavailableError when none is within `timeout_s` seconds, or no host is known."""
@@ -112,6 +119,7 @@ class Routers:
         try:
             async with asyncio.timeout(None if alone else TURN_S):
                 state = channel.get_state(try_to_connect=True)
+                self._connections += state is not grpc.ChannelConnectivity.READY
                 while state is not grpc.ChannelConnectivity.READY:
                     # A failure that is already there is an old one: gRPC tries again by itself, so its next state is waited for.
                     await channel.wait_for_state_change(state)

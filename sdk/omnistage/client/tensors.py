@@ -1,0 +1,82 @@
+"""Rows that come as tensors: parts are put together, shapes and sizes are checked, and what comes of it is an array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.errors import ProtocolError
+from omnistage.v1 import chunk_pb2, tensor_pb2
+
+MAX_TENSOR_BYTES = 256 * 1024 * 1024
+"""Of one chunk, however many parts it comes in; what our stages put into one has a MiB, or one row."""
+
+DTYPES: Mapping[int, np.dtype[Any]] = {
+    tensor_pb2.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
+    tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
+    tensor_pb2.ELEMENT_TYPE_BFLOAT16: np.dtype("<u2"),
+    tensor_pb2.ELEMENT_TYPE_INT64: np.dtype("<i8"),
+    tensor_pb2.ELEMENT_TYPE_INT32: np.dtype("<i4"),
+    tensor_pb2.ELEMENT_TYPE_INT16: np.dtype("<i2"),
+    tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
+    tensor_pb2.ELEMENT_TYPE_BOOL: np.dtype("?"),
+}
+"""How elements lie in the message. Those of bfloat16 are bits, for which NumPy has no type."""
+
+
+class Tensors:
+    """The rows of all tensor ports of one answer."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, bytearray] = {}
+        self._cut: set[str] = set()
+        self._kinds: dict[str, tuple[int, int]] = {}
+        """Element type and width of what came on a port before."""
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Ports of which a tensor is not whole."""
+        return sorted(self._begun)
+
+    def lost(self) -> None:
+        """Whoever goes on may send a tensor that is not whole again, from its first part on."""
+        self._cut |= self._begun.keys()
+
+    def take(self, chunk: chunk_pb2.Chunk) -> NDArray[Any] | None:
+        """The rows of a chunk, [count, width]; None until all parts are there. bfloat16 comes as float32, which has all its values. Raises
+        ProtocolError."""
+        port, tensor = chunk.port, chunk.tensor
+        if tensor.WhichOneof("place") != "inline":
+            raise ProtocolError(f"port {port}: a tensor outside of its message, where a client cannot read it")
+        dtype, shape, part = DTYPES.get(tensor.element_type), tuple(tensor.shape), tensor.inline
+        if dtype is None or len(shape) != 2:
+            raise ProtocolError(f"port {port}: {list(shape)} elements of type {tensor.element_type} are no rows")
+        kind = (tensor.element_type, shape[1])
+        if self._kinds.setdefault(port, kind) != kind:
+            raise ProtocolError(f"port {port}: rows of another type or width than before")
+        if part.total_bytes != math.prod(shape) * dtype.itemsize or part.total_bytes > MAX_TENSOR_BYTES:
+            raise ProtocolError(f"port {port}: {part.total_bytes} bytes are not {shape[0]} rows of {shape[1]}, or too many")
+        begun = self._begun.pop(port, bytearray())
+        if not part.offset and port in self._cut:
+            begun = bytearray()
+        self._cut.discard(port)
+        data = part.data  # each access copies
+        if part.offset != len(begun) or part.offset + len(data) > part.total_bytes:
+            raise ProtocolError(f"port {port}: a part at byte {part.offset} of {part.total_bytes}, {len(begun)} is next")
+        begun += data
+        is_whole = len(begun) == part.total_bytes
+        if chunk.count != (shape[0] if is_whole else 0):
+            raise ProtocolError(f"port {port}: {shape[0]} rows are not {chunk.count}")
+        if not is_whole:
+            self._begun[port] = begun
+            return None
+        rows: NDArray[Any] = np.frombuffer(begun, dtype).reshape(shape)
+        return _widened(rows) if tensor.element_type == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows
+
+
+def _widened(bits: NDArray[Any]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
