@@ -281,6 +281,23 @@ async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, at: int, ke
         assert pixels(file).std() > 5 and [file] == files_of(await ask(stub, asked))
 
 
+async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house: Fleet, seed: int) -> None:
+    """Each is what it is alone, to rounding: from there on all share the steps of one process."""
+    asked = [drawing("hill " * (1 + n), seed + n, steps=150 + 10 * n, guidance_scale=n % 3) for n in range(4)]
+
+    async def kill() -> None:
+        await killed_holder(house, "painter")
+
+    async with disturbed(house, alike=False, after=drawing("after")) as stub:
+        halfway = Step(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= 60, kill)
+        answers = await asyncio.gather(ask_through(stub, asked[0], halfway), *(ask(stub, one) for one in asked[1:]))
+        assert 0 < sum(len(answer.failovers) for answer in answers) < 4
+        for one, answer in zip(asked, answers, strict=True):
+            answer.check_whole()
+            (found,), (wanted,) = files_of(answer), files_of(await ask(stub, one))
+            check_near(pixels(found), pixels(wanted))
+
+
 async def test_one_is_killed_after_the_first_of_three_pictures(house: Fleet, seed: int) -> None:
     """That one does not come again, and all three are those of who is not disturbed."""
     asked, drawing_one = drawing("a hill", seed, width=LARGE, height=LARGE, steps=2, guidance_scale=0, results=3), list[str]()
