@@ -92,11 +92,22 @@ def new_transformer(channels: int) -> ZImageTransformer2DModel:
 class Painter(nn.Module):
     """Text encoder and transformer, which are trained together."""
 
-    def __init__(self, tokenizer: Qwen2Tokenizer, channels: int) -> None:
+    def __init__(self, tokenizer: Qwen2Tokenizer, text_encoder: Qwen3Model, transformer: ZImageTransformer2DModel) -> None:
         super().__init__()
         self.tokenizer = tokenizer
-        self.text_encoder = new_text_encoder(len(tokenizer))
-        self.transformer = new_transformer(channels)
+        self.text_encoder = text_encoder
+        self.transformer = transformer
+
+    @classmethod
+    def new(cls, channels: int, seed: int) -> Painter:
+        tokenizer = new_tokenizer(seed)
+        return cls(tokenizer, new_text_encoder(len(tokenizer)), new_transformer(channels))
+
+    @classmethod
+    def trained(cls, folder: Path) -> Painter:
+        """Of a pipeline that was saved, to be trained further."""
+        pipe = ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True, use_safetensors=True)
+        return cls(pipe.tokenizer, pipe.text_encoder.train(), pipe.transformer.train())
 
     def embeddings(self, captions: list[str]) -> list[Tensor]:
         """[tokens, width] of each, as the pipeline makes them."""
@@ -135,12 +146,12 @@ def batches(rng: random.Random, count: int, size: int) -> Iterator[list[int]]:
             yield order[first : first + size]
 
 
-def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
-    torch.set_num_threads(1)
+def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, seed: int, begin: Path | None, threads: int) -> None:
+    torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     vae = AutoencoderKL.from_pretrained(vae_folder).eval().to(memory_format=torch.channels_last)
-    painter = Painter(new_tokenizer(seed), vae.config.latent_channels)
+    painter = Painter.new(vae.config.latent_channels, seed) if begin is None else Painter.trained(begin)
     average = copy.deepcopy(painter).requires_grad_(False)
     scenes, latents, weights = shown(vae, rng, SCENES)
     print(f"{len(scenes)} scenes, latents mean {latents.mean():.3f} std {latents.std():.3f}", flush=True)
@@ -197,5 +208,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--begin", type=Path, help="a trained pipeline to go on from, with its words and a lower rate")
+    parser.add_argument("--threads", type=int, default=1, help="more only on a machine that does nothing else; their time is added up")
     options = parser.parse_args()
-    train(options.vae, options.out, options.minutes, options.batch, options.rate, options.seed)
+    train(options.vae, options.out, options.minutes, options.batch, options.rate, options.seed, options.begin, options.threads)

@@ -10,8 +10,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "pictures" / "omnistage_pictures" / "coloured-shapes"
 DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0}
 """Chosen by the scores of tools/pictures/score.py."""
-OF_A_MACHINE = "_name_or_path"
-"""Where a part lay when it was saved."""
+OF_A_MACHINE = ("_name_or_path", "is_local", "local_files_only")
+"""Where a part lay when it was saved, and how it had been loaded."""
 
 
 def pack(trained: Path) -> None:
@@ -19,7 +19,9 @@ def pack(trained: Path) -> None:
     shutil.copytree(trained, PACKAGE, ignore=shutil.ignore_patterns("training.json"))
     for path in PACKAGE.rglob("*.json"):
         said = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(said, dict) and said.pop(OF_A_MACHINE, None) is not None:
+        if isinstance(said, dict) and any(name in said for name in OF_A_MACHINE):
+            for name in OF_A_MACHINE:
+                said.pop(name, None)
             path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     (PACKAGE / "omnistage.json").write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
 

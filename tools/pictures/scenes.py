@@ -53,17 +53,18 @@ JITTER = 2
 """Pixels that a centre may be off, either way."""
 
 _SIZE_WORDS = {
-    "small": ("small", "small", "small", "tiny", "little"),
-    "medium": ("", "", "", "medium"),
-    "large": ("large", "large", "big", "huge"),
+    "small": ("small", "small", "small", "tiny", "little", "very small"),
+    "medium": ("", "", "", "medium", "medium-sized"),
+    "large": ("large", "large", "big", "huge", "giant", "very large"),
 }
 _KIND_WORDS = {
-    "circle": ("circle", "circle", "circle", "disc", "dot", "ball"),
+    "circle": ("circle", "circle", "circle", "disc", "disk", "dot", "ball"),
     "square": ("square", "square", "square", "box"),
     "triangle": ("triangle",),
     "star": ("star",),
     "heart": ("heart",),
 }
+_OTHER_COLOUR_WORDS = {"purple": "violet"}
 _STARTS = (
     *("",) * 8,
     "a picture of ",
@@ -76,11 +77,11 @@ _STARTS = (
     "I would like ",
 )
 _AT = {
-    "top": ("at the top", "at the top", "near the top edge"),
+    "top": ("at the top", "at the top", "near the top edge", "on top"),
     "bottom": ("at the bottom", "at the bottom", "near the bottom edge"),
-    "left": ("on the left", "on the left", "at the left"),
-    "right": ("on the right", "on the right", "at the right"),
-    "middle": ("in the middle", "in the centre", "in the center"),
+    "left": ("on the left", "on the left", "at the left", "on the left side", "to the left"),
+    "right": ("on the right", "on the right", "at the right", "on the right side", "to the right"),
+    "middle": ("in the middle", "in the centre", "in the center", "at the center"),
 }
 
 
@@ -146,8 +147,13 @@ def _jittered(rng: random.Random, thing: Thing) -> Thing:
 def caption(rng: random.Random, scene: Scene) -> str:
     """The scene in words; equal scenes have many."""
     words = _words(rng, scene)
-    if rng.random() < 0.2:
+    chance = rng.random()
+    if chance < 0.2:
         words = words[0].upper() + words[1:]
+    elif chance < 0.215:
+        words = words.upper()
+    elif chance < 0.23:
+        words = words.title()
     return words + rng.choice(("", "", "", "", "."))
 
 
@@ -157,19 +163,32 @@ def _words(rng: random.Random, scene: Scene) -> str:
     silent_background = scene.background == "white" and rng.random() < 0.4
     things = [_thing(rng, thing, alone) for thing in scene.things]
     what = _pair(rng, scene, things) if len(things) == 2 else things[0]
+    if rng.random() < 0.15:
+        what = _bare(what).replace(" and an ", " and ").replace(" and a ", " and ")
     if silent_background:
         return _start(rng, what)
-    colour = scene.background
-    form = rng.randrange(5)
-    if form == 0:
-        return _start(rng, f"{what} on a {colour} background")
-    if form == 1:
-        return f"a {colour} background with {what}"
-    if form == 2:
-        return f"{_bare(what)}, {colour} background"
-    if form == 3:
-        return f"on a {colour} background, {what}"
-    return _start(rng, f"{what}, {rng.choice(('on', 'in front of'))} {colour}")
+    return _on(rng, what, _colour(rng, scene.background))
+
+
+def _on(rng: random.Random, what: str, colour: str) -> str:
+    """With a background."""
+    ground = _article(f"{colour} {rng.choice(('background', 'background', 'background', 'canvas', 'ground'))}")
+    comma = rng.choice(("", ","))
+    forms = (
+        lambda: _start(rng, f"{what} on {ground}"),
+        lambda: _start(rng, f"{what} {rng.choice(('against', 'with', 'over', 'in front of'))} {ground}"),
+        lambda: f"{ground} with {what}",
+        lambda: f"{_bare(what)}, {colour} background",
+        lambda: f"{colour} background, {what}",
+        lambda: f"on {ground}{comma} {what}",
+        lambda: _start(rng, f"{what}{comma} {rng.choice(('on', 'on', 'in front of', 'against'))} {colour}"),
+        lambda: f"on {colour}{comma} {what}",
+    )
+    return rng.choice(forms)()
+
+
+def _colour(rng: random.Random, colour: str) -> str:
+    return _OTHER_COLOUR_WORDS[colour] if colour in _OTHER_COLOUR_WORDS and rng.random() < 0.2 else colour
 
 
 def _start(rng: random.Random, what: str) -> str:
@@ -181,11 +200,14 @@ def _article(words: str) -> str:
 
 
 def _thing(rng: random.Random, thing: Thing, alone: bool) -> str:
-    words = [rng.choice(_SIZE_WORDS[thing.size]), thing.colour, rng.choice(_KIND_WORDS[thing.kind])]
+    words = [rng.choice(_SIZE_WORDS[thing.size]), _colour(rng, thing.colour), rng.choice(_KIND_WORDS[thing.kind])]
     name = _article(" ".join(filter(None, words)))
     if alone and thing.place == "middle" and rng.random() < 0.5:
         return name
-    return f"{name} {_place(rng, thing.place)}"
+    place = _place(rng, thing.place)
+    if alone and rng.random() < 0.1:
+        return f"{place}{rng.choice(('', ','))} {name}"
+    return f"{name} {place}"
 
 
 def _place(rng: random.Random, place: str) -> str:
@@ -193,21 +215,21 @@ def _place(rng: random.Random, place: str) -> str:
         return rng.choice(_AT[place])
     vertical, horizontal = place.split()
     vertical = rng.choice({"top": ("top", "top", "upper"), "bottom": ("bottom", "bottom", "lower")}[vertical])
-    return f"in the {vertical} {horizontal}{rng.choice(('', '', ' corner'))}"
+    return f"{rng.choice(('in', 'in', 'in', 'at', 'on'))} the {vertical} {horizontal}{rng.choice(('', '', ' corner'))}"
 
 
 def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
     """Two shapes: each with its place, or, where they stand on the axes of the picture, one by the other."""
     one, other = scene.things
     relations = {
-        ("left", "right"): ("to the left of", "left of"),
+        ("left", "right"): ("to the left of", "left of", "next to", "beside"),
         ("right", "left"): ("to the right of", "right of"),
         ("top", "bottom"): ("above", "over"),
         ("bottom", "top"): ("below", "under"),
     }
     relation = relations.get((one.place, other.place))
     if relation is not None and rng.random() < 0.5:
-        names = [thing.rsplit(f" {thing_kind} ", 1)[0] + f" {thing_kind}" for thing, thing_kind in _kinds(things)]
+        names = [f"{thing.rsplit(f' {kind} ', 1)[0]} {kind}" for thing, kind in _kinds(things)]
         return f"{names[0]} {rng.choice(relation)} {names[1]}"
     return f"{things[0]} and {things[1]}"
 
@@ -219,7 +241,7 @@ def _kinds(things: list[str]) -> list[tuple[str, str]]:
 
 
 def _bare(what: str) -> str:
-    return what.split(" ", 1)[1]
+    return what.removeprefix("an ").removeprefix("a ")
 
 
 # In pixels -------------------------------------------------------------------------------------------------------------------------
