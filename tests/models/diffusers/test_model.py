@@ -260,13 +260,14 @@ async def test_a_side_that_the_transformer_has_no_places_for_is_refused(model: M
     assert (await draw(model, "a hill", width=most, height=32, steps=1)).pixels.shape[1:3] == (32, most)
 
 
-@pytest.mark.parametrize("asked", [{"width": 1024}, {"height": 1024}])
-async def test_an_edited_picture_has_no_more_pixels_than_may_be_asked_for(asked: dict[str, Any]) -> None:
-    """Where one side is asked for, and the other one follows from the picture."""
-    image = png(picture(1, 60, 90))
-    async with model_of(checkpoint("qwen-image-edit"), max_pixels=256 * 256, **EDITING) as editor:
-        with pytest.raises(BadRequest, match="at most"):
+@pytest.mark.parametrize(("asked", "field"), [({"width": 1024}, "width"), ({"height": 1024}, "height"), ({}, "images")])
+async def test_an_edited_picture_has_no_more_pixels_than_may_be_asked_for(asked: dict[str, Any], field: str) -> None:
+    """Where one side is asked for, and the other one follows from the picture; or both do, of a thin one."""
+    image = png(picture(1, *((60, 90) if asked else (3, 90))))
+    async with model_of(checkpoint("qwen-image-edit"), max_pixels=128 * 128, **EDITING) as editor:
+        with pytest.raises(BadRequest, match="at most") as refused:
             await editor.prepare(DrawRequest(seed=0, prompt="x", images=(Media("image/png", image),), **asked))
+        assert refused.value.field == f"diffusion.{field}"
 
 
 async def test_a_thin_picture_beside_another_is_refused_with_its_number() -> None:

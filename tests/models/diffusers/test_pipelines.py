@@ -140,9 +140,9 @@ def test_what_a_preview_shows_is_the_picture_without_its_noise(both: Pair, seed:
             velocity = canvas.velocity
             assert velocity is not None
             both.painter.advance(canvas)
-            assert canvas.estimate is not None
-            assert apart(canvas.estimate, before - sigma * velocity) <= CLOSE
-        assert apart(canvas.estimate, canvas.latents) <= CLOSE
+            estimate = canvas.estimate
+            assert estimate is not None and apart(estimate, before - sigma * velocity) <= CLOSE
+        assert estimate is not None and apart(estimate, canvas.latents) <= CLOSE
 
 
 def test_a_preview_of_layers_is_the_whole_picture_and_layers_are_what_is_behind_it() -> None:

@@ -138,10 +138,11 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
     return plan
 
 
-def check_size(plan: Plan, limits: Limits, name: str) -> None:
-    """Of sides, pixels, and pixels times steps; once more where the size is known only from the images. Raises BadRequest."""
+def check_size(plan: Plan, limits: Limits, name: str, decided_by: str = "") -> None:
+    """Of sides, pixels, and pixels times steps; once more where the size is known only from the images. decided_by: the field that a wrong
+    size comes from, if it is not the longer side itself. Raises BadRequest."""
     width, height = plan.width, plan.height
-    field = "images" if limits.images[0] and not limits.width else "width" if width >= height else "height"
+    field = decided_by or ("width" if width >= height else "height")
     if max(width, height) > limits.max_side:
         raise _bad(field, f"{name} draws at most {limits.max_side} pixels a side, {width}x{height} was asked for or comes of it")
     if width * height > limits.max_pixels:
