@@ -242,7 +242,7 @@ CASES = (
         lambda: Sample(params("diffusion", "a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain")),
         refused=BAD_PICTURES,
         # One at a time: beside others a picture is the same to rounding only.
-        options={"max_tokens": 64},
+        options={"width": 64, "height": 64, "max_tokens": 64},
         slow=True,
     ),
     Case(
