@@ -18,24 +18,21 @@ from typing import Any
 import diffusers
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from helpers import media_files
 from helpers.ask import Answer, ask, read, refused
 from helpers.disturbed import Step, ask_through, disturbed, holder, killed_holder
 from helpers.drawings import checkpoint, writable
+from helpers.drawn import check_near, drawing, drawn_by_diffusers, files_of, pixels, steps_of
 from helpers.fleet import Fleet
 from helpers.processes import Family
 from helpers.servers import ServerProcess, all_free, omni_stub, stack, stage_flags
 from helpers.stable_diffusion import SIDE as WHOLE_SIDE
 from helpers.stable_diffusion import stable_diffusion
 from omnistage.client import AsyncOmni, BadRequestError, Done, Picture, Progress, Rows
-from omnistage.models.diffusers.processor import load_processor
-from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.toy import formulas
-from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.v1 import stage_pb2
 
 pytestmark = pytest.mark.slow
 
@@ -102,49 +99,6 @@ def router_flags(running: Fleet, folder: Path, *pipelines: str) -> list[str]:
     stages = [f"{name}/{kind}={running.address(replica)}" for name, kind in kinds.items() for replica in running.of(name)]
     files = [str(folder / f"{name}.yaml") for name in pipelines]
     return ["--pipeline", ",".join(files), "--stages", ",".join(stages), "--grace", "5"]
-
-
-def drawing(prompt: str = "a hill", seed: int = 1, pipeline: str = "painter", **fields: object) -> omni_pb2.GenerateRequest:
-    params = stage_pb2.DiffusionParams(prompt=prompt, **fields)  # type: ignore[arg-type]
-    return omni_pb2.GenerateRequest(model=pipeline, seed=seed, diffusion=params)
-
-
-def files_of(answer: Answer) -> list[bytes]:
-    """The pictures that are whole, without previews. One that was cut begins anew with a piece at 0."""
-    files, begun = list[bytes](), b""
-    for chunk in answer.of("image"):
-        if chunk.HasField("image") and not chunk.image.HasField("preview_step"):
-            piece = chunk.image.data
-            begun = piece.data if not piece.offset else begun + piece.data
-            assert len(begun) == piece.offset + len(piece.data) and chunk.count == (len(begun) == piece.total_bytes)
-            if chunk.count:
-                files.append(begun)
-    return files
-
-
-def steps_of(answer: Answer) -> list[tuple[int, int]]:
-    return [(chunk.progress.done, chunk.progress.total) for chunk in answer.of("progress") if chunk.HasField("progress")]
-
-
-def pixels(file: bytes) -> NDArray[np.int16]:
-    """[height, width, 3]."""
-    with Image.open(io.BytesIO(file)) as image:
-        return np.asarray(image).astype(np.int16)
-
-
-def check_near(found: NDArray[np.int16], wanted: NDArray[np.int16]) -> None:
-    """The same but for rounding, and no flat picture, which would be near to many."""
-    assert found.shape == wanted.shape and wanted.std() > 5
-    assert np.abs(found - wanted).max() <= 1
-
-
-def drawn_by_diffusers(folder: Path, seed: int, prompt: str, **options: Any) -> NDArray[np.int16]:
-    processor = {"processor": load_processor(folder / "processor")} if (folder / "processor").is_dir() else {}
-    with quiet():
-        pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processor)
-        pipe.set_progress_bar_config(disable=True)
-        image = pipe(prompt=prompt, generator=torch.Generator().manual_seed(seed), **options).images[0]
-    return np.asarray(image).astype(np.int16)
 
 
 @pytest.mark.parametrize("guidance", [0.0, 5.0])

@@ -25,7 +25,8 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
     tensor_pb2.ELEMENT_TYPE_BOOL: np.dtype("?"),
 }
-"""How elements lie in the message. Those of bfloat16 are bits, for which NumPy has no type."""
+"""How elements lie in the message. As in connector/reference.py, which a client does not import. Those of bfloat16 are bits, for which
+NumPy has no type."""
 
 
 class Tensors:
