@@ -15,7 +15,6 @@ import json
 import logging
 import sys
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from pip._internal.models.target_python import TargetPython
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools import groups
 from tools.setup import CUDA_LIST, NEWEST, OLDEST, ROOT, TORCH, TORCH_CUDA, TORCH_HASHES, TORCH_INDEX_URL, CommandError, SetupError, run
 
 PYTHONS = tuple(f"3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1))
@@ -86,12 +86,12 @@ def main() -> int:
 
 def lock(root: Path, *, upgrade: bool) -> None:
     """Writes constraints.txt and requirements/ of the project in `root`."""
-    groups = read_groups(root)
-    if any(Requirement(one).name == "torch" for roots in groups.values() for one in roots):
-        groups[CUDA_LIST] = cuda_needs()
+    roots_of = read_groups(root)
+    if any(Requirement(one).name == "torch" for roots in roots_of.values() for one in roots):
+        roots_of[CUDA_LIST] = cuda_needs()
     versions = root / "constraints.txt"
-    packages = resolve([one for roots in groups.values() for one in roots], None if upgrade else versions)
-    closures = {name: follow(roots, packages) for name, roots in groups.items()}
+    packages = resolve([one for roots in roots_of.values() for one in roots], None if upgrade else versions)
+    closures = {name: follow(roots, packages) for name, roots in roots_of.items()}
     needed: Closure = {}
     for closure in closures.values():
         for name, pythons in closure.items():
@@ -116,8 +116,7 @@ def lock(root: Path, *, upgrade: bool) -> None:
 
 def read_groups(root: Path) -> dict[str, list[str]]:
     """What pyproject.toml asks for: the tools of the build, the core and every extra."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {"build": list(BUILD), "core": project["dependencies"], **project.get("optional-dependencies", {})}
+    return {"build": list(BUILD), **groups.read_groups(root)}
 
 
 def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
@@ -301,7 +300,7 @@ def heading(group: str) -> str:
     if group == "build":
         return LIST.format(what="the build of the project").replace(" beyond the core", "")
     if group == "core":
-        return LIST.format(what="every server and the client").replace(" beyond the core", "")
+        return LIST.format(what="the client").replace(" beyond the core", "")
     if group == CUDA_LIST:
         return LIST.format(what="`--device cuda`").replace("the core", "the extra `models`")
     return LIST.format(what=f"the extra `{group}`")

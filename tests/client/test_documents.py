@@ -1,4 +1,4 @@
-"""The Python that docs/client.md and README.md show is Python that a strict type checker takes."""
+"""The Python that the documents show is Python that a strict type checker takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,31 +21,71 @@ from numpy.typing import NDArray
 
 from omnistage.client import AsyncOmni, Omni
 
-
-class Player:
-    def write(self, samples: NDArray[np.float32]) -> None: ...
-
-
-player = Player()
 omni = Omni(address="127.0.0.1:50050")
 """
+"""What the text around a snippet says that there is."""
+
+WRONG = {
+    'omni.generate("Hi", max_token=3)\n': "max_token",
+    'omni.generate("Hi", temperature="hot")\n': "temperature",
+    'Omni(devise="cpu")\n': "devise",
+    'omni.chat([{"role": "user", "content": "Hi"}]).txt\n': "txt",
+}
+"""Snippets as they must never be, and what is told of each."""
 
 
-def snippets(path: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+def pages() -> list[Path]:
+    """All that people read, with Python in it. Files that a page shows by name are run by tests of their own."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/*/*.md")]
+    return [page for page in found if snippets(page)]
+
+
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def program(snippet: str) -> str:
+    """A snippet with what it takes for granted; one that waits is the body of a coroutine."""
+    waits = (ast.AsyncWith, ast.AsyncFor, ast.Await)
+    if any(isinstance(node, waits) for statement in ast.parse(snippet).body for node in _outside_functions(statement)):
+        snippet = "async def main() -> None:\n" + "".join(f"    {line}\n" for line in snippet.splitlines())
+    return PRELUDE + snippet
+
+
+def _outside_functions(node: ast.AST) -> Sequence[ast.AST]:
+    if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
+        return ()
+    return [node, *(found for child in ast.iter_child_nodes(node) for found in _outside_functions(child))]
+
+
+def checked(paths: Sequence[Path]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), *map(str, paths)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["docs/client.md", "README.md"])
-def test_snippets_have_types(name: str, tmp_path: Path) -> None:
-    found = snippets(ROOT / name)
-    assert found
+def test_snippets_have_types(tmp_path: Path) -> None:
+    found = {page.relative_to(ROOT).as_posix(): snippets(page) for page in pages()}
+    assert {"README.md", "docs/client.md"} <= found.keys()
     paths = []
-    for number, snippet in enumerate(found):
-        is_async = any(isinstance(node, ast.AsyncWith) for node in ast.walk(ast.parse(snippet)))
-        body = "async def main() -> None:\n" + "".join(f"    {line}\n" for line in snippet.splitlines()) if is_async else snippet
-        paths.append(tmp_path / f"snippet_{number}.py")
-        paths[-1].write_text(PRELUDE + body)
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *map(str, paths)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    for name, several in found.items():
+        for number, snippet in enumerate(several):
+            paths.append(tmp_path / f"{re.sub(r'[^a-z]', '_', name.lower())}_{number}.py")
+            paths[-1].write_text(program(snippet), encoding="utf-8")
+    done = checked(paths)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_a_snippet_that_is_wrong_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(PRELUDE + "".join(WRONG), encoding="utf-8")
+    first = len(PRELUDE.splitlines()) + 1
+    told = dict(re.findall(r"wrong\.py:(\d+): error: (.*)", checked([path]).stdout))
+    assert {int(line) for line in told} == set(range(first, first + len(WRONG)))
+    assert all(word in told[str(line)] for line, word in enumerate(WRONG.values(), first))
+
+
+def test_the_idiom_of_a_conversation_is_among_them() -> None:
+    shown = "".join(snippets(ROOT / "docs" / "client.md"))
+    assert "conversation += [answer, " in shown

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from tools.groups import CORE, read_groups
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def bare_environment(folder: Path, *extras: str) -> dict[str, str]:
     """Variables for `python -S`, which then finds only what these extras (none: the core) bring. folder: gets links to the packages."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    groups = read_groups(ROOT)
+    wanted = [line for group in (CORE, *extras) for line in groups[group]]
     for name in _closure(wanted):
         for file in distribution(name).files or ():
             top = file.parts[0]

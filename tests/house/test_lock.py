@@ -135,6 +135,16 @@ def test_every_wheel_of_every_python_is_written_with_its_hash(index: Path, proje
     assert constraints(project) == {"alpha": "1.0", "beta": "1.0", "delta": "1.0", "gamma": "2.0", "tool": "1.0"}
 
 
+def test_an_extra_that_names_another_one_has_all_of_it(index: Path, project: Path) -> None:
+    (project / "pyproject.toml").write_text(PROJECT + 'all = ["Project[most]"]\nmost = ["project[more]", "epsilon>=1"]\n')
+    publish(index, "epsilon", "1.0")
+    assert lock.read_groups(project)["all"] == ["beta[fast]>=1", "epsilon>=1"]
+    lock.lock(project, upgrade=False)
+    written = versions(project)
+    assert written["more"] == {"beta": "1.0", "delta": "1.0"}
+    assert written["all"] == written["most"] == {"beta": "1.0", "delta": "1.0", "epsilon": "1.0"}
+
+
 def test_what_the_build_of_torch_for_cuda_needs_beyond_the_other_is_a_list_of_its_own(index: Path, project: Path) -> None:
     (project / "pyproject.toml").write_text(PROJECT + f'models = ["torch=={setup.TORCH_CUDA}"]\n')
     common = [Requirement(one).name for one in importlib.metadata.requires("torch") or () if "extra ==" not in one]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 from conftest import DEAREST, TESTS
+
+from tools.groups import read_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,8 +77,7 @@ def test_constraints_are_exact_versions_without_addresses() -> None:
 
 
 def test_every_dependency_is_pinned_and_explained() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    requirements = [one for group in read_groups(ROOT).values() for one in group]
     names = {normal(re.split(r"[=<>]", one)[0]) for one in requirements}
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     pinned = {normal(name) for name in re.findall(r"^([^#\s]+)==", constraints, re.MULTILINE)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,21 @@ def test_it_holds_the_pipelines_as_data_of_the_router(wheel: zipfile.ZipFile) ->
     pipelines = {f"omnistage/router/pipelines/{path.name}" for path in (ROOT / "deploy" / "pipelines").glob("*.yaml")}
     assert pipelines
     assert pipelines <= set(wheel.namelist())
+
+
+def test_it_holds_the_contract_which_its_command_writes(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    contract = {path.relative_to(ROOT / "protos").as_posix(): path.read_bytes() for path in (ROOT / "protos").rglob("*.proto")}
+    assert len(contract) == 5
+    wheel.extractall(tmp_path / "installed")
+    spec = spec_from_file_location("installed_protos", tmp_path / "installed" / "omnistage" / "cli" / "protos.py")
+    assert spec is not None and spec.loader is not None
+    command = module_from_spec(spec)
+    spec.loader.exec_module(command)
+    written = command.write_protos(tmp_path / "written")
+    assert {path.relative_to(tmp_path / "written").as_posix(): path.read_bytes() for path in written} == contract
+    shutil.rmtree(tmp_path / "installed" / "omnistage" / "v1")
+    with pytest.raises(OSError, match=r"no \.proto files"):
+        command.write_protos(tmp_path / "written")
 
 
 def test_it_holds_the_type_marker_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:

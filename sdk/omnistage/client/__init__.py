@@ -8,6 +8,8 @@ with Omni() as omni:                       # or Omni(address="host:50050")
     answer.save("answer.wav")
 """
 
+from typing import TYPE_CHECKING
+
 from omnistage.client import grpc_import as grpc_import  # the first import: before anything that imports gRPC
 from omnistage.client.answer import Answer, Audio
 from omnistage.client.async_omni import AsyncOmni
@@ -23,6 +25,7 @@ from omnistage.client.errors import (
     NotSpokenError,
     OmniError,
     OverloadedError,
+    PlayerLostError,
     ProtocolError,
     RequestError,
     RouterLostError,
@@ -52,11 +55,14 @@ from omnistage.client.events import (
     Usage,
 )
 from omnistage.client.listing import Pipeline, Replica
+from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker
 from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
 from omnistage.client.omni import Omni
+from omnistage.client.options import Options
 from omnistage.client.playback import Timing
-from omnistage.client.private_stack import StackSettings
-from omnistage.client.request import Conversation, Options
+from omnistage.client.player import Heard, Player
+from omnistage.client.request import Conversation
+from omnistage.client.settings import StackSettings
 from omnistage.client.sound_file import SoundFile
 
 __all__ = [
@@ -76,7 +82,9 @@ __all__ = [
     "Failover",
     "FieldViolation",
     "ForkedError",
+    "Heard",
     "ImageLike",
+    "Loudspeaker",
     "MediaLike",
     "NotAvailableError",
     "NotSpokenError",
@@ -86,6 +94,8 @@ __all__ = [
     "OverloadedError",
     "Picture",
     "Pipeline",
+    "Player",
+    "PlayerLostError",
     "Progress",
     "ProtocolError",
     "Replica",
@@ -112,4 +122,17 @@ __all__ = [
     "Video",
     "VideoLike",
     "WrongLoopError",
+    "find_loudspeaker",
 ]
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """`__version__`, which costs a search through what is installed, and so is looked for when somebody asks."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from omnistage.client.version import version
+
+        return version()

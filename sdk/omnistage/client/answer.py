@@ -16,15 +16,29 @@ from numpy.typing import NDArray
 
 from omnistage.client.encoder import format_of
 from omnistage.client.errors import NotAvailableError, NotSpokenError, ProtocolError
-from omnistage.client.events import Alignment, AudioChunk, Done, Event, Failover, Picture, Rows, SpeechCodes, SpokenWord, TextDelta, Usage
-from omnistage.client.playback import Timing
+from omnistage.client.events import (
+    Alignment,
+    AudioChunk,
+    Done,
+    Event,
+    Failover,
+    Picture,
+    Rows,
+    SpeechCodes,
+    SpokenWord,
+    TextDelta,
+    Usage,
+    array,
+)
+from omnistage.client.notebook import paragraph, pictures, player
+from omnistage.client.playback import Timing, figures
 from omnistage.client.sound_file import write_sound
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Audio:
     """Sound. samples: float32 [n], mono, -1 to 1. sample_rate: samples per second. encoding: in which they came, pcm16 or float32."""
 
@@ -35,6 +49,13 @@ class Audio:
     @property
     def duration_s(self) -> float:
         return len(self.samples) / self.sample_rate
+
+    def __repr__(self) -> str:
+        return f"Audio({array(self.samples)}, sample_rate={self.sample_rate}, {self.encoding!r}, {figures(self, 'duration_s')})"
+
+    def _repr_html_(self) -> str:
+        """A player, in a notebook."""
+        return player(self.samples, self.sample_rate)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a file of the kind that its name ends in: .wav, in the encoding in which the samples came, .flac, .opus or .mp3. Raises
@@ -103,6 +124,12 @@ class Answer(dict[str, str]):
         if self.audio is None:
             raise NotSpokenError("this answer has no sound: none was asked for, or nothing of its text could be spoken")
         self.audio.save(path)
+
+    def _repr_html_(self) -> str:
+        """Its text, a player of its sound and its pictures, in a notebook."""
+        sound = "" if self.audio is None else self.audio._repr_html_()
+        shown = pictures((picture.media_type, picture.data) for picture in self.pictures)
+        return (paragraph(self.text) if self.text else "") + sound + shown
 
     def __repr__(self) -> str:
         sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from os import PathLike
@@ -13,18 +14,25 @@ import grpc
 
 from omnistage.client import fork
 from omnistage.client import request as requests
+from omnistage.client.about import takes
 from omnistage.client.answer import Answer, collect
+from omnistage.client.beside import beside
 from omnistage.client.call import Call, CallLimits
 from omnistage.client.errors import BadRequestError, ClosedError, OmniError, RequestError, WrongLoopError
 from omnistage.client.events import Event
+from omnistage.client.found import Found, find_router
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import AudioLike, ImageLike, VideoLike
-from omnistage.client.private_stack import DRAWING_PIPELINE, PrivateStack, StackPlan, StackSettings
+from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
+from omnistage.client.private_stack import DRAWING_PIPELINE, PrivateStack, StackPlan
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
-from omnistage.client.request import Conversation, Options
+from omnistage.client.request import Conversation
 from omnistage.client.routers import Router, Routers
+from omnistage.client.settings import SETTINGS, StackSettings
 from omnistage.v1 import omni_pb2
+
+log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 RESUME_TIMEOUT_S = 10.0
@@ -33,12 +41,15 @@ OF_PIPELINES = ("model", "outputs", "thinker", "diffusion")
 """Fields in whose name a router says that none of its pipelines, or not the one that was named, does what is asked."""
 
 
+@takes(SETTINGS)
 class AsyncOmni:
     """Asks a router from asyncio. Use it as `async with`, on one event loop.
 
-    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it a private stack is
-    started: the default one, or that of the checkpoint in `model_path`, a folder or the name of one at a hub (owner/name,
-    owner/name@revision), with the engine settings of `StackSettings`; it ends with this client. Any number of calls may run at once.
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it, and without anything
+    that says what to start, the router is asked that `OMNISTAGE_ROUTER` names, or that runs where `omnistage serve` listens, of the same
+    user or of root; `OMNISTAGE_ROUTER=none` turns that off. Else a private stack is started: the default one, or that of the checkpoint in
+    `model_path`, a folder or the name of one at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`; it
+    ends with this client. Any number of calls may run at once.
 
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
@@ -68,6 +79,9 @@ class AsyncOmni:
         self._drawn_by: tuple[int, Sequence[Pipeline]] = 0, ()
         """The connection on which a prompt was drawn that was no drawing, and the pipelines for which that was so."""
         self._routers = None if address is None else Routers(address)
+        self._may_find = address is None and plan.says_nothing
+        """Whether a router that runs is as good as a stack of its own; until it has been looked for."""
+        self._found: Found | None = None
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connect_timeout_s = requests.checked_seconds("connect_timeout_s", connect_timeout_s)
@@ -75,11 +89,25 @@ class AsyncOmni:
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # An interrupt cancels the start, and nobody else ends it.
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncOmni({self.whereabouts})"
+
+    @property
+    def whereabouts(self) -> str:
+        """Where it asks, whether that is a stack of its own, and whether it can be asked, for people."""
+        is_private = self._stack is not None and self._stack.address == self.address
+        kind = ", private stack" if is_private else ""
+        return f"{self.address or 'not started'}{kind}, {'closed' if self._closed else 'open'}"
 
     @property
     def address(self) -> str:
@@ -102,7 +130,7 @@ class AsyncOmni:
         if fork.is_child_of_user():
             return
         await self.disconnect()
-        await asyncio.to_thread(self.stop_stack)
+        await beside(self.stop_stack, "omnistage-stop")
 
     async def disconnect(self) -> None:
         """The first half of `close`: cancel what runs and close the connection."""
@@ -111,6 +139,8 @@ class AsyncOmni:
             return
         self._stay_on_loop()
         self._closed = True
+        if self._stack is not None:
+            self._stack.give_up()
         async with self._starting:
             if self._routers is not None:
                 await self._routers.close()
@@ -124,6 +154,7 @@ class AsyncOmni:
         if self._stack is not None:
             self._stack.stop()
 
+    @takes(OPTIONS)
     async def generate(
         self,
         prompt: str,
@@ -137,20 +168,24 @@ class AsyncOmni:
         draws it: `answer.images`."""
         return await self._whole(self.stream(prompt, images=images, audios=audios, videos=videos, **options))
 
+    @takes(OPTIONS)
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return await self._whole(self.stream_chat(conversation, **options))
 
+    @takes(OPTIONS, SPOKEN)
     async def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return await self._whole(self.stream_say(text, **options))
 
+    @takes(OPTIONS, DRAWN)
     async def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. Where nothing is said to be
         started, a stack of the default picture model is, with the first drawing; its pipeline is there from then on."""
         return await self._whole(self.stream_draw(prompt, images=images, **options))
 
+    @takes(OPTIONS)
     def stream(
         self,
         prompt: str,
@@ -161,19 +196,28 @@ class AsyncOmni:
         **options: Unpack[Options],
     ) -> AsyncGenerator[Event, None]:
         """The events of an answer to one prompt, as they come. Closing the generator cancels the answer."""
-        return self._asked(options)._events(requests.for_prompt(prompt, images, audios, videos, options), options)
+        return self._stream(requests.for_prompt(prompt, images, audios, videos, options), options)
 
+    @takes(OPTIONS)
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of an answer to a conversation, as they come."""
-        return self._asked(options)._events(requests.for_conversation(conversation, options), options)
+        return self._stream(requests.for_conversation(conversation, options), options)
 
+    @takes(OPTIONS, SPOKEN)
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
-        return self._asked(options)._events(requests.for_verbatim(text, options), options)
+        return self._stream(requests.for_verbatim(text, options), options)
 
+    @takes(OPTIONS, DRAWN)
     def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
-        return self._asked(options, draws=True)._events(requests.for_drawing(prompt, images, options), options)
+        return self._stream(requests.for_drawing(prompt, images, options), options, draws=True)
+
+    async def _stream(self, asked: requests.Request, options: Options, *, draws: bool = False) -> AsyncGenerator[Event, None]:
+        await self._look()
+        async with aclosing(self._asked(options, draws=draws)._events(asked, options)) as events:
+            async for event in events:
+                yield event
 
     def _asked(self, options: Options, *, draws: bool = False) -> AsyncOmni:
         """Who answers a call: this client, or the one beside it that draws, whose pipeline is named, or drawn with where none is."""
@@ -189,7 +233,9 @@ class AsyncOmni:
     @property
     def _painter_plan(self) -> StackPlan | None:
         """Of the stack beside this one's; None where this one is to draw as well."""
-        return self._plan.for_drawing() if self._stack is not None else None
+        if self._stack is None or (self._found is not None and (self._found.is_named or self._found.draws)):
+            return None
+        return self._plan.for_drawing()
 
     @property
     def _running(self) -> Sequence[AsyncOmni]:
@@ -311,15 +357,28 @@ class AsyncOmni:
 
     async def _known(self) -> Routers:
         """Where to ask. The time of a private stack's start is bounded by its own setting."""
-        fork.check()
-        self._stay_on_loop()
+        await self._look()
         async with self._starting:
             if self._closed:
                 raise ClosedError("this client is closed")
             if self._routers is None:
                 assert self._stack is not None
-                self._routers = Routers(await asyncio.to_thread(self._stack.start))
+                self._routers = Routers(await self._stack.started())
             return self._routers
+
+    async def _look(self) -> None:
+        """Where nothing was said to be started, a router that runs is asked instead; it is looked for once."""
+        fork.check()
+        self._stay_on_loop()
+        if not self._may_find:
+            return
+        async with self._starting:
+            if self._may_find and not self._closed:
+                found = await find_router()
+                if found is not None:
+                    self._routers = Routers(found.address)
+                    log.info("asking the router at %s, which runs already", found.address)
+                self._found, self._may_find = found, False
 
     def _stay_on_loop(self) -> None:
         """Channels belong to the loop on which they were opened. Raises WrongLoopError on another one."""

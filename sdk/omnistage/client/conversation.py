@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,17 +11,29 @@ from omnistage.client.media import KINDS, Medium, Video, of_base64, to_medium
 from omnistage.v1 import stage_pb2
 
 Conversation = Sequence[Mapping[str, Any]]
-"""Turns, oldest first, each with `role` (system, user or assistant) and `content`; an `Answer` is a turn too: append it to go on.
+"""Turns, oldest first, each with `role` (system, developer, which is the same, user or assistant) and `content`; an `Answer` is a turn too:
+append it to go on.
 
 `content` is text, beside which `images`, `audios` and `videos` may be, lists of ImageLike, AudioLike and VideoLike: they come before the
 text, pictures first, then sounds, then films, as in the published examples of Qwen2.5-Omni. Or it is a list of parts in any order, such as
 OpenAI's clients send: {"type": "text", "text": ...}, {"type": "image", "image": ...}, in the same way "audio" and "video" (which may have
-"use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url", and {"type":
-"input_audio", "input_audio": {"data": BASE64}}."""
+"use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url", {"type": "input_audio",
+"input_audio": {"data": BASE64}}, and of an assistant {"type": "refusal", "refusal": ...}, which is text. What else a message of theirs has,
+such as `tool_calls`, may be None."""
 
-ROLES = ("system", "user", "assistant")
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""By the role of a turn, the one that it has in the contract."""
 LISTS = {"images": "image", "audios": "audio", "videos": "video"}
 TURN_KEYS = ("role", "content", *LISTS)
+EMPTY_KEYS = {
+    "name": "speakers have no names here: leave it out",
+    "refusal": "is said as text: give it as content",
+    "annotations": "no pipeline reads them: leave them out",
+    "audio": "sounds go into audios, and what an assistant said into content, as text",
+    "function_call": "no pipeline calls functions: leave it out",
+    "tool_calls": "no pipeline calls tools: leave them out",
+}
+"""Of the messages of OpenAI's clients, which may have them as None or empty, and what is said of one that is not."""
 
 T = TypeVar("T")
 
@@ -36,10 +48,12 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
     """The role of a turn and what it holds, in order. Raises BadRequestError for a turn that is not one."""
     if not isinstance(turn, Mapping):
         raise BadRequestError.of(where, "must be a dict with role and content")
-    _check_keys(turn, TURN_KEYS, where)
-    role, content = turn.get("role"), turn.get("content")
-    if role not in ROLES:
-        raise BadRequestError.of(f"{where}.role", f"must be {', '.join(ROLES[:-1])} or {ROLES[-1]}")
+    role, content = _role(turn.get("role"), f"{where}.role"), turn.get("content")
+    for key, told in EMPTY_KEYS.items():
+        given = turn.get(key)
+        if given is not None and not (isinstance(given, Sized) and len(given) == 0):
+            raise BadRequestError.of(f"{where}.{key}", told)
+    _check_keys({key: value for key, value in turn.items() if key not in EMPTY_KEYS}, TURN_KEYS, where)
     media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{where}.", to_medium))
     where = f"{where}.content"
     if isinstance(content, str):
@@ -52,6 +66,14 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
     if not content:
         raise BadRequestError.of(where, "is empty")
     return role, [_part(item, f"{where}[{i}]") for i, item in enumerate(content)]
+
+
+def _role(role: object, where: str) -> str:
+    """As the contract has it. Raises BadRequestError."""
+    if not isinstance(role, str) or role not in ROLES:
+        *most, last = ROLES
+        raise BadRequestError.of(where, f"is {role!r}; it must be {', '.join(most)} or {last}")
+    return ROLES[role]
 
 
 def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
@@ -136,6 +158,7 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str
     "video": (("use_audio",), _film),
     **{f"{kind}_url": ((), _url) for kind in KINDS},
     "input_audio": ((), _input_audio),
+    "refusal": ((), _text),
 }
 """By the type of a part: further keys that it may have, and who reads it."""
 

@@ -1,4 +1,4 @@
-"""Sound as the bytes of a file while it comes: WAV by itself, FLAC, Ogg Opus and MP3 by libsndfile."""
+"""Sound as the bytes of a file while it comes: WAV by itself, FLAC, Ogg Vorbis, Ogg Opus and MP3 by libsndfile."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class SoundFormat:
 FORMATS = {
     ".wav": SoundFormat("WAV"),
     ".flac": SoundFormat("FLAC", "FLAC", "PCM_16"),
+    ".ogg": SoundFormat("Ogg Vorbis", "OGG", "VORBIS"),
     ".opus": SoundFormat("Opus", "OGG", "OPUS", (8000, 12000, 16000, 24000, 48000)),
     ".mp3": SoundFormat("MP3", "MP3", "MPEG_LAYER_III", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
 }

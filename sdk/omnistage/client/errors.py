@@ -19,6 +19,7 @@
     ├── ProtocolError          a gap, a repeat or a cut in the stream: a bug, or a server of another version
     ├── ServerError            the server failed in a way that it did not expect
     ├── StackError             log: a private stack did not start, or ended
+    ├── PlayerLostError        what played the sound ended or hung; the answer is whole
     ├── ClosedError            the client was closed before this call
     ├── ForkedError            this process was forked from one that had used the client
     └── WrongLoopError         called on an event loop that the client does not belong to, or on its own thread
@@ -175,6 +176,12 @@ class StackError(OmniError):
     """A private stack did not start, or ended. `log` holds the last lines of the process that failed."""
 
     log: str = ""
+
+
+class PlayerLostError(OmniError):
+    """What played the sound could not be started, ended or hung. The answer is not touched by that: it goes on, without being heard."""
+
+    hint = "OMNISTAGE_PLAYER names another player, or none for silence; the answer can be written to a file."
 
 
 class ClosedError(OmniError):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.client.playback import Timing
+from omnistage.client.notebook import pictures
+from omnistage.client.playback import Timing, figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class TextDelta:
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AudioChunk:
     """The next piece of sound. samples: float32 [n], mono, -1 to 1. first_sample: position of samples[0] in the answer. encoding: in which
     they came, pcm16 or float32. prebuffer_s: of the first piece, how long a player should wait after it before it plays, so that it never
@@ -51,8 +52,12 @@ class AudioChunk:
     def duration_s(self) -> float:
         return len(self.samples) / self.sample_rate_hz
 
+    def __repr__(self) -> str:
+        form = f"{array(self.samples)}, first_sample={self.first_sample}, sample_rate_hz={self.sample_rate_hz}, {self.encoding!r}"
+        return f"AudioChunk({form}, {figures(self, 'duration_s', 'arrival_s', 'prebuffer_s')})"
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SpeechCodes:
     """The next frames of speech as codes, of a pipeline that gives them. codes: uint32 [frames, codebooks]. first_frame: position of
     codes[0] in the answer."""
@@ -60,6 +65,9 @@ class SpeechCodes:
     codes: NDArray[np.uint32]
     first_frame: int
     arrival_s: float
+
+    def __repr__(self) -> str:
+        return f"SpeechCodes({array(self.codes)}, first_frame={self.first_frame}, {figures(self, 'arrival_s')})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ class Alignment:
     arrival_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Picture:
     """One encoded picture. index: how many stand before it, each layer of a layered one counted. preview_step: the step that a preview
     shows, else None. layer: of layered pictures."""
@@ -95,6 +103,14 @@ class Picture:
     preview_step: int | None
     arrival_s: float
 
+    def _repr_html_(self) -> str:
+        """The picture, in a notebook."""
+        return pictures([(self.media_type, self.data)])
+
+    def __repr__(self) -> str:
+        place = figures(self, "index", "layer", "preview_step", "arrival_s")
+        return f"Picture({self.media_type}, {len(self.data)} bytes, {place})"
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -105,7 +121,7 @@ class Progress:
     arrival_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Rows:
     """The next rows of a port of tensors, such as latents and pixels of drawings. rows: [n, width], in the element type of the port;
     bfloat16 as float32. first_row: position of rows[0] on its port."""
@@ -114,6 +130,9 @@ class Rows:
     rows: NDArray[Any]
     first_row: int
     arrival_s: float
+
+    def __repr__(self) -> str:
+        return f"Rows({self.port!r}, {array(self.rows)}, first_row={self.first_row}, {figures(self, 'arrival_s')})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +161,7 @@ class Failover:
 class StageReport:
     """One stage's account of its part. Seconds after that stage was opened. Items per port: tokens, rows, frames or samples.
     audio_underruns, audio_starved_s: of a Code2Wav: how often, and for how long in all, whoever plays its sound as it is made, after the
-    wait that `AudioChunk.prebuffer_s` says, would have had nothing to play."""
+    wait that `AudioChunk.prebuffer_s` says, would have had nothing to play. prompt_tokens: of a Thinker; None: it does not say."""
 
     stage: str
     replica: str
@@ -155,17 +174,36 @@ class StageReport:
     cached_tokens: int
     audio_underruns: int = 0
     audio_starved_s: float = 0.0
+    prompt_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Usage:
-    """The server's account of an answer, by the router's clock, seconds after it took the request."""
+    """The server's account of an answer, by the router's clock, seconds after it took the request. first_text_s, first_audio_s: None where
+    there was none of it. completion_tokens: of its text, without the one that ends it; None where no text was asked for."""
 
     stages: tuple[StageReport, ...]
     queued_s: float
-    first_text_s: float
-    first_audio_s: float
+    first_text_s: float | None
+    first_audio_s: float | None
     total_s: float
+    completion_tokens: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of all that was asked, with what the model puts around it and its media; None where the server does not say."""
+        return next((report.prompt_tokens for report in self.stages if report.prompt_tokens is not None), None)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of the prompt that had not to be computed again."""
+        return sum(report.cached_tokens for report in self.stages)
+
+    def __repr__(self) -> str:
+        """Without the accounts of the stages, which are ten times as much."""
+        stages = ", ".join(report.stage for report in self.stages) or "none"
+        tokens = (*(() if self.prompt_tokens is None else ("prompt_tokens", "cached_tokens")), "completion_tokens")
+        return f"Usage({figures(self, *tokens, 'queued_s', 'first_text_s', 'first_audio_s', 'total_s')}, stages: {stages})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +217,11 @@ class Done:
     usage: Usage
     timing: Timing
     failovers: tuple[Failover, ...] = ()
+
+
+def array(values: NDArray[Any]) -> str:
+    """An array without its values, for a repr: float32 [4800]."""
+    return f"{values.dtype} {list(values.shape)}"
 
 
 Event = TextDelta | AudioChunk | Alignment | SpeechCodes | Picture | Progress | Rows | Failover | Done

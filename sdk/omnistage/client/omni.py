@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from omnistage.client import fork
+from omnistage.client.about import takes
 from omnistage.client.answer import Answer
 from omnistage.client.async_omni import CONNECT_TIMEOUT_S, RESUME_TIMEOUT_S, AsyncOmni
 from omnistage.client.errors import ClosedError, OmniError
@@ -19,8 +20,9 @@ from omnistage.client.events import Event
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.loop_thread import LoopThread
 from omnistage.client.media import AudioLike, ImageLike, VideoLike
-from omnistage.client.private_stack import StackSettings
-from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, Options, checked_seconds, time_limit_s
+from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
+from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, checked_seconds, time_limit_s
+from omnistage.client.settings import SETTINGS, StackSettings
 from omnistage.client.steps import Steps
 
 T = TypeVar("T")
@@ -29,13 +31,15 @@ CLOSE_TIMEOUT_S = 5.0
 """What closing the connections may take; the private stack has a limit of its own."""
 
 
+@takes(SETTINGS)
 class Omni:
     """Asks a router. Safe to use from many threads at once; use it as `with`, or call `close`.
 
-    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it a private stack is
-    started: the default one, or that of the checkpoint in `model_path`, a folder or the name of one at a hub (owner/name,
-    owner/name@revision), with the engine settings of `StackSettings`. Its processes end with this client, with this Python process, and
-    also if that is killed.
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it, and without anything
+    that says what to start, the router is asked that `OMNISTAGE_ROUTER` names, or that runs where `omnistage serve` listens, of the same
+    user or of root; `OMNISTAGE_ROUTER=none` turns that off. Else a private stack is started: the default one, or that of the checkpoint in
+    `model_path`, a folder or the name of one at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its
+    processes end with this client, with this Python process, and also if that is killed.
 
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
@@ -80,6 +84,9 @@ class Omni:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"Omni({self._client.whereabouts})"
+
     @property
     def address(self) -> str:
         """HOST:PORT of the router in use; others may use it while this client is open."""
@@ -101,6 +108,7 @@ class Omni:
             LoopThread.release()
             self._client.stop_stack()
 
+    @takes(OPTIONS)
     def generate(
         self,
         prompt: str,
@@ -114,20 +122,24 @@ class Omni:
         draws it: `answer.images`."""
         return self._run(time_limit_s(options), self._client.generate(prompt, images=images, audios=audios, videos=videos, **options))
 
+    @takes(OPTIONS)
     def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return self._run(time_limit_s(options), self._client.chat(conversation, **options))
 
+    @takes(OPTIONS, SPOKEN)
     def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
+    @takes(OPTIONS, DRAWN)
     def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. Where nothing is said to be
         started, a stack of the default picture model is, with the first drawing; its pipeline is there from then on."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
+    @takes(OPTIONS)
     def stream(
         self,
         prompt: str,
@@ -140,14 +152,17 @@ class Omni:
         """The events of an answer to one prompt, as they come. Leaving the loop early cancels the answer."""
         return self._iterate(time_limit_s(options), self._client.stream(prompt, images=images, audios=audios, videos=videos, **options))
 
+    @takes(OPTIONS)
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of an answer to a conversation, as they come."""
         return self._iterate(time_limit_s(options), self._client.stream_chat(conversation, **options))
 
+    @takes(OPTIONS, SPOKEN)
     def stream_say(self, text: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
+    @takes(OPTIONS, DRAWN)
     def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))

@@ -127,7 +127,7 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
     return levels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Timing:
     """All arrivals of an answer and the figures made from them. Seconds after t0; None where there was none of it."""
 
@@ -175,3 +175,13 @@ class Timing:
     @property
     def is_continuous(self) -> bool:
         return self.underrun_s <= CONTINUITY_LIMIT_S
+
+    def __repr__(self) -> str:
+        """The figures. Arrivals are hundreds."""
+        heard = ("audio_s", "rtf", "underrun_s", "prebuffer_s", "starved_s") if self.audio else ()
+        return f"Timing({figures(self, 'ttft_s', 'ttfa_s', 'e2e_s', *heard)})"
+
+
+def figures(told: object, *names: str) -> str:
+    """Attributes that are numbers, to a thousandth, for a repr; those that are None are left out."""
+    return ", ".join(f"{name}={round(value, 3)}" for name in names if (value := getattr(told, name)) is not None)

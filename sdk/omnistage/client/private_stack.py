@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import select
@@ -19,52 +20,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import cast
 
 from omnistage.client import fork
-from omnistage.client.errors import BadRequestError, StackError
+from omnistage.client.beside import beside
+from omnistage.client.errors import BadRequestError, ClosedError, StackError
 from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
 from omnistage.client.request import checked_seconds
+from omnistage.client.settings import StackSettings as StackSettings
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 900.0
 
 DRAWING_PIPELINE = "picture"
 
-LAUNCHER_NEEDS = ("typer", "rich")
-"""Packages of the launcher that a client by itself does not need."""
-
-
-class StackSettings(TypedDict, total=False):
-    """Engine settings of a private stack. What is absent is the default of `omnistage serve`."""
-
-    pipeline: str
-    """Name or YAML file of the pipeline."""
-    device: str | Mapping[str, str]
-    """cpu, cuda:0 ... for all stages, or by stage: {"thinker": "cuda:0", "code2wav": "cpu"}."""
-    dtype: str
-    """auto, float32 or bfloat16."""
-    replicas: Mapping[str, int]
-    """Processes by stage: {"talker": 2}."""
-    max_sessions: int
-    """Answers at once per stage process."""
-    inline_limit: int
-    """Tensors of more bytes travel through shared memory."""
-    threads: int | Mapping[str, int]
-    """Compute threads of a stage process; a bare value, here and below, is for the stages that have a use for it, or give it by stage."""
-    max_batch_size: int | Mapping[str, int]
-    """Sequences in one step."""
-    max_batch_tokens: int | Mapping[str, int]
-    """Rows in one step, prompts included."""
-    kv_cache_bytes: int | Mapping[str, int]
-    """Memory for keys and values."""
-    enable_cache: bool | Mapping[str, bool]
-    """Keep what prompts that begin alike have in common."""
-    gpu_memory_utilization: float | Mapping[str, float]
-    """Part of a GPU's memory that may be filled; means nothing on a CPU."""
-    memory_share: float | Mapping[str, float]
-    """Part of a device's memory for each stage process; left out, all that take what they find free on a device have equal parts."""
-    start_timeout_s: float
-    """Time limit for download, load and start, seconds (900)."""
+LAUNCHER_NEEDS = ("typer", "rich", "pydantic_settings", "yaml", "structlog", "prometheus_client", "posix_ipc")
+"""Packages of the launcher and its servers that a client by itself does not need: of the extras `cli` and `server`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +57,11 @@ class StackPlan:
             raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
         checked_seconds("start_timeout_s", self.start_timeout_s)
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether all is left to the defaults, so that any router will do."""
+        return self.model_path is None and self.tensor_parallel_size == 1 and not set(self.settings) - {"start_timeout_s"}
+
     def for_drawing(self) -> StackPlan | None:
         """Of the default picture model, where nobody said what is to be started: the default pipeline does not draw. What was said by stage
         is for the stages of that one."""
@@ -97,6 +74,14 @@ class StackPlan:
     def start_timeout_s(self) -> float:
         """Time limit for download, load and start, seconds."""
         return self.settings.get("start_timeout_s", START_TIMEOUT_S)
+
+    @property
+    def told(self) -> str:
+        """What is started, for people."""
+        pipeline = self.settings.get("pipeline", "")
+        if self.model_path is None:
+            return pipeline or "the default pipeline"
+        return f"{os.fspath(self.model_path)}{' as ' if pipeline else ''}{pipeline}"
 
     def command(self, ready_fd: int, lifeline_fd: int) -> list[str]:
         """The command line of the launcher."""
@@ -130,26 +115,40 @@ def _text(value: object) -> str:
 
 
 class PrivateStack:
-    """The processes of one plan. Start it once; stop it as often as you like, from any thread of the process that started it.
+    """The processes of one plan. Start it as often as it takes, stop it as often as you like, from any thread of the process that made it.
 
     In a forked child of that process stopping it does nothing."""
 
     def __init__(self, plan: StackPlan) -> None:
         self._plan = plan
         self._address = ""
-        self._lock = threading.Lock()
+        self._starting = threading.RLock()
         self._launcher: Launcher | None = None
+        self._is_given_up = False
+        self._owner = os.getpid()
 
     @property
     def start_limit_s(self) -> float:
         """How long `start` takes at most: the time that the settings give, and the end of what did not get ready."""
         return self._plan.start_timeout_s + STOP_TIMEOUT_S + KILL_TIMEOUT_S
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT of its router; empty until it has started."""
+        return self._address
+
+    async def started(self) -> str:
+        """`start`, beside the event loop. It goes on for whoever asks next if the caller is cancelled."""
+        return await beside(self.start, "omnistage-start")
+
     def start(self) -> str:
-        """Start everything and return the router's address when it serves. Blocks. Raises StackError."""
-        with self._lock:
+        """Start everything and return the router's address when it serves. Blocks. Raises StackError, ClosedError if it is given up."""
+        with self._starting:
             if not self._address:
+                log.info("starting a private stack: %s", self._plan.told)
+                begun = time.monotonic()
                 self._address = self._start()
+                log.info("the private stack serves on %s after %.1f s", self._address, time.monotonic() - begun)
             return self._address
 
     def _start(self) -> str:
@@ -172,13 +171,17 @@ class PrivateStack:
                 os.close(ready_write)
         # Garbage is collected on any thread, so it does not wait; the launcher then ends by itself.
         weakref.finalize(self, launcher.cut).atexit = False
+        if self._is_given_up:
+            launcher.cut()
         try:
             report = _read_report(ready_read, self._plan.start_timeout_s)
         finally:
             os.close(ready_read)
         if "address" in report:
             return report["address"]
-        self.stop()
+        launcher.stop()
+        if self._is_given_up:
+            raise ClosedError("the client was closed while its stack started")
         error = StackError(
             report.get("error") or f"the launcher ended with code {launcher.returncode} before the stack was ready",
             hint=report.get("hint") or "Run `omnistage serve --verbose` to see what the processes say.",
@@ -186,10 +189,24 @@ class PrivateStack:
         error.log = report.get("log", "")
         raise error
 
+    def give_up(self) -> None:
+        """A start that is under way ends soon, and its processes with it. Waits for nothing; a stack that has started goes on."""
+        if os.getpid() == self._owner and not self._address:
+            self._is_given_up = True
+            if self._launcher is not None:
+                self._launcher.cut()
+
     def stop(self) -> None:
-        """End all processes and wait for them."""
+        """End all processes and wait for them, also those of a start that is under way."""
+        if os.getpid() != self._owner:
+            return
+        self.give_up()
         if self._launcher is not None:
             self._launcher.stop()
+        if self._starting.acquire(timeout=STOP_TIMEOUT_S + KILL_TIMEOUT_S):
+            self._starting.release()
+            if self._launcher is not None:  # Of a start that had only begun.
+                self._launcher.stop()
 
 
 def _read_report(ready_fd: int, timeout_s: float) -> dict[str, str]:

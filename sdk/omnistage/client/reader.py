@@ -251,7 +251,7 @@ class Reader:
             seed=started.seed,
             # A router that went on with an answer whose text was over has not seen why it ended.
             finish_reason=finish_reason_name(usage.finish_reason or self._received.finish_reason),
-            usage=_usage(usage),
+            usage=_usage(usage, self._received.tokens),
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
             failovers=tuple(self._failovers),
         )
@@ -305,13 +305,14 @@ def _failover(failover: stage_pb2.Failover, arrival_s: float) -> Failover:
     return Failover(stage, failover.lost, failover.replica, failover.reason, _seconds(failover.pause), arrival_s)
 
 
-def _usage(usage: omni_pb2.Usage) -> Usage:
+def _usage(usage: omni_pb2.Usage, completion_tokens: int | None) -> Usage:
     return Usage(
         stages=tuple(_report(report) for report in usage.stages),
         queued_s=_seconds(usage.queued),
-        first_text_s=_seconds(usage.first_text),
-        first_audio_s=_seconds(usage.first_audio),
+        first_text_s=_seconds(usage.first_text) if usage.HasField("first_text") else None,
+        first_audio_s=_seconds(usage.first_audio) if usage.HasField("first_audio") else None,
         total_s=_seconds(usage.total),
+        completion_tokens=completion_tokens,
     )
 
 
@@ -328,6 +329,7 @@ def _report(report: stage_pb2.Report) -> StageReport:
         cached_tokens=report.cached_tokens,
         audio_underruns=report.audio_underruns,
         audio_starved_s=_seconds(report.audio_starved),
+        prompt_tokens=report.prompt_tokens if report.HasField("prompt_tokens") else None,
     )
 
 

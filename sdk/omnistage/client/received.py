@@ -51,6 +51,12 @@ class Received:
         """Ports of which something came, but not the end."""
         return sorted(name for name, port in self._ports.items() if not port.ended)
 
+    @property
+    def tokens(self) -> int | None:
+        """Of the text; None where none was asked for."""
+        text = self._ports.get(self._text_port)
+        return None if text is None else text.item
+
     def has_ended(self, port: str) -> bool:
         return port in self._ports and self._ports[port].ended
 

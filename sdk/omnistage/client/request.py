@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
@@ -14,119 +14,21 @@ from omnistage.client.encoder import ENCODINGS
 from omnistage.client.errors import BadRequestError
 from omnistage.client.listing import Pipeline
 from omnistage.client.media import AudioLike, ImageLike, Medium, VideoLike, to_medium, to_part
+from omnistage.client.options import CODE2WAV, CONSTRAINTS, NOT_DRAWN, SAMPLING, TALKER, THINKER, TOP
+from omnistage.client.options import DIFFUSION as DIFFUSION
+from omnistage.client.options import Options as Options
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
-
-
-class Options(TypedDict, total=False):
-    """What a single call may set. What is absent is the pipeline's default."""
-
-    pipeline: str
-    """Pipeline name, from `pipelines()`."""
-    outputs: Sequence[str]
-    """Ports wanted: text, audio, image; alignment, latents, pixels, where a pipeline gives them on request. Absent: all but those on
-    request."""
-    seed: int
-    """0 to 2**64 - 1: the same seed gives the same answer. Absent: random, and told in `Answer.seed`."""
-    max_tokens: int
-    """Tokens to make at most."""
-    min_tokens: int
-    """Tokens to make at least."""
-    stop: Sequence[str]
-    """The text ends before any of these; at most 16."""
-    ignore_eos: bool
-    """Go on after the end-of-text token."""
-    json_schema: str | Mapping[str, Any]
-    """The text is JSON that keeps to this schema, given as JSON or as a dict."""
-    regex: str
-    """The whole text keeps to this regular expression."""
-    choice: Sequence[str]
-    """The text is one of these."""
-    logprobs: bool
-    """Also tell how likely each token was: `TextDelta.logprobs`, `Answer.logprobs`."""
-    top_logprobs: int
-    """Those of so many of the likeliest tokens as well, in `TextDelta.top_logprobs`; at most 20."""
-    temperature: float
-    """0 (greedy) to 2."""
-    top_k: int
-    """0 is off."""
-    top_p: float
-    """(0, 1]."""
-    min_p: float
-    """[0, 1)."""
-    repetition_penalty: float
-    """> 0; 1 is off."""
-    presence_penalty: float
-    """-2 to 2."""
-    frequency_penalty: float
-    """-2 to 2."""
-    voice: str
-    """Voice name, from `pipelines()`."""
-    speed: float
-    """Speed of speech, 0.5 to 2."""
-    max_frames: int
-    """Frames of speech to make at most; `pipelines()` tells how many a second has."""
-    profile: str
-    """Sound chunks: latency, balanced, quality or offline."""
-    sample_rate_hz: int
-    """Sample rate of the sound; absent is the model's own."""
-    encoding: str
-    """In what form samples come: pcm16 (absent) or float32."""
-    negative_prompt: str
-    """Pictures: what not to show."""
-    width: int
-    """Pictures: pixels."""
-    height: int
-    """Pictures: pixels."""
-    steps: int
-    """Pictures: denoising steps."""
-    guidance_scale: float
-    """Pictures: how closely to follow the prompt."""
-    results: int
-    """Pictures: how many, 1 to 8."""
-    previews: int
-    """Pictures: previews on the way, 0 to 16, of the first result alone."""
-    preview_side: int
-    """Pictures: longest side of a preview, pixels."""
-    step_cache: float
-    """Pictures: how much the first block may change in a step, of 1, for the step to take over what the others added before: faster, and
-    another picture. 0 is off."""
-    layers: int
-    """Pictures: so many layers each, of a model that draws layers; 0 is none."""
-    media_type: str
-    """Pictures: image/png, image/jpeg or image/webp, as far as the model makes it."""
-    conversation_id: str
-    """Turns of one conversation share it, for warm prefixes."""
-    request_id: str
-    """Name of this request, at most 64 of A-Z a-z 0-9 _ -. Asking again under the same name ends the answer that still runs under it.
-    Absent: one of its own."""
-    timeout_s: float
-    """Time limit of the whole call, seconds (120)."""
-
 
 DEFAULT_TIMEOUT_S = 120.0
 
 MAX_TEXT_CHARACTERS = 1 << 20
 """Of all that one request says, together, or gives to be spoken: no router takes more."""
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
-CONSTRAINTS = ("json_schema", "regex", "choice")
-TALKER = ("voice", "speed", "max_frames")
-CODE2WAV = ("profile", "sample_rate_hz", "encoding")
-DIFFUSION = (
-    *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache", "layers"),
-    "media_type",
-)
 NEVER_ZERO = ("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side")
 PROTO_NAMES = {"pipeline": "model"}
 """Options that the protos call otherwise."""
 Unread = Callable[[list[Medium]], int]
-
-NOT_DRAWN = (*THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV)
-"""Options that a drawing has no use for."""
-
-TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 
 
 class Request:

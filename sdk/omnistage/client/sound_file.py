@@ -36,6 +36,7 @@ class SoundFile:
         self._encoder: SoundEncoder | None = None
         self._file: BufferedWriter  # There is one as long as there is an encoder.
         self._form = (0, "")
+        self._samples = 0
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -43,6 +44,10 @@ class SoundFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        written_s = self._samples / self._form[0] if self._samples else 0.0
+        return f"SoundFile({str(self._path)!r}, {written_s:.2f} s of sound, {'closed' if self._closed else 'open'})"
 
     def write(self, chunk: AudioChunk) -> None:
         """The next piece of sound; its sample rate and encoding are those of the file. Raises RequestError for a rate that such a file
@@ -57,6 +62,7 @@ class SoundFile:
         elif form != self._form:
             raise RequestError(f"{self._path} has {self._form[0]} samples a second as {self._form[1]}, these are {form[0]} as {form[1]}")
         self._file.write(self._encoder.encode(chunk.samples))
+        self._samples += len(chunk.samples)
         if self._format.is_wav:
             self._correct_head()
         self._file.flush()

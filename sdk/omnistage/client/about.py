@@ -1,0 +1,87 @@
+"""What is said of keyword arguments, in one place: a TypedDict has it beside each key, and `help` and docs/client.md are made from that."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import cleandoc
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from low to high; None: no bound there. is_above: without low itself. is_below: without high itself."""
+
+    low: float
+    high: float | None = None
+    is_above: bool = False
+    is_below: bool = False
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"{'above' if self.is_above else 'from'} {_number(self.low)}"
+        if not self.is_above and not self.is_below:
+            return f"{_number(self.low)} to {_number(self.high)}"
+        return f"{'above' if self.is_above else 'from'} {_number(self.low)}, {'below' if self.is_below else 'at most'} {_number(self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is said of one keyword. default: what holds where it is absent. allowed: the numbers that it may be, or the words."""
+
+    meaning: str
+    default: str
+    allowed: Range | Sequence[str] | None = None
+
+    @property
+    def allowed_text(self) -> str:
+        """In words; empty for whatever the type allows."""
+        if self.allowed is None or isinstance(self.allowed, Range):
+            return str(self.allowed or "")
+        return ", ".join(self.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """One keyword, its type as people write it, and what is said of it."""
+
+    name: str
+    type_text: str
+    about: About
+
+    def __str__(self) -> str:
+        allowed = f"; {self.about.allowed_text}" if self.about.allowed else ""
+        return f"    {self.name} ({self.type_text}{allowed}; default: {self.about.default})\n        {self.about.meaning}\n"
+
+
+def keywords(annotations: Mapping[str, Any]) -> list[Keyword]:
+    """Of annotations that are all `Annotated[..., About(...)]`, such as those of a TypedDict, in their order."""
+    return [Keyword(name, type_text(kind), about) for name, (kind, about) in ((name, get_args(one)) for name, one in annotations.items())]
+
+
+def type_text(kind: Any) -> str:
+    """A type as people write it: `str or Mapping[str, Any]`."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(map(type_text, get_args(kind)))
+    if inner := get_args(kind):
+        return f"{get_origin(kind).__name__}[{', '.join(map(type_text, inner))}]"
+    return getattr(kind, "__name__", str(kind))
+
+
+def takes(annotations: Mapping[str, Any], names: Collection[str] | None = None) -> Callable[[F], F]:
+    """A decorator: the docstring goes on with what is said of these keywords, or of those of them that are named."""
+    told = [str(keyword) for keyword in keywords(annotations) if names is None or keyword.name in names]
+
+    def extended(function: F) -> F:
+        if function.__doc__:  # There is none with -OO.
+            function.__doc__ = f"{cleandoc(function.__doc__)}\n\nKeyword arguments:\n{''.join(told)}"
+        return function
+
+    return extended
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

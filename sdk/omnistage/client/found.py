@@ -1,0 +1,109 @@
+"""The router that runs already, for whoever names none: the one that a variable names, else the one where `omnistage serve` listens.
+
+Whoever listens there may be anybody: any user of this machine can take a port. So it is asked only if the kernel says that all who listen
+there are of the same user as this process, or of root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from omnistage.client.errors import UnavailableError
+from omnistage.client.listing import Pipeline
+from omnistage.client.routers import Routers
+from omnistage.v1 import omni_pb2
+
+VARIABLE = "OMNISTAGE_ROUTER"
+"""HOST:PORT of a router, or several with commas between; `OFF`: none, also where one runs."""
+
+OFF = "none"
+
+LOCAL_ADDRESS = "127.0.0.1:50050"
+"""Where `omnistage serve` listens unless it is told otherwise."""
+
+PATIENCE_S = 2.0
+"""For who listens there, but does not answer at once: it may be busy."""
+
+_TABLES = {"/proc/net/tcp": ("0100007F", "00000000"), "/proc/net/tcp6": ("0000000000000000FFFF00000100007F", "0" * 32)}
+"""Tables of the kernel, and how they write the addresses at which a connection to 127.0.0.1 may end: proc_net_tcp.txt."""
+
+_LISTEN = "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """address: HOST:PORT, or several with commas between. is_named: a person named it; it may not even run. pipelines: of one that was
+    found by itself."""
+
+    address: str
+    is_named: bool
+    pipelines: tuple[Pipeline, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        """Whether it is known to answer drawings."""
+        return any(pipeline.draws for pipeline in self.pipelines)
+
+
+def named_router() -> Found | None:
+    """What the variable names."""
+    name = os.environ.get(VARIABLE, "").strip()
+    return Found(name, is_named=True) if name and name != OFF else None
+
+
+def is_off() -> bool:
+    """Whether nobody is to be looked for."""
+    return os.environ.get(VARIABLE, "").strip() == OFF
+
+
+async def find_router() -> Found | None:
+    """The one that the variable names, without a look whether it runs; else the one of this machine, if it can be trusted and answers.
+    None: there is none."""
+    if is_off():
+        return None
+    if (named := named_router()) is not None:
+        return named
+    address = LOCAL_ADDRESS
+    if not await asyncio.to_thread(is_ours, address):  # A busy host has a long table.
+        return None
+    routers = Routers(address)
+    try:
+        router = await routers.connect(PATIENCE_S)
+        response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S)
+    except (UnavailableError, grpc.aio.AioRpcError):  # It hangs, or is something else.
+        return None
+    finally:
+        await routers.close()
+    pipelines = tuple(Pipeline.of(model) for model in response.models)
+    return Found(address, is_named=False, pipelines=pipelines) if pipelines else None
+
+
+def is_ours(address: str) -> bool:
+    """Whether somebody listens there, an address of 127.0.0.1, and whoever does is of this user or of root. Where the kernel does not tell,
+    nobody can be trusted."""
+    users = set(_listeners(address))
+    return bool(users) and users <= {os.geteuid(), 0}
+
+
+def is_taken(address: str) -> bool:
+    """Whether anybody listens there."""
+    return any(True for _ in _listeners(address))
+
+
+def _listeners(address: str) -> Iterator[int]:
+    """The users of all sockets at which a connection may end."""
+    port = int(address.rpartition(":")[2])
+    for table, addresses in _TABLES.items():
+        with suppress(OSError):  # No IPv6, or another kind of kernel.
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                host, _, listened = fields[1].rpartition(":")
+                if fields[3] == _LISTEN and int(listened, 16) == port and host in addresses:
+                    yield int(fields[7])

@@ -1,0 +1,173 @@
+"""What can play sound on this machine: a program that takes it from its standard input. Which one is found by trying."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.client.errors import NotAvailableError, RequestError
+
+VARIABLE = "OMNISTAGE_PLAYER"
+"""`none`, the name of a player, or a command with {rate} and {channels}."""
+
+TRIAL_S = 2.0
+"""Longest trial. Players that work, and those without a device, take some 0.01 s to 0.3 s."""
+
+TRIAL_RATE_HZ = 24_000
+
+
+@dataclass(frozen=True, slots=True)
+class Loudspeaker:
+    """A program that plays its standard input: raw samples, float32, little-endian, without a head, and ends when it was all heard.
+
+    name: for people. words: of its command line; {rate} and {channels} in them stand for the numbers. tail_s: silence to put behind the
+    sound, for a program that does not play its last buffer to the end."""
+
+    name: str
+    words: tuple[str, ...]
+    tail_s: float = 0.0
+
+    def command(self, sample_rate_hz: int, channels: int = 1) -> list[str]:
+        """Its command line."""
+        return [word.replace("{rate}", str(sample_rate_hz)).replace("{channels}", str(channels)) for word in self.words]
+
+
+def find_loudspeaker() -> Loudspeaker | None:
+    """What plays here: what the variable OMNISTAGE_PLAYER names, or the first that works of the package sounddevice and, on PATH, pacat
+    (PulseAudio, or PipeWire in its place), pw-cat (PipeWire), aplay (ALSA), play (SoX) and ffplay (FFmpeg); None if nothing does, or the
+    variable is `none`.
+
+    Each is tried without a sound; that takes 0.01 s to 0.3 s for those that are installed. Code on an event loop calls this in a thread.
+    Raises RequestError for a variable that names nothing known, NotAvailableError if what it names does not work."""
+    wish = os.environ.get(VARIABLE, "").strip()
+    if wish == "none":
+        return None
+    if wish:
+        return _wished(wish)
+    return next((found for player in PLAYERS if (found := player.installed()) and not player.trouble(found)), None)
+
+
+def _wished(wish: str) -> Loudspeaker:
+    player = next((player for player in PLAYERS if player.name == wish), None)
+    if player is not None:
+        found = player.installed()
+        trouble = player.trouble(found) if found else "it is not installed"
+        if found is None or trouble:
+            raise NotAvailableError(
+                f"{VARIABLE}={wish}: {trouble}", hint=f"Name another player, or leave {VARIABLE} unset to have one found."
+            )
+        return found
+    names = ", ".join(player.name for player in PLAYERS)
+    if "{rate}" not in wish:
+        raise RequestError(
+            f"{VARIABLE}={wish}: no player of that name is known",
+            hint=f"Give none, {names}, or a command with {{rate}} and {{channels}} that plays raw float32 from its standard input.",
+        )
+    try:
+        words = tuple(shlex.split(wish))
+    except ValueError as error:
+        raise RequestError(f"{VARIABLE}={wish}: {error}", hint="Write it as a shell would read it.") from None
+    if shutil.which(words[0]) is None:
+        raise NotAvailableError(f"{VARIABLE}: there is no program {words[0]}", hint="Give its path, or put its folder on PATH.")
+    return Loudspeaker(Path(words[0]).name, words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    """A program that is known. options: of its command line. reachable: a look that spares a trial. silent_mark: what a program says on
+    standard error that ends with 0 although it has no device. asks: another command that tells whether there is one, without words that
+    `without` names. tail_s: see Loudspeaker."""
+
+    name: str
+    options: str
+    reachable: Callable[[], bool] = lambda: True
+    silent_mark: str = ""
+    asks: tuple[str, ...] = ()
+    without: str = ""
+    tail_s: float = 0.0
+
+    def installed(self) -> Loudspeaker | None:
+        path = shutil.which(self.name)
+        return Loudspeaker(self.name, (path, *self.options.split()), self.tail_s) if path else None
+
+    def trouble(self, loudspeaker: Loudspeaker) -> str:
+        """Why it cannot play here; empty if it can."""
+        if not self.reachable():
+            return "there is no such server here"
+        try:
+            done = subprocess.run(
+                self.asks or loudspeaker.command(TRIAL_RATE_HZ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TRIAL_S,
+                start_new_session=True,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except subprocess.TimeoutExpired:
+            return f"it did not answer within {TRIAL_S:g} s"
+        except OSError as error:
+            return str(error.strerror)
+        if done.returncode:
+            return reason(done.stderr, self.name) or f"it ended with code {done.returncode}"
+        silent = (self.silent_mark and self.silent_mark in done.stderr) or (self.without and self.without in done.stdout)
+        return "it has no device" if silent else ""
+
+
+class _SoundDevice(_Player):
+    """The package, which a process of its own imports."""
+
+    def installed(self) -> Loudspeaker | None:
+        if not sys.executable or importlib.util.find_spec("sounddevice") is None:
+            return None
+        # -P: the folder of that program is not where it looks for packages.
+        program = (sys.executable, "-P", str(Path(__file__).with_name("portaudio.py")))
+        return Loudspeaker(self.name, (*program, *self.options.split()), self.tail_s)
+
+
+def reason(text: str, name: str) -> str:
+    """One line of what a program says of its end, as far as it can be shown: the last one that it puts its name before, or the last."""
+    lines = [line for line in ("".join(filter(str.isprintable, line)).strip()[:200] for line in text.splitlines()) if line]
+    return next((line for line in reversed(lines) if line.startswith(name)), lines[-1] if lines else "")
+
+
+def _has_pulse() -> bool:
+    """Whether a PulseAudio server is told or listens here. A trial without this look could start one."""
+    folders = [Path(f"/run/user/{os.getuid()}/pulse"), Path("/run/pulse")]
+    for name, below in (("PULSE_RUNTIME_PATH", "."), ("XDG_RUNTIME_DIR", "pulse")):
+        if os.environ.get(name):
+            folders.append(Path(os.environ[name], below))
+    return bool(os.environ.get("PULSE_SERVER")) or any((folder / "native").is_socket() for folder in folders)
+
+
+PLAYERS: tuple[_Player, ...] = (
+    # PortAudio leaves out what does not fill its last buffer.
+    _SoundDevice("sounddevice", "{rate} {channels}", tail_s=0.25),
+    # Before pw-cat: PipeWire has it too, and its options have been the same for ever. Where there is no device, the server has a null sink.
+    _Player(
+        "pacat",
+        "--playback --raw --format=float32le --rate={rate} --channels={channels} --latency-msec=200",
+        reachable=_has_pulse,
+        asks=("pactl", "info"),
+        without="Default Sink: auto_null",
+    ),
+    _Player("pw-cat", "--playback --raw --format=f32 --rate={rate} --channels={channels} --latency=200ms -"),
+    _Player("aplay", "-q -t raw -f FLOAT_LE -r {rate} -c {channels} --buffer-time=200000 -"),
+    _Player("play", "-q -t raw -e floating-point -b 32 -L -r {rate} -c {channels} -"),
+    # Last: it plays 16 bits, and ends before its last buffer is heard. It takes one channel unless told otherwise, by an option that has
+    # changed its name.
+    _Player(
+        "ffplay",
+        "-hide_banner -loglevel error -nodisp -autoexit -probesize 32 -analyzeduration 0 -f f32le -sample_rate {rate} -i -",
+        silent_mark="audio open failed",
+        tail_s=0.25,
+    ),
+)

@@ -1,0 +1,55 @@
+"""How notebooks show answers: HTML with the text, a player of the sound and the pictures in it, so that it stays in the file."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.wav import to_pcm16, wav_head
+
+LONGEST_S = 600.0
+"""Of sound in a player: 48 bytes a millisecond at 24,000 samples a second, and a third more as text."""
+
+MOST_PICTURE_BYTES = 32 << 20
+"""Of all pictures that are shown together."""
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
+
+
+def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
+    """A player of mono sound, float32 [n], full scale 1: a WAV of 16 bit. Of a longer sound it has the first `LONGEST_S` and says so."""
+    shown = samples[: round(LONGEST_S * sample_rate_hz)]
+    wav = wav_head(np.dtype("<i2"), 1, sample_rate_hz, len(shown)) + to_pcm16(shown)
+    html = f'<audio controls src="{_data_url("audio/wav", wav)}"></audio>'
+    if len(shown) < len(samples):
+        whole_s = len(samples) / sample_rate_hz
+        html += f"<div>The first {LONGEST_S / 60:g} of {whole_s / 60:.1f} minutes; <code>save</code> writes all.</div>"
+    return html
+
+
+def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
+    """Pictures by their media types, as far as browsers show them and they fit."""
+    html, left, hidden = "", MOST_PICTURE_BYTES, 0
+    for media_type, data in encoded:
+        if media_type in IMAGE_TYPES and len(data) <= left:
+            left -= len(data)
+            html += f'<img src="{_data_url(media_type, data)}">'
+        else:
+            hidden += 1
+    if hidden:
+        html += f"<div>{hidden} more in <code>pictures</code>, too large to be shown, or of another type.</div>"
+    return html
+
+
+def paragraph(text: str) -> str:
+    """Text as it is, with its line breaks."""
+    from html import escape  # Its table of names is for notebooks only.
+
+    return f'<div style="white-space: pre-wrap">{escape(text)}</div>'
+
+
+def _data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{b64encode(data).decode('ascii')}"

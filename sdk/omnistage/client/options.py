@@ -1,0 +1,125 @@
+"""What a single call may set."""
+
+# No postponed annotations here: what stands beside each key is read when the docstrings of the methods that take it are made.
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypedDict
+
+from omnistage.client.about import About, Range
+
+PIPELINE = "the pipeline's"
+MODEL = "the model's"
+
+
+class Options(TypedDict, total=False):
+    """What a single call may set. What is absent is the pipeline's default, and what no pipeline says is what stands here.
+
+    `help(Omni.generate)` and docs/client.md tell each of them."""
+
+    pipeline: Annotated[str, About("Pipeline name, from `pipelines()`.", "the router's choice")]
+    outputs: Annotated[
+        Sequence[str],
+        About(
+            "Ports wanted: text, audio, image; alignment, latents, pixels, where a pipeline gives them on request.",
+            "all but those on request",
+        ),
+    ]
+    seed: Annotated[
+        int, About("The same seed gives the same answer; `Answer.seed` tells which one was used.", "random", Range(0, 2**64 - 1))
+    ]
+    conversation_id: Annotated[
+        str, About("Turns of one conversation share it, for warm prefixes; at most 64 characters of A-Z a-z 0-9 _ -.", "none")
+    ]
+    request_id: Annotated[
+        str,
+        About(
+            "Name of this request, at most 64 characters of A-Z a-z 0-9 _ -. Asking again under the same name ends the answer that still"
+            " runs under it.",
+            "one of its own",
+        ),
+    ]
+    timeout_s: Annotated[float, About("Time limit of the whole call, seconds.", "120", Range(0, is_above=True))]
+
+    max_tokens: Annotated[int, About("Tokens to make at most.", PIPELINE, Range(1, 32768))]
+    min_tokens: Annotated[int, About("Tokens to make at least; no more than max_tokens.", "0", Range(0, 32768))]
+    stop: Annotated[str | Sequence[str], About("The text ends before any of these; at most 16, of 1 to 256 characters.", "none")]
+    ignore_eos: Annotated[bool, About("Go on after the end-of-text token.", "False")]
+    json_schema: Annotated[
+        str | Mapping[str, Any], About("The text is JSON that keeps to this schema, given as JSON or as a dict.", "none")
+    ]
+    regex: Annotated[str, About("The whole text keeps to this regular expression.", "none")]
+    choice: Annotated[Sequence[str], About("The text is one of these; at most 1024.", "none")]
+    logprobs: Annotated[bool, About("Also tell how likely each token was: `TextDelta.logprobs`, `Answer.logprobs`.", "False")]
+    top_logprobs: Annotated[int, About("Those of so many of the likeliest tokens as well, in `TextDelta.top_logprobs`.", "0", Range(0, 20))]
+    temperature: Annotated[float, About("How freely tokens are drawn; 0 takes the likeliest.", PIPELINE, Range(0, 2))]
+    top_k: Annotated[int, About("Draw from so many of the likeliest tokens; 0 is off.", PIPELINE, Range(0))]
+    top_p: Annotated[
+        float, About("Draw from the likeliest tokens that together have this probability; 1 is off.", PIPELINE, Range(0, 1, is_above=True))
+    ]
+    min_p: Annotated[
+        float, About("Draw from tokens that are at least so likely beside the likeliest; 0 is off.", PIPELINE, Range(0, 1, is_below=True))
+    ]
+    repetition_penalty: Annotated[
+        float, About("Above 1, what was there before is less likely; 1 is off.", PIPELINE, Range(0, 100, is_above=True))
+    ]
+    presence_penalty: Annotated[float, About("Taken from the logit of a token that was made before; 0 is off.", PIPELINE, Range(-2, 2))]
+    frequency_penalty: Annotated[float, About("The same for each time that it was made; 0 is off.", PIPELINE, Range(-2, 2))]
+
+    voice: Annotated[str, About("Voice name, from `pipelines()`.", MODEL)]
+    speed: Annotated[float, About("Speed of speech.", "1", Range(0.5, 2))]
+    max_frames: Annotated[
+        int, About("Frames of speech to make at most; how many a second has is the model's.", PIPELINE, Range(1, 1 << 20))
+    ]
+
+    profile: Annotated[str, About("How sound is cut into chunks.", "balanced", ("latency", "balanced", "quality", "offline"))]
+    sample_rate_hz: Annotated[
+        int,
+        About(
+            "Sample rate of the sound, or the model's own.",
+            MODEL,
+            ("8000", "11025", "12000", "16000", "22050", "24000", "32000", "44100", "48000"),
+        ),
+    ]
+    encoding: Annotated[str, About("In what form samples come.", "pcm16", ("pcm16", "float32"))]
+
+    negative_prompt: Annotated[str, About("What not to show.", "none")]
+    width: Annotated[int, About("Pixels.", MODEL, Range(1, 16384))]
+    height: Annotated[int, About("Pixels.", MODEL, Range(1, 16384))]
+    steps: Annotated[int, About("Denoising steps.", MODEL, Range(1, 1000))]
+    guidance_scale: Annotated[float, About("How closely to follow the prompt.", MODEL, Range(0, 100))]
+    results: Annotated[int, About("How many pictures.", "1", Range(1, 8))]
+    previews: Annotated[int, About("Previews on the way, of the first result alone.", "0", Range(0, 16))]
+    preview_side: Annotated[int, About("Longest side of a preview, pixels.", MODEL, Range(1, 1024))]
+    step_cache: Annotated[
+        float,
+        About(
+            "How much the first block may change in a step, of 1, for the step to take over what the others added before: faster, and"
+            " another picture. 0 is off.",
+            "0",
+            Range(0, 1),
+        ),
+    ]
+    layers: Annotated[int, About("So many layers each, of a model that draws layers.", MODEL, Range(0, 64))]
+    media_type: Annotated[str, About("Kind of file, as far as the model makes it.", MODEL, ("image/png", "image/jpeg", "image/webp"))]
+
+
+TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
+CONSTRAINTS = ("json_schema", "regex", "choice")
+TALKER = ("voice", "speed", "max_frames")
+CODE2WAV = ("profile", "sample_rate_hz", "encoding")
+DIFFUSION = (
+    *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache", "layers"),
+    "media_type",
+)
+NOT_DRAWN = (*THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV)
+"""Options that a drawing has no use for."""
+
+EVERY_CALL = (*TOP, "timeout_s")
+SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)
+"""Of a text that is given."""
+DRAWN = (*EVERY_CALL, *DIFFUSION)
+
+
+OPTIONS: Mapping[str, Any] = Options.__annotations__
+"""All of them, each with what is said of it."""

@@ -1,0 +1,283 @@
+"""An answer that is heard while it is made.
+
+A thread takes the sound from memory to the pipe of a process that plays it (`loudspeaker`, `player_process`). Whoever writes never waits,
+and whatever holds this program up for less than a second is not heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.client.answer import Audio
+from omnistage.client.errors import NotAvailableError, PlayerLostError, RequestError
+from omnistage.client.events import AudioChunk
+from omnistage.client.loudspeaker import VARIABLE, Loudspeaker, find_loudspeaker
+from omnistage.client.player_process import PATIENCE, STALL_S, PlayerProcess
+
+USUAL_RATE_HZ = 24_000
+"""Of the models that are here."""
+
+MAX_WAITING_S = 3600
+"""Sound that may wait to be played. An answer ends long before, by its own limits; a minute at 24 kHz takes 5.8 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """How much of a sound was heard. samples: of them, from the first on, as far as it can be known: a device may be some 0.2 s behind.
+    of: how many came."""
+
+    samples: int
+    of: int
+    sample_rate_hz: int
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / self.sample_rate_hz
+
+
+class Player:
+    """Plays one answer while it comes.
+
+    ::
+
+        with Player() as player:
+            for event in omni.stream("What is a kite?"):
+                if isinstance(event, AudioChunk):
+                    player.write(event)
+
+    The end of the `with` waits until all is heard; an error in it, or Ctrl-C, silences it at once. Its thread and process end with
+    `finish` or `stop`, with the `with`, when it is no longer used, and with this program, also if that is killed. Every method may be
+    called from any thread, and `stop` from the handler of a signal.
+
+    loudspeaker: what `find_loudspeaker` found, which code on an event loop asks in a thread; by default it is asked here, which takes up
+    to some 0.3 s. sample_rate_hz: of the sound that is expected: what plays it is started with that rate, so that the first sound finds
+    it ready; for sound of another rate it is started anew. Raises NotAvailableError if nothing plays here, and what `find_loudspeaker`
+    raises."""
+
+    def __init__(self, loudspeaker: Loudspeaker | None = None, *, sample_rate_hz: int = USUAL_RATE_HZ) -> None:
+        loudspeaker = loudspeaker or find_loudspeaker()
+        if loudspeaker is None:
+            hint = f"A file keeps the sound: answer.save(path), or SoundFile. {VARIABLE} may name a program that plays."
+            raise NotAvailableError("no loudspeaker here", hint=hint)
+        self._feed = _Feed(loudspeaker, sample_rate_hz)
+        weakref.finalize(self, _stop_own, self._feed, os.getpid())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None and not self._feed.has_ended:
+                self.finish()
+        finally:
+            self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None and not self._feed.has_ended:
+                await self.afinish()
+        finally:
+            self.stop()
+
+    def write(self, sound: AudioChunk | Audio) -> None:
+        """The next piece of sound, which is copied. It is played behind those before it, and the first one after the wait that its
+        `prebuffer_s` says, or when `finish` is called. Never waits. What comes after `stop`, or when the player is lost, is not played.
+
+        Raises RequestError for a sample rate that changes, or if more than an hour of sound would wait; ValueError after `finish`."""
+        rate_hz = sound.sample_rate if isinstance(sound, Audio) else sound.sample_rate_hz
+        samples = np.array(sound.samples, "<f4")
+        if samples.ndim != 1:
+            raise RequestError(f"samples are [n], these are {list(samples.shape)}", hint="Give one channel.")
+        self._feed.give(samples, rate_hz, 0.0 if isinstance(sound, Audio) else sound.prebuffer_s or 0.0)
+
+    def finish(self) -> Heard:
+        """No more sound comes: wait until all is heard, or `stop` is called. Raises PlayerLostError if the player ended before or hangs;
+        it is waited for as long as twice the sound that is left takes, and 5 s."""
+        self._feed.end()
+        self._feed.over.result()
+        return self.heard
+
+    async def afinish(self) -> Heard:
+        """As `finish`, for an event loop."""
+        self._feed.end()
+        await asyncio.wrap_future(self._feed.over)
+        return self.heard
+
+    def stop(self) -> Heard:
+        """Silence at once, for good; returns how much was heard. It waits for nothing, and may be called again."""
+        return self._feed.heard(self._feed.stop())
+
+    @property
+    def heard(self) -> Heard:
+        """How much was heard up to now."""
+        return self._feed.heard()
+
+    @property
+    def lost(self) -> PlayerLostError | None:
+        """Why nothing is heard any more, if the player ended by itself or hangs: the answer goes on all the same."""
+        over = self._feed.over
+        error = over.exception() if over.done() else None
+        return error if isinstance(error, PlayerLostError) else None
+
+
+class _Feed:
+    """The sound that waits, and the thread that gives it to a process.
+
+    A handler of a signal may call `stop` anywhere in another method of the same thread: the lock lets it in, and no method leaves
+    anything that `stop` could not find."""
+
+    def __init__(self, loudspeaker: Loudspeaker, sample_rate_hz: int) -> None:
+        self.over: Future[None] = Future()
+        self.over.set_running_or_notify_cancel()  # who waits for it may be cancelled, it may not
+        self._loudspeaker = loudspeaker
+        self._rate_hz = sample_rate_hz
+        self._changed = threading.Condition(threading.RLock())
+        self._blocks: deque[NDArray[np.float32]] = deque()
+        self._waiting = 0
+        self._given = 0
+        self._begins_at = 0.0
+        self._give_up_at = float("inf")
+        self.has_ended = False
+        self._stopped = False
+        self._heard: int | None = None
+        self._process: PlayerProcess | None = None
+        threading.Thread(target=self._run, name="omnistage-player", daemon=True).start()
+
+    def give(self, samples: NDArray[np.float32], sample_rate_hz: int, prebuffer_s: float) -> None:
+        with self._changed:
+            if self.has_ended:
+                raise ValueError("this player has finished")
+            if not len(samples):
+                return
+            if not self._given:
+                self._rate_hz = sample_rate_hz
+                self._begins_at = time.monotonic() + prebuffer_s
+            elif sample_rate_hz != self._rate_hz:
+                raise RequestError(
+                    f"this player has sound of {self._rate_hz} samples a second, these are {sample_rate_hz}",
+                    hint="Have a Player for each answer.",
+                )
+            if self._waiting + len(samples) > MAX_WAITING_S * sample_rate_hz:
+                raise RequestError(
+                    f"more than {MAX_WAITING_S} s of sound wait to be played", hint="Have a Player for each answer, and finish it."
+                )
+            self._given += len(samples)
+            if not self._stopped and not self.over.done():
+                self._waiting += len(samples)
+                self._blocks.append(samples)
+                self._changed.notify()
+
+    def end(self) -> None:
+        """No more is given."""
+        with self._changed:
+            if not self.has_ended:
+                left_s = (self._given - self.heard().samples) / self._rate_hz
+                self._give_up_at = time.monotonic() + PATIENCE * left_s + STALL_S
+                self.has_ended = True
+                self._changed.notify()
+
+    def stop(self) -> int:
+        """Returns how many samples were heard."""
+        with self._changed:
+            self._stopped = True
+            if self._heard is None:
+                if self._process is not None:
+                    self._process.stop()
+                self._heard = self._now_heard()
+            self._blocks.clear()
+            self._changed.notify()
+            return self._heard
+
+    def heard(self, samples: int | None = None) -> Heard:
+        with self._changed:
+            if samples is None:
+                samples = self._now_heard() if self._heard is None else self._heard
+            return Heard(samples, self._given, self._rate_hz)
+
+    def _now_heard(self) -> int:
+        return min(self._process.heard, self._given) if self._process is not None else 0
+
+    def _run(self) -> None:
+        try:
+            self._play()
+        except BaseException as error:
+            self.over.set_exception(error)
+        else:
+            self.over.set_result(None)
+
+    def _play(self) -> None:
+        try:
+            process = self._start(self._rate_hz)
+            while (block := self._next()) is not None:
+                if process.sample_rate_hz != self._rate_hz:
+                    process.close()
+                    process = self._start(self._rate_hz)
+                self._put(process, block)
+            if self._given:
+                self._put(process, np.zeros(round(self._loudspeaker.tail_s * self._rate_hz), "<f4"))
+                if not self._stopped:
+                    process.finish(self._give_up_at)
+                    with self._changed:
+                        self._heard = self._given if self._heard is None else self._heard
+        except PlayerLostError:
+            if not self._stopped:
+                raise
+        finally:
+            with self._changed:
+                if self._heard is None:
+                    self._heard = self._now_heard()
+                self._blocks.clear()
+                process_now, self._process = self._process, None
+            if process_now is not None:
+                process_now.close()
+
+    def _put(self, process: PlayerProcess, block: NDArray[np.float32]) -> None:
+        """As the process takes it."""
+        rest = block.view(np.uint8).data
+        while rest and not self._stopped:
+            rest = rest[process.write(rest, self._give_up_at) :]
+
+    def _start(self, sample_rate_hz: int) -> PlayerProcess:
+        process = PlayerProcess(self._loudspeaker, sample_rate_hz)
+        with self._changed:
+            self._process = process
+            if self._stopped:
+                process.stop()
+        return process
+
+    def _next(self) -> NDArray[np.float32] | None:
+        """What is to be played next, when it is time for it; None behind the last."""
+        with self._changed:
+            while not self._stopped:
+                wait_s = None
+                if self._blocks:
+                    wait_s = self._begins_at - time.monotonic()
+                    if wait_s <= 0 or self.has_ended:
+                        block = self._blocks.popleft()
+                        self._waiting -= len(block)
+                        return block
+                elif self.has_ended:
+                    return None
+                self._changed.wait(wait_s)
+            return None
+
+
+def _stop_own(feed: _Feed, pid: int) -> None:
+    """A forked child has no thread for it, and perhaps a lock that nobody opens."""
+    if os.getpid() == pid:
+        feed.stop()

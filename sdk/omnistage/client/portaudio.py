@@ -1,0 +1,34 @@
+"""A program that plays what it reads: the package sounddevice behind a pipe, so that PortAudio's threads, messages and crashes are those of
+another process. It is run by its path, as `portaudio.py RATE CHANNELS`, and imports nothing of omnistage: it is to begin at once.
+
+Its standard input is float32 in the order of this machine's bytes. It ends with 0 when all of that was heard."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+LATENCY_S = 0.2
+"""What PortAudio is asked to have ready: less runs dry on a busy machine."""
+
+READ_BYTES = 1 << 13
+
+
+def main(sample_rate_hz: int, channels: int) -> None:
+    """Play standard input to its end. Raises ImportError and OSError where there is no sounddevice or PortAudio, PortAudioError where there
+    is no device for this."""
+    import sounddevice
+
+    frame = 4 * channels
+    with sounddevice.RawOutputStream(samplerate=sample_rate_hz, channels=channels, dtype="float32", latency=LATENCY_S) as stream:
+        rest = b""
+        while piece := os.read(sys.stdin.fileno(), READ_BYTES):
+            piece = rest + piece
+            whole = len(piece) - len(piece) % frame
+            stream.write(piece[:whole])
+            rest = piece[whole:]
+        # The end of the `with` waits until it is heard.
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,61 @@
+"""What a private stack may be told."""
+
+# No postponed annotations here: what stands beside each key is read when the docstring of the client is made.
+from collections.abc import Mapping
+from typing import Annotated, Any, TypedDict
+
+from omnistage.client.about import About, Range
+
+MODEL = "the model's"
+
+
+class StackSettings(TypedDict, total=False):
+    """Settings of a private stack. What is absent is the default of `omnistage serve`.
+
+    A Mapping is by stage, {"thinker": "cuda:0", "code2wav": "cpu"}; a bare value is for the stages that have a use for it. `help(Omni)` and
+    docs/client.md tell each of them."""
+
+    pipeline: Annotated[str, About("Name or YAML file of the pipeline.", "smol, or that of the checkpoint")]
+    device: Annotated[str | Mapping[str, str], About("Where a model computes: cpu, cuda:0 ...", "cpu")]
+    dtype: Annotated[
+        str, About("Number format that it computes in; auto: the model's choice for this machine.", "auto", ("auto", "float32", "bfloat16"))
+    ]
+    threads: Annotated[int | Mapping[str, int], About("Compute threads of a process.", "1", Range(1, 64))]
+    replicas: Annotated[Mapping[str, int], About('Processes by stage: {"talker": 2}.', "1 of each", Range(1, 64))]
+    max_sessions: Annotated[int, About("Answers at once; what comes above waits or is refused.", MODEL, Range(1, 4096))]
+    max_batch_size: Annotated[
+        int | Mapping[str, int], About("Sequences in one step; other answers wait for a place in it.", "max_sessions", Range(1, 4096))
+    ]
+    max_batch_tokens: Annotated[
+        int | Mapping[str, int],
+        About(
+            "Rows in one step: less holds others up less while a prompt is read, more reads it in fewer steps.",
+            MODEL,
+            Range(1, 1 << 20),
+        ),
+    ]
+    kv_cache_bytes: Annotated[int | Mapping[str, int], About("Memory for keys and values, at least one whole context.", MODEL, Range(1))]
+    enable_cache: Annotated[bool | Mapping[str, bool], About("Keep what prompts that begin alike have in common.", "True")]
+    gpu_memory_utilization: Annotated[
+        float | Mapping[str, float],
+        About("Part of a GPU's memory that may be filled; means nothing on a CPU.", MODEL, Range(0, 1, is_above=True)),
+    ]
+    memory_share: Annotated[
+        float | Mapping[str, float],
+        About(
+            "Part of its device's memory that a process may count on, where others that take what they find free are on it too.",
+            "equal parts",
+            Range(0, 1, is_above=True),
+        ),
+    ]
+    inline_limit: Annotated[int, About("Tensors of fewer bytes travel in the message, others through shared memory.", "65536", Range(0))]
+    start_timeout_s: Annotated[float, About("Time limit for download, load and start, seconds.", "900", Range(0, is_above=True))]
+
+
+SETTINGS: Mapping[str, Any] = {
+    **StackSettings.__annotations__,
+    "tensor_parallel_size": Annotated[
+        int | Mapping[str, int], About("Ranks that one model is spread over: processes of this machine, a GPU each.", "1", Range(1, 64))
+    ],
+}
+"""All of them, each with what is said of it; the last one is a parameter of `Omni` itself."""

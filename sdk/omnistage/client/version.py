@@ -1,0 +1,26 @@
+"""The version of omnistage: of the package that is installed, or of the source tree that this file lies in."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+NAME = "omnistage"
+
+
+def version() -> str:
+    """Such as 0.1.0. Raises PackageNotFoundError where neither tells."""
+    try:
+        return installed_version(NAME)
+    except PackageNotFoundError:
+        project = Path(__file__).resolve().parents[3] / "pyproject.toml"
+        try:
+            about = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+        except (OSError, tomllib.TOMLDecodeError, KeyError):
+            about = {}
+        if about.get("name") != NAME:
+            raise
+        told: str = about["version"]
+        return told

@@ -1,0 +1,206 @@
+"""A router that runs already is asked by whoever names none, and nobody else's is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from helpers.squatter import squatter
+from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
+from omnistage.cli.targets import Need, must_run, running, target_for
+from omnistage.client import AsyncOmni, Omni, UnavailableError, found
+from omnistage.client.errors import BadRequestError
+from omnistage.client.found import OFF, VARIABLE, Found, find_router
+from omnistage.client.private_stack import StackPlan
+
+ASKED = Need(["text"], ["text"], "thinker")
+DRAWN = Need(["text"], ["image"], "diffusion")
+
+
+@pytest.fixture(scope="module")
+def toy_address() -> Iterator[str]:
+    with Omni(pipeline="toy") as omni:
+        yield omni.address
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As a person's shell has it."""
+    monkeypatch.delenv(VARIABLE)
+    return monkeypatch
+
+
+@pytest.fixture
+def serving(looking: pytest.MonkeyPatch, toy_address: str) -> str:
+    """The toy stack is where `omnistage serve` listens; that of this machine may have anything behind it."""
+    looking.setattr(found, "LOCAL_ADDRESS", toy_address)
+    return toy_address
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[str]:
+    """Somebody of this user who is no router. answer: to whoever connects; None: nobody is even accepted."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            try:
+                while True:
+                    connection, _ = server.accept()
+                    connection.sendall(answer or b"")
+                    connection.close()
+            except OSError:
+                pass
+
+        if answer is not None:
+            threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_it_is_looked_for_where_serve_listens() -> None:
+    assert found.LOCAL_ADDRESS == DEFAULT_ADDRESS
+
+
+async def test_the_one_that_runs_is_found(serving: str) -> None:
+    router = await find_router()
+    assert router is not None
+    assert (router.address, router.is_named, router.draws) == (serving, False, False)
+    assert [pipeline.name for pipeline in router.pipelines] == ["toy"]
+
+
+async def test_a_named_one_counts_more_and_is_not_even_tried(serving: str, looking: pytest.MonkeyPatch) -> None:
+    looking.setenv(VARIABLE, "127.0.0.1:1")
+    assert await find_router() == Found("127.0.0.1:1", is_named=True)
+    looking.setenv(VARIABLE, OFF)
+    assert await find_router() is None
+    looking.setenv(VARIABLE, " ")
+    router = await find_router()
+    assert router is not None and router.address == serving
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closing", "http"])
+async def test_who_is_no_router_is_left_alone_soon(looking: pytest.MonkeyPatch, answer: bytes | None) -> None:
+    with listening(answer) as address:
+        looking.setattr(found, "LOCAL_ADDRESS", address)
+        async with asyncio.timeout(30):
+            assert await find_router() is None
+
+
+async def test_nobody_is_asked_where_nobody_listens(looking: pytest.MonkeyPatch, free_port: int) -> None:
+    looking.setattr(found, "LOCAL_ADDRESS", f"127.0.0.1:{free_port}")
+    assert await find_router() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+async def test_a_router_of_another_user_is_not_asked(looking: pytest.MonkeyPatch, free_port: int) -> None:
+    address = f"127.0.0.1:{free_port}"
+    looking.setattr(found, "LOCAL_ADDRESS", address)
+    with squatter(address) as other:
+        assert other.tries().startswith("took ")
+        assert found.is_taken(address)
+        assert not found.is_ours(address)
+        assert await find_router() is None
+        with pytest.raises(UnavailableError, match="another user of this machine"):
+            must_run()
+
+
+def test_a_socket_that_only_has_a_connection_there_is_no_listener(free_port: int) -> None:
+    with socket.create_server(("127.0.0.1", free_port)) as server:
+        assert found.is_ours(f"127.0.0.1:{free_port}")
+        with socket.create_connection(("127.0.0.1", free_port)) as client:
+            assert not found.is_taken(f"127.0.0.1:{client.getsockname()[1]}")
+        server.close()
+    assert not found.is_taken(f"127.0.0.1:{free_port}")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_one_that_listens_everywhere_is_found_too(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
+        assert found.is_ours(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+# Commands ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_asks_it_if_it_can_do_what_is_asked(serving: str) -> None:
+    assert target_for(ASKED, None, "") == serving
+    assert target_for(Need(["text"], ["text", "audio"], "thinker"), None, "") == serving
+    drawing = target_for(DRAWN, None, "")
+    assert isinstance(drawing, Layout) and drawing.pipeline == "picture"
+
+
+def test_a_pipeline_or_settings_are_for_a_stack_of_its_own(serving: str) -> None:
+    stack = target_for(ASKED, None, "toy")
+    assert isinstance(stack, Layout) and stack.pipeline == "toy"
+    drawing = target_for(DRAWN, None, "", devices={"": "cpu"})
+    assert isinstance(drawing, Layout)
+    assert target_for(ASKED, "127.0.0.1:7", "") == "127.0.0.1:7"
+
+
+def test_commands_that_start_nothing_mean_it_too(serving: str, looking: pytest.MonkeyPatch) -> None:
+    assert running() == must_run() == serving
+    looking.setenv(VARIABLE, "127.0.0.1:9")
+    assert running() == "127.0.0.1:9"
+    looking.setenv(VARIABLE, OFF)
+    assert running() is None
+    with pytest.raises(UnavailableError, match="no router is looked for"):
+        must_run()
+
+
+# Omni ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_omni_asks_it(serving: str) -> None:
+    with Omni() as omni:
+        assert omni.address == serving
+        assert omni.generate("Hi", seed=1).text
+        assert "private" not in repr(omni)
+    with Omni(address=serving) as still_there:
+        assert still_there.replicas()
+
+
+def test_omni_asks_the_named_one_and_tells_if_it_is_not_there(toy_address: str, looking: pytest.MonkeyPatch, free_port: int) -> None:
+    looking.setenv(VARIABLE, toy_address)
+    with Omni() as omni:
+        assert omni.address == toy_address
+    looking.setenv(VARIABLE, f"127.0.0.1:{free_port}")
+    with pytest.raises(UnavailableError, match="no server answers"):
+        Omni(connect_timeout_s=0.5)
+    looking.setenv(VARIABLE, "nonsense")
+    with pytest.raises(BadRequestError, match="no port"):
+        Omni()
+
+
+@pytest.mark.parametrize("settings", [{"pipeline": "toy"}, {"pipeline": "toy", "max_sessions": 4}])
+def test_omni_with_settings_has_a_stack_of_its_own(serving: str, settings: dict[str, object]) -> None:
+    with Omni(**settings) as omni:  # type: ignore[arg-type]
+        assert omni.address != serving
+
+
+def test_what_says_nothing_is_what_has_no_settings() -> None:
+    assert StackPlan().says_nothing
+    assert StackPlan({"start_timeout_s": 5}).says_nothing
+    assert not StackPlan({"device": "cpu"}).says_nothing
+    assert not StackPlan({}, None, 2).says_nothing
+
+
+async def test_omni_tells_which_one_it_asks(serving: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "omnistage.client")
+    async with AsyncOmni() as omni:
+        assert omni.address == serving
+    assert f"asking the router at {serving}" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_drawing_has_a_stack_of_its_own_where_the_router_does_not_draw(serving: str) -> None:
+    with Omni() as omni:
+        assert omni.draw("a red circle", steps=1, seed=1).pictures
+        assert omni.address == serving
+        assert {pipeline.name for pipeline in omni.pipelines()} == {"toy", "picture"}

@@ -1,0 +1,249 @@
+"""What is said of options and settings is what the documents, the contract and the servers say, and `help` shows it."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from omnistage.client import AsyncOmni, BadRequestError, Omni, options, private_stack
+from omnistage.client import request as requests
+from omnistage.client.about import About, Keyword, Range, keywords
+from omnistage.client.encoder import ENCODINGS
+from omnistage.client.settings import SETTINGS
+from omnistage.code2wav.resampling import RATES_HZ
+from omnistage.diffusion import stage as diffusion
+from omnistage.models.interface import PROFILES
+from omnistage.router.settings import RouterSettings
+from omnistage.stage.settings import StageSettings
+from omnistage.talker import stage as talker
+from omnistage.thinker import stage as thinker
+from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.errors import StageError
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {keyword.name: keyword for keyword in keywords(options.OPTIONS)}
+RANGES = {name: keyword.about.allowed for name, keyword in OPTIONS.items() if isinstance(keyword.about.allowed, Range)}
+
+MESSAGES: Mapping[Any, tuple[str, ...]] = {
+    omni_pb2.GenerateRequest.DESCRIPTOR: options.TOP,
+    stage_pb2.Sampling.DESCRIPTOR: options.SAMPLING,
+    stage_pb2.ThinkerParams.DESCRIPTOR: options.THINKER,
+    stage_pb2.Constraint.DESCRIPTOR: options.CONSTRAINTS,
+    stage_pb2.TalkerParams.DESCRIPTOR: options.TALKER,
+    stage_pb2.Code2WavParams.DESCRIPTOR: options.CODE2WAV,
+    stage_pb2.DiffusionParams.DESCRIPTOR: options.DIFFUSION,
+}
+"""Where the contract has each option."""
+
+NO_OPTIONS = {
+    "GenerateRequest": {"thinker", "talker", "code2wav", "diffusion", "resume", "revisions", "batches"},
+    "Sampling": {"logit_bias"},
+    "ThinkerParams": {"messages", "sampling", "verbatim", "constraint"},
+    "Constraint": set[str](),
+    "TalkerParams": {"sampling"},
+    "Code2WavParams": {"voice"},
+    "DiffusionParams": {"prompt", "images", "frames", "duration_s"},
+}
+"""Fields that are filled otherwise, or that this client does not have."""
+
+
+def comments() -> Mapping[str, str]:
+    """What the protos say of each field, by `Message.field`."""
+    found: dict[str, str] = {}
+    for path in (ROOT / "protos" / "omnistage" / "v1").glob("*.proto"):
+        message, lines = "", list[str]()
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if opened := re.match(r"message (\w+) \{", line):
+                message = opened[1]
+            elif said := re.match(r"\s+// (.*)", line):
+                lines.append(said[1])
+                continue
+            elif field := re.match(r"\s+(?:optional |repeated )?[\w.<>, ]+ (\w+) = \d+;", line):
+                found[f"{message}.{field[1]}"] = " ".join(lines)
+            lines = []
+    return found
+
+
+def told(range_: Range) -> str:
+    """A range as the protos write it."""
+    low, high = f"{range_.low:g}", "" if range_.high is None else f"{range_.high:.9g}"
+    if range_.is_above or range_.is_below:
+        return f"{'(' if range_.is_above else '['}{low}, {high}{')' if range_.is_below else ']'}"
+    return f"{low} to {high}"
+
+
+def test_the_tables_of_the_documents_are_fresh() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "tools" / "options.py"), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_documents_have_each_option_and_setting_once_and_no_other() -> None:
+    page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted((one.name, one.type_text) for one in (*keywords(options.OPTIONS), *keywords(SETTINGS)))
+
+
+def test_each_option_is_in_one_group() -> None:
+    grouped = [name for names in MESSAGES.values() for name in names]
+    assert sorted([*grouped, "timeout_s"]) == sorted(options.OPTIONS)
+
+
+@pytest.mark.parametrize("descriptor", MESSAGES, ids=lambda one: one.name)
+def test_each_field_of_the_contract_is_an_option_and_each_option_a_field(descriptor: Any) -> None:
+    fields = {requests.PROTO_NAMES.get(name, name) for name in MESSAGES[descriptor]}
+    assert fields | NO_OPTIONS[descriptor.name] == set(descriptor.fields_by_name)
+    assert not fields & NO_OPTIONS[descriptor.name]
+
+
+def test_ranges_that_the_contract_tells_are_those_of_the_options() -> None:
+    said = comments()
+    compared = set()
+    for descriptor, names in MESSAGES.items():
+        for name in names:
+            comment = said[f"{descriptor.name}.{requests.PROTO_NAMES.get(name, name)}"]
+            about = OPTIONS[name].about
+            for found in re.findall(r"-?[\d.]+ to [\d.]+\b|[\[(]\d, \d[\])]|> 0|[Aa]t most \d+", comment):
+                compared.add(name)
+                match about.allowed:
+                    case Range(high=high) if found.lower().startswith("at most"):
+                        assert found.lower() == f"at most {high}", name
+                    case Range(low=0, is_above=True) if found == "> 0":
+                        pass
+                    case Range(low=1) if name in requests.NEVER_ZERO and found.startswith("0 to "):
+                        assert told(Range(0, about.allowed.high)) == found, f"{name}: 0 is the default on the wire"
+                    case Range():
+                        assert told(about.allowed) == found.rstrip("."), name
+                    case _:
+                        assert found.lower() in about.meaning, name
+            if isinstance(about.allowed, tuple) and name != "sample_rate_hz":
+                words = [word for word in about.allowed if name != "encoding"]
+                assert ", ".join(words) in comment, name
+    assert compared >= {
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "max_tokens",
+        "stop",
+    }
+    assert compared >= {"top_logprobs", "speed", "results", "previews", "preview_side", "step_cache", "request_id"}
+
+
+def test_words_that_are_allowed_are_those_that_the_servers_allow() -> None:
+    assert OPTIONS["profile"].about.allowed == PROFILES
+    assert OPTIONS["sample_rate_hz"].about.allowed == tuple(map(str, RATES_HZ))
+    assert OPTIONS["encoding"].about.allowed == ENCODINGS
+    assert keyword(SETTINGS, "dtype").about.allowed == get_args(StageSettings.model_fields["dtype"].annotation)
+
+
+def keyword(annotations: Mapping[str, Any], name: str) -> Keyword:
+    return next(one for one in keywords(annotations) if one.name == name)
+
+
+def parsed(name: str, value: float) -> object:
+    """What the server of a stage makes of one value of an option: raises StageError if it refuses it."""
+    given: Any = {name: value, **({"max_tokens": 32768} if name != "max_tokens" else {})}
+    if name in options.DIFFUSION:
+        del given["max_tokens"]
+        return diffusion.parse(requests.for_drawing("a kite", (), given).complete().diffusion, 1)
+    request = requests.for_prompt("a kite", (), (), (), given).complete()
+    return talker.parse(request.talker, 1) if name in options.TALKER else thinker.parse(request.thinker, 1)
+
+
+def ends() -> Iterator[tuple[str, float, bool]]:
+    """Values at the ends of all ranges of numbers that a stage checks, and just beyond, and whether they are allowed."""
+    for name, allowed in RANGES.items():
+        if name in (*options.EVERY_CALL, "top_k"):
+            continue
+        assert allowed.high is not None
+        step = 1.0 if OPTIONS[name].type_text == "int" else 2**-10
+        low, high = (type(step)(end) for end in (allowed.low, allowed.high))
+        whole = int if step == 1.0 else float
+        yield name, whole(low), not allowed.is_above
+        yield name, whole(low + step), True
+        yield name, whole(high), not allowed.is_below
+        yield name, whole(high - step), True
+        yield name, whole(high + step), False
+        if low - step >= 0 or whole is float:
+            yield name, whole(low - step), False
+
+
+@pytest.mark.parametrize(("name", "value", "is_allowed"), list(ends()))
+def test_a_server_takes_what_is_allowed_and_refuses_what_is_not(name: str, value: float, is_allowed: bool) -> None:
+    if is_allowed:
+        parsed(name, value)
+    else:
+        with pytest.raises((StageError, BadRequestError), match=name):
+            parsed(name, value)
+
+
+def test_the_client_checks_what_no_server_does() -> None:
+    for name, value in (("seed", -1), ("seed", 2**64), ("top_k", -1), ("timeout_s", 0)):
+        assert name in RANGES
+        with pytest.raises(BadRequestError, match=name):
+            requests.time_limit_s({name: value}) if name == "timeout_s" else parsed(name, value)  # type: ignore[misc]
+    assert OPTIONS["timeout_s"].about.default == f"{requests.DEFAULT_TIMEOUT_S:g}"
+
+
+def test_settings_are_those_of_the_servers() -> None:
+    for one in keywords(SETTINGS):
+        servers = RouterSettings if one.name == "max_sessions" else StageSettings
+        field = servers.model_fields.get(one.name)
+        if field is None:
+            assert one.name in ("pipeline", "replicas", "start_timeout_s")
+            continue
+        bounds = {name: getattr(limit, name) for limit in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)}
+        if isinstance(one.about.allowed, Range):
+            least, most = bounds.get("gt", bounds.get("ge", 0)), bounds.get("le")
+            assert one.about.allowed.high == most, one.name
+            leaves_it_to_the_model = field.default == 0
+            assert one.about.allowed.low == (least + (one.type_text.startswith("int")) if leaves_it_to_the_model else least), one.name
+        if one.about.default not in ("the model's", "max_sessions", "equal parts") and one.name != "enable_cache":
+            assert one.about.default == str(field.default), one.name
+    assert keyword(SETTINGS, "start_timeout_s").about.default == f"{private_stack.START_TIMEOUT_S:g}"
+
+
+def test_the_client_takes_each_setting() -> None:
+    for client in (Omni, AsyncOmni):
+        own = set(inspect.signature(client).parameters) - {"settings"}
+        assert own - set(SETTINGS) == {"address", "model_path", "connect_timeout_s", "resume_timeout_s"}
+        assert set(SETTINGS) - own == set(private_stack.StackSettings.__annotations__)
+
+
+def shown(documented: Callable[..., object]) -> str:
+    """What `help` shows."""
+    return pydoc.plain(pydoc.render_doc(documented))
+
+
+@pytest.mark.parametrize("client", [Omni, AsyncOmni])
+def test_help_shows_all_that_a_call_takes(client: type[Omni] | type[AsyncOmni]) -> None:
+    takes = {
+        "generate": tuple(options.OPTIONS),
+        "chat": tuple(options.OPTIONS),
+        "say": options.SPOKEN,
+        "draw": options.DRAWN,
+    }
+    for name, expected in takes.items():
+        for method in (name, "stream" if name == "generate" else f"stream_{name}"):
+            text = shown(getattr(client, method))
+            listed = re.findall(r"^ {8}(\w+) \((.*); default: (.*)\)\n {12}(.*)$", text, re.MULTILINE)
+            assert [row[0] for row in listed] == [each for each in options.OPTIONS if each in expected], method
+            assert all(row[3] == OPTIONS[row[0]].about.meaning for row in listed)
+    text = shown(client)
+    assert all(one.about.meaning in text for one in keywords(SETTINGS))
+
+
+def test_a_range_is_told_in_words() -> None:
+    words = [str(each) for each in (Range(0, 2), Range(0, 1, is_above=True), Range(0, 1, is_below=True), Range(0), Range(0, is_above=True))]
+    assert words == ["0 to 2", "above 0, at most 1", "from 0, below 1", "from 0", "above 0"]
+    assert About("x", "y", ("a", "b")).allowed_text == "a, b"

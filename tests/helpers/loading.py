@@ -1,0 +1,54 @@
+"""A family whose Thinker is loaded when a test lets it: until then it reads a named pipe, which tells the test that it has begun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omnistage.models.family import Family, ModelEntry
+from omnistage.models.options import LoadOptions, checked_options
+from omnistage.models.toy.stages import ToyOptions, ToyThinker
+
+FAMILY = Family(models={"thinker": ModelEntry("helpers.loading:LoadingThinker", options="helpers.loading:LoadingOptions")})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingOptions:
+    """pipe: what is read to its end before there is a model."""
+
+    pipe: str = ""
+
+    @classmethod
+    def from_settings(cls, options: dict[str, Any]) -> LoadingOptions:
+        return cls(**checked_options(options, cls(), "the model that waits"))
+
+
+class LoadingThinker(ToyThinker):
+    """The toy one, once it is there."""
+
+    @classmethod
+    def loaded(cls, folder: Path | None, options: LoadOptions) -> LoadingThinker:
+        Path(LoadingOptions.from_settings(dict(options.family)).pipe).read_bytes()
+        return cls(ToyOptions())
+
+
+def loading_pipeline(folder: Path) -> tuple[Path, Path]:
+    """The file of a pipeline of that Thinker alone, and the pipe that holds it up."""
+    pipe, file = folder / "weights", folder / "loading.yaml"
+    os.mkfifo(pipe)
+    file.write_text(
+        "name: loading\ndescription: It waits.\ninputs: [text]\noutputs: [text]\nstages:\n"
+        f"  - {{kind: thinker, family: test-loading, options: {{pipe: '{pipe}'}}}}\ndefaults:\n  thinker: {{max_tokens: 256}}\n"
+    )
+    return file, pipe
+
+
+@contextmanager
+def reading(pipe: Path) -> Iterator[None]:
+    """Entered when somebody has begun to read; who reads comes to its end when this is left."""
+    with pipe.open("wb"):
+        yield

@@ -1,0 +1,63 @@
+"""Writes the tables of options and settings in docs/client.md from what the client says of each, or with --check says if they are fresh."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omnistage.client import options
+from omnistage.client.about import keywords
+from omnistage.client.settings import SETTINGS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "client.md"
+
+GROUPS = {
+    "every call": options.EVERY_CALL,
+    "text": (*options.THINKER, *options.CONSTRAINTS, *options.SAMPLING),
+    "speech": (*options.TALKER, *options.CODE2WAV),
+    "pictures": options.DIFFUSION,
+}
+"""The tables of options, by the first words of their heads."""
+
+
+def table(head: str, annotations: Mapping[str, Any]) -> str:
+    """One table, a row for each keyword. head: of its first column."""
+    rows = [
+        (f"`{one.name}`", f"`{one.type_text}`", one.about.allowed_text, one.about.default, one.about.meaning)
+        for one in keywords(annotations)
+    ]
+    lines = [(head, "type", "values", "default", "meaning"), ("---",) * 5, *rows]
+    return "".join(f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines)
+
+
+def fresh(page: str) -> str:
+    """The page with its tables as they should be. Raises ValueError where one is missing."""
+    tables = {f"of {group}": {name: options.OPTIONS[name] for name in names} for group, names in GROUPS.items()}
+    for head, told in {**tables, "setting": SETTINGS}.items():
+        before = re.findall(rf"^\| {head} \|.*\n(?:\|.*\n)*", page, re.MULTILINE)
+        if len(before) != 1:
+            raise ValueError(f"docs/client.md has {len(before)} tables that begin with {head!r}, and should have one")
+        page = page.replace(before[0], table(head, told))
+    return page
+
+
+def main() -> int:
+    """Writes or checks; exit status 1 when the committed page is stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only, change nothing")
+    page = PAGE.read_text(encoding="utf-8")
+    made = fresh(page)
+    if parser.parse_args().check:
+        if page != made:
+            print("docs/client.md is stale. Run: python tools/options.py")
+        return int(page != made)
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
