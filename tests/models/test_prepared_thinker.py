@@ -80,3 +80,5 @@ async def test_a_prompt_that_was_computed_before_is_told(thinker: Hanging) -> No
     first, again = [await text_pieces(thinker, request) for _ in range(2)]
     assert again[0].cached_tokens > first[0].cached_tokens
     assert not any(piece.cached_tokens for piece in again[1:])
+    whole = len(thinker.prompt(request.turns))
+    assert whole > 64 and [piece.prompt_tokens for piece in again] == [whole, *[None] * (len(again) - 1)]

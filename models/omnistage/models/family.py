@@ -36,7 +36,7 @@ class ModelEntry:
     uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives them expects something of them.
     options: "module:Class" of an OptionsReader that needs no torch, for what only this model can be told; empty: it has no options.
     folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
-    says that it is; empty: it has none.
+    says that it is; empty: it has none. voices: that every checkpoint has; those of others are known when it is loaded.
     """
 
     loader: str
@@ -47,6 +47,7 @@ class ModelEntry:
     folder: str = ""
     files: tuple[str, ...] = ()
     model_type: str = ""
+    voices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.models.common.checkpoint import json_object
-from omnistage.models.common.fetch import FetchError, Progress, file_sha256, locked
+from omnistage.models.common.lock import locked
+from omnistage.models.common.packages import file_sha256, size_of
+from omnistage.models.common.progress import Progress
+from omnistage.models.errors import FetchError
 from omnistage.models.humans import bytes_told
 
 # What the library reads when it is imported, here and in the processes that are started. Xet has no way to go on with a file.
@@ -223,6 +226,7 @@ class Fetch:
         self._files = files
         self._cache = cache
         self._progress = progress
+        self._size = sum(file.size for file in files)
         self._store = cache / repo_folder_name(repo_id=name.repository, repo_type="model")
         self._folder = self._store / "snapshots" / commit
 
@@ -230,8 +234,8 @@ class Fetch:
         """Fetch what is missing; `check` and `tell` as `fetch` has them. Raises HubError and what the library raises."""
         if not any(map(_is_weights, self._files)):
             raise NoWeights(f"{self._name} has no weights as safetensors, and no others are read: look for a repository that has them")
-        total, missing, free = sum(file.size for file in self._files), self._missing(), _free(self._cache)
-        tell(Plan(self._name, self._commit, self._cache, total, missing, free))
+        missing, free = self._missing(), _free(self._cache)
+        tell(Plan(self._name, self._commit, self._cache, self._size, missing, free))
         if missing > free:
             raise NoRoom(
                 f"{self._name}: {bytes_told(missing)} are to be fetched, and {self._cache} has {bytes_told(free)} free:"
@@ -251,7 +255,7 @@ class Fetch:
         """Nobody else of ours fetches of this repository meanwhile. Beside the library's own locks, which are for one file each."""
         folder = self._cache / ".locks" / self._store.name
         folder.mkdir(parents=True, exist_ok=True)
-        return locked(folder / "omnistage.lock", self._progress)
+        return locked(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing(), self._size))
 
     def _is_there(self, file: RemoteFile) -> bool:
         return _has_size(self._folder / file.path, file.size)
@@ -281,8 +285,7 @@ class Fetch:
         """How much of a file is in the cache, though not under its name."""
         if file.blob and _has_size(self._blob(file), file.size):
             return file.size
-        partial = self._partial(file)
-        begun = partial.stat().st_size if file.sha256 and partial.is_file() else 0
+        begun = size_of(self._partial(file)) if file.sha256 else 0
         return begun if begun <= file.size else 0
 
     def _blob(self, file: RemoteFile) -> Path:
@@ -309,7 +312,7 @@ class Fetch:
     def _weights(self) -> None:
         """The large files, one after the other, each to its end."""
         weights = list(filter(_is_weights, self._files))
-        total = max(1, sum(file.size for file in weights))
+        total = sum(file.size for file in weights)
         label, done = f"fetching {self._name.repository.rpartition('/')[2][-22:]}", 0
         for file in weights:
             before = done
@@ -319,17 +322,18 @@ class Fetch:
                     raise HubError(
                         f"{file.path} of {self._name}: the hub sends more than the {bytes_told(file.size)} that it told: try again later"
                     )
-                self._progress(label, (before + position) / total)
+                self._progress(label, before + position, total, "bytes")
 
             if file.sha256 and not self._is_there(file) and not self._blob(file).is_file():
+                came(self._begun(file))
                 self._weight(file, came)
             done += file.size
-            self._progress(label, done / total)
+            self._progress(label, done, total, "bytes")
 
     def _weight(self, file: RemoteFile, came: Callable[[int], None]) -> None:
         partial = self._partial(file)
         partial.parent.mkdir(parents=True, exist_ok=True)
-        if partial.is_file() and partial.stat().st_size > file.size:
+        if size_of(partial) > file.size:
             partial.unlink()
         url = hf_hub_url(self._name.repository, file.path, revision=self._commit)
         with partial.open("ab") as out:
@@ -372,8 +376,8 @@ def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
 
 
 def _has_size(path: Path, count: int) -> bool:
-    """Whether it is a file of so many bytes."""
-    return path.is_file() and path.stat().st_size == count
+    """Whether it is a file of so many bytes. Another process may remove or rename it meanwhile."""
+    return path.is_file() and size_of(path) == count
 
 
 def _has_all_parts(folder: Path) -> bool:

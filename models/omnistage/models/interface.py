@@ -128,12 +128,24 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Batches:
+    """steps: of the model. stepped: sessions that were in them, each counted once a step."""
+
+    steps: int = 0
+    stepped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a model is now. Pages are KV-cache pages; both 0 where there is no such cache."""
+    """How busy a model is now. Pages are KV-cache pages; both 0 where there is no such cache.
+
+    batches: counted since the start, for a model that computes several sessions in one step; None for others.
+    """
 
     queued: int = 0
     kv_pages_used: int = 0
     kv_pages_total: int = 0
+    batches: Batches | None = None
 
 
 class Model(Protocol):
@@ -178,7 +190,7 @@ class TextPiece:
     logprobs: natural log, one per token, empty if not asked for. top_logprobs: the likeliest tokens in the place of each, descending, empty
     if not asked for. finish_reason: set on the last piece and only there.
     queued_s, cached_tokens: on the first piece, seconds the request waited before its first step, and tokens of its prompt that need not be
-    computed again.
+    computed again. prompt_tokens: of the whole prompt, on the first piece; None: that is not told.
     """
 
     text: str
@@ -188,6 +200,7 @@ class TextPiece:
     finish_reason: FinishReason | None = None
     queued_s: float = 0.0
     cached_tokens: int = 0
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from omnistage.models.common.fetch import Progress
+from omnistage.models.common.progress import Progress, unseen
 from omnistage.models.errors import LoadError
 
 TOKENIZERS = ("built", "qwen")
@@ -78,7 +78,7 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
         directory.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory if there else directory.parent))
     try:
-        _named(maker.make)(work, order, progress or (lambda label, fraction: None))
+        _named(maker.make)(work, order, progress or unseen)
         umask = _umask()
         for path in work.rglob("*"):  # some libraries write files that only their user can read
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)

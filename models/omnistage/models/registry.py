@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, check_files, json_object, read_config
-from omnistage.models.common.fetch import Progress
+from omnistage.models.common.progress import Progress
 from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
@@ -45,7 +45,7 @@ FAMILIES: Mapping[str, Family] = {
     "toy": Family(
         models={
             "thinker": ModelEntry("omnistage.models.toy.stages:ToyThinker", options=_TOY),
-            "talker": ModelEntry("omnistage.models.toy.stages:ToyTalker", options=_TOY),
+            "talker": ModelEntry("omnistage.models.toy.stages:ToyTalker", options=_TOY, voices=("toy",)),
             "code2wav": ModelEntry("omnistage.models.toy.stages:ToyCode2Wav", options=_TOY),
             "diffusion": ModelEntry("omnistage.models.toy.stages:ToyDiffusion", options=_TOY),
         },
@@ -72,7 +72,12 @@ FAMILIES: Mapping[str, Family] = {
                 model_type="qwen2_5_omni_thinker",
             ),
             "talker": ModelEntry(
-                "omnistage.models.smol.talker:SmolTalker", uses=("threads",), folder="talker", files=CONVERTED, model_type="hibari-talker"
+                "omnistage.models.smol.talker:SmolTalker",
+                uses=("threads",),
+                folder="talker",
+                files=CONVERTED,
+                model_type="hibari-talker",
+                voices=("heart",),
             ),
             "code2wav": ModelEntry(
                 "omnistage.models.smol.code2wav:SmolCode2Wav",
@@ -190,6 +195,11 @@ def _brought(points: tuple[EntryPoint, ...]) -> Family:
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
     """What the model of a family for a kind computes in, besides auto. Raises UnknownFamily."""
     return _entry(family, kind).dtypes
+
+
+def voices(family: str, kind: str) -> tuple[str, ...]:
+    """Those that every model of this family and kind has; none for models whose checkpoint says it."""
+    return _entry(family, kind).voices
 
 
 def uses(family: str, kind: str, setting: str, device: str) -> bool:

@@ -2,25 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from omnistage.cli.notices import Notices
+from omnistage.models.common.lock import WAITING
+from omnistage.models.humans import bytes_told
+
+if TYPE_CHECKING:
+    from omnistage.models.common.progress import Progress as Show
+    from omnistage.models.common.progress import Unit
+
+LABEL = 32
+BAR = 24
+"""Columns of a terminal; a bar takes fewer where there are no more."""
+
+NARROW = 72
+"""With fewer columns of a terminal there are no bars, but what they tell."""
+
+MARGIN = 4
+"""Columns that stay free at the right: a terminal writes ^C there. On a line of its own it would move the bars, and one would stay."""
 
 
 @contextmanager
-def bars(console: Console | None = None) -> Iterator[Callable[[str, float], None]]:
-    """What shows how much of a thing is done, 0 to 1, a bar for each thing; nothing is shown where stderr is no terminal.
-    console: of stderr, for who prints there meanwhile."""
-    console = console or Console(stderr=True)
-    columns = (TextColumn("{task.description:>32}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show]:
+    """What shows how much of a thing is done, a bar for each thing: of a download its bytes, their rate and the time that it still takes,
+    of other work its share and that time.
 
-        def show(label: str, fraction: float) -> None:
-            if label not in tasks:
-                tasks[label] = progress.add_task(label, total=1.0)
-            progress.update(tasks[label], completed=fraction)
+    Where stderr is no terminal there is a line when a download begins and when it is there, unless `lines` is False, and in any case one
+    when another process is waited for. notices: for who prints there meanwhile."""
+    notices = notices or Notices()
+    if not notices.is_terminal:
+        yield _Lines(notices, lines)
+        return
+    label = TextColumn("{task.description}", justify="right", table_column=Column(min_width=LABEL, no_wrap=True))
+    bar, left = BarColumn(None, table_column=Column(max_width=BAR)), TimeRemainingColumn(True, True, _whole())
+    amount, rate = _Amount(_whole()), _Rate(_whole())
+    columns = (label, bar, amount, rate, left) if notices.width >= NARROW else (label, amount, rate)
+    with _Bars(*columns, console=notices, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
+            if label not in tasks:  # What was there before counts, but for no rate.
+                tasks[label] = progress.add_task(escape(label), total=total, completed=int(done), unit=unit)
+            progress.update(tasks[label], completed=done, total=total, unit=unit)
 
         yield show
+
+
+def _whole() -> Column:
+    """A column that stays on its line: the bar becomes shorter first."""
+    return Column(no_wrap=True)
+
+
+class _Bars(Progress):
+    def get_renderable(self) -> RenderableType:
+        return _Inset(super().get_renderable())
+
+
+class _Inset:
+    """Something in all columns but the last ones."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self._inner, options.update_width(max(1, options.max_width - MARGIN)))
+
+
+class _Lines:
+    """For logs: what begins, and what has come."""
+
+    def __init__(self, notices: Notices, has_downloads: bool) -> None:
+        self._notices = notices
+        self._has_downloads = has_downloads
+        self._begun: dict[str, float] = {}
+        self._ended: set[str] = set()
+
+    def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
+        if unit == "share" or (label != WAITING and not self._has_downloads):
+            return
+        if label not in self._begun:
+            self._begun[label] = time.monotonic()
+            self._notices.say(escape(label) + (f", {bytes_told(int(done))} are there" if done else ""))
+        if done == total and label != WAITING and label not in self._ended:
+            self._ended.add(label)
+            self._notices.say(f"{escape(label)}: {bytes_told(int(done))} in {time.monotonic() - self._begun[label]:.1f} s")
+
+
+class _Amount(ProgressColumn):
+    """How much is done."""
+
+    def render(self, task: Task) -> Text:
+        if task.fields["unit"] == "share":
+            return Text(f"{task.percentage:.0f}%", "progress.percentage")
+        if task.total is None:
+            return Text(bytes_told(int(task.completed)), "progress.download")
+        return DownloadColumn(binary_units=True).render(task)
+
+
+class _Rate(ProgressColumn):
+    """Bytes that come in a second."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        rate = task.finished_speed or task.speed
+        return Text(f"{bytes_told(int(rate))}/s" if rate and task.fields["unit"] == "bytes" else "", "progress.data.speed")

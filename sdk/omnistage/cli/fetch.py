@@ -11,8 +11,7 @@ from rich.markup import escape
 from omnistage.cli.bars import bars
 from omnistage.cli.notices import Notices
 from omnistage.client.errors import BadRequestError, StackError
-from omnistage.models.common.fetch import FetchError
-from omnistage.models.errors import LoadError
+from omnistage.models.errors import FetchError, LoadError
 from omnistage.models.registry import fetch_default, missing_packages, recognise
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def _fetched(name: HubName, check: Check, notices: Notices) -> Found:
     from omnistage.models.hub import fetch as fetch_named
 
     try:
-        with bars(notices) as show:
+        with bars(notices, lines=False) as show:
             return fetch_named(name, check, lambda plan: _tell(plan, notices), show)
     except FetchError as error:
         raise StackError(str(error), hint=_hint(name, error)) from error

@@ -28,8 +28,8 @@ from helpers.omni_reference import OmniReference
 from omnistage.cli.make import make
 from omnistage.client.errors import StackError
 from omnistage.engine.detokenizer import BytePieces, Detokenizer
-from omnistage.models.common.fetch import FetchError
 from omnistage.models.conversation import Media, Part, Turn
+from omnistage.models.errors import FetchError
 from omnistage.models.interface import TextRequest
 from omnistage.models.makers import MakeError, Order, make_tiny
 from omnistage.models.options import LoadOptions

@@ -73,6 +73,7 @@ class AnswerAssembler:
         self._reason: FinishReason | None = None
         self._told = False
         self._queued_s, self._cached_tokens = 0.0, 0
+        self._prompt_tokens = prompt_rows or None
         check_place(wanted, row_port, len(history), "tokens so far")
         check_place(wanted, prompt_port, prompt_rows, "rows of the prompt")
         for token_id in history:
@@ -114,6 +115,10 @@ class AnswerAssembler:
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
         """What is known when the first step begins; see TextPiece."""
         self._queued_s, self._cached_tokens = queued_s, cached_tokens
+
+    def asked_with(self, prompt_tokens: int) -> None:
+        """How long the prompt is; see TextPiece."""
+        self._prompt_tokens = prompt_tokens
 
     def token(self, token_id: int, logprob: float | None = None, *, top: Sequence[tuple[int, float]] = (), complete: bool = False) -> None:
         """The next token. What follows a stop string is dropped. top: the likeliest tokens in its place, with their logprobs. complete: the
@@ -166,9 +171,10 @@ class AnswerAssembler:
         if self._wants_text and (self._ids or self._text or ends):
             reason = self._reason if ends else None
             logprobs, top = tuple(self._logprobs), tuple(self._top_logprobs)
-            pieces.append(TextPiece(self._text, tuple(self._ids), logprobs, top, reason, self._queued_s, self._cached_tokens))
+            told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
+            pieces.append(TextPiece(self._text, tuple(self._ids), logprobs, top, reason, *told))
             self._text, self._ids, self._logprobs, self._top_logprobs = "", [], [], []
-            self._queued_s, self._cached_tokens = 0.0, 0
+            self._queued_s, self._cached_tokens, self._prompt_tokens = 0.0, 0, None
             self._told = self._told or ends
         if not self._rows_ended:
             pieces += self._final_rows()

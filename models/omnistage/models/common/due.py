@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from omnistage.models.common.together import Stepping, step_all
 from omnistage.models.common.worker import Aside, Worker
+from omnistage.models.interface import Batches, Load
 
 
 class Job(Protocol):
@@ -61,6 +62,11 @@ class DueQueue(Generic[J]):
         self._jobs: list[_Waiting[J]] = []
         self._steps: set[asyncio.Task[None]] = set()
         self._stepping = Stepping[_Waiting[J]]()
+        self._steps_done = self._stepped = 0
+
+    @property
+    def load(self) -> Load:
+        return Load(queued=self.waiting, batches=Batches(self._steps_done, self._stepped))
 
     @property
     def waiting(self) -> int:
@@ -121,6 +127,8 @@ class DueQueue(Generic[J]):
             return
         worker, *others = workers
         await worker.run(partial(self._step, [each.job for each in group], others[0].aside if others else None))
+        self._steps_done += 1
+        self._stepped += len(group)
         for each in group:
             if each.job.done and not each.over.done():
                 each.over.set_result(None)

@@ -28,7 +28,7 @@ from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Activity, Load, ModelInfo
+from omnistage.models.interface import Activity, Batches, Load, ModelInfo
 from omnistage.models.options import LoadOptions
 
 MAX_SESSIONS = 64
@@ -57,7 +57,8 @@ class EngineModel:
 
     def load(self) -> Load:
         stats = self.engine.stats()
-        return Load(queued=stats.waiting, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total)
+        batches = Batches(stats.steps, stats.stepped)
+        return Load(queued=stats.waiting, kv_pages_used=stats.pages_used, kv_pages_total=stats.pages_total, batches=batches)
 
     async def close(self) -> None:
         await self.engine.close()

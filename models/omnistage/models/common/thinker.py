@@ -216,6 +216,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         answer, asked = await self._begun(prepared, inputs, wanted)
+        answer.asked_with(len(asked.prompt))
         with unfit_refused("thinker"):
             submitted = self.engine.submit(asked)
         async with aclosing(submitted) as stream, aclosing(answered(stream, answer, array_of)) as pieces:

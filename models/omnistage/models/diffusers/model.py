@@ -92,7 +92,7 @@ class PictureModel(Generic[J]):
         return (self._worker.activity,)
 
     def load(self) -> Load:
-        return Load(queued=self.stepper.queued)
+        return self.stepper.load
 
     async def prepare(self, request: DrawRequest) -> Plan:
         """See DiffusionModel.prepare. Whatever could make a picture fail is looked at here, before any of it is drawn."""

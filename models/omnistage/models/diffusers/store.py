@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from omnistage.models.common.fetch import FetchError, Progress
+from omnistage.models.common.progress import Progress
+from omnistage.models.errors import FetchError
 
 PACKAGE = "omnistage_pictures"
 FOLDER = "coloured-shapes"

@@ -15,7 +15,7 @@ import diffusers
 import torch
 import transformers
 
-from omnistage.models.common.fetch import Progress
+from omnistage.models.common.progress import Progress
 from omnistage.models.common.random_weights import noise
 from omnistage.models.diffusers import tiny_tokenizer
 from omnistage.models.diffusers.quiet import quiet

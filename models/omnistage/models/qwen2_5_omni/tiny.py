@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from omnistage.models.common.fetch import Progress
+from omnistage.models.common.progress import Progress
 from omnistage.models.common.random_weights import noise
 from omnistage.models.makers import Order
 from omnistage.models.qwen2_5_omni import tiny_tokenizer, tiny_weights

@@ -14,7 +14,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from omnistage.engine.detokenizer import byte_alphabet
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import FetchError, Package, Progress, Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.packages import Package
+from omnistage.models.common.progress import Progress
+from omnistage.models.errors import FetchError
 from omnistage.models.qwen2_5_omni.tiny_sizes import Ids
 
 SPECIAL = (

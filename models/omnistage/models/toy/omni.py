@@ -152,6 +152,7 @@ class OmniThinker(_Omni):
             yield rows
         detokenizer = Detokenizer(lambda token_id: formulas.word(token_id).encode(), request.stop)
         answer = AnswerAssembler(detokenizer, wanted, history=request.history, finished=request.finished, row_port=HIDDEN.name)
+        answer.asked_with(len(formulas.items(seen)))
         late = list(request.history[wanted[HIDDEN.name] :]) if HIDDEN.name in wanted else []
         n = len(request.history)
         while True:

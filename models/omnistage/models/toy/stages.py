@@ -135,6 +135,7 @@ class ToyThinker(Toy):
         """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
         request, total = prepared, self._length(prepared)
         answer = AnswerAssembler(self._detokenizer(request), wanted, history=request.history, finished=request.finished, row_port="hidden")
+        answer.asked_with(sum(len(turn.text) for turn in request.turns))  # A character is a token, as with toy-omni.
         for piece in self._earlier(request, answer, wanted):
             yield piece
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")

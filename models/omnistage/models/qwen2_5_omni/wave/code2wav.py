@@ -66,7 +66,7 @@ class FlowCode2Wav:
         return tuple(worker.activity for worker in self._workers)
 
     def load(self) -> Load:
-        return Load(queued=self._queue.waiting)
+        return self._queue.load
 
     async def prepare(self, request: WaveRequest) -> Prepared:
         """See Code2WavModel.prepare."""

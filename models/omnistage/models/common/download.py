@@ -1,0 +1,125 @@
+"""A file of the web, brought to its end from where it stopped, in this process or in one that is gone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx2
+
+from omnistage.models.errors import FetchError
+from omnistage.models.humans import bytes_told
+
+CONNECT_S = 10.0
+SILENCE_S = 30.0
+"""How long a server may take to send nothing before that is a break."""
+
+BREAKS = 5
+"""How often one call goes on after a break."""
+
+PAUSE_S = 1.0
+"""Before it goes on for the first time; it grows by as much each time."""
+
+_RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<size>\d+|\*)")
+
+Came = Callable[[int, int | None], None]
+"""Called with how many bytes are there, and of how many; None: the server does not say."""
+
+
+class Undownloadable(Exception):
+    """The server was not reached, or does not give the file to us; another way may lead to it. The partial file is as it was."""
+
+
+def download(url: str, partial: Path, most: int, came: Came) -> None:
+    """Add to a partial file what it lacks, or begin it. It is as long as the file then; whether it is the right one is for the caller to
+    see. most: bytes that it may have at all.
+
+    Raises Undownloadable, and FetchError where the connection breaks too often, with what came still there, or where too much came."""
+    with _client() as client, partial.open("ab") as file:
+        target = _Target(file, most, came)
+        for number in range(1 + BREAKS):
+            time.sleep(PAUSE_S * number)
+            try:
+                return target.fill(client, url)
+            except (httpx2.HTTPError, httpx2.InvalidURL, _Refused) as error:
+                if not target.has_grown:
+                    raise Undownloadable(f"{url}: {error}") from error
+                last = error
+        raise FetchError(
+            f"the connection to {httpx2.URL(url).host} broke off {1 + BREAKS} times ({last}): check the network and try again;"
+            f" {bytes_told(target.position)} are there and are kept"
+        ) from last
+
+
+def _client() -> httpx2.Client:
+    """Certificates and proxies are those of the environment."""
+    try:
+        # What is compressed for the way has no ranges, and not the bytes that the hash is of.
+        return httpx2.Client(
+            follow_redirects=True, timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S), headers={"Accept-Encoding": "identity"}
+        )
+    except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
+        raise Undownloadable(f"the environment names certificates or proxies that cannot be used: {error}") from error
+
+
+class _Refused(Exception):
+    """An answer that is not the file."""
+
+
+class _Target:
+    """A file that grows. position: bytes in it. has_grown: whether any came since it was opened."""
+
+    def __init__(self, file: BinaryIO, most: int, came: Came) -> None:
+        self.position = file.tell()
+        self.has_grown = False
+        self._file = file
+        self._most = most
+        self._came = came
+
+    def fill(self, client: httpx2.Client, url: str) -> None:
+        """Ask for what is missing, and write it. A server that does not go on from here is asked for all of it."""
+        while not self._fill(client, url):
+            self._empty()
+
+    def _fill(self, client: httpx2.Client, url: str) -> bool:
+        """False: the server has no such range."""
+        headers = {"Range": f"bytes={self.position}-"} if self.position else {}
+        with client.stream("GET", url, headers=headers) as answer:
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise _Refused(f"it comes as {answer.headers['Content-Encoding']}")
+            part = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            match answer.status_code:
+                case 200:
+                    self._empty()
+                    size = answer.headers.get("Content-Length", "")
+                case 206 if self.position and part is not None and int(part["first"]) == self.position:
+                    size = part["size"]
+                case 206 | 416 if self.position:
+                    return False
+                case status:
+                    raise _Refused(f"status {status}")
+            total = int(size) if size.isdecimal() else None
+            self._came(self.position, total)
+            for block in answer.iter_raw():
+                self._write(block)
+                self._came(self.position, total)
+        return True
+
+    def _write(self, block: bytes) -> None:
+        if self.position + len(block) > self._most:
+            self._empty()
+            raise FetchError(
+                f"more than {bytes_told(self._most)} came, which cannot be the right file: check the package index that pip is"
+                " configured to use"
+            )
+        self._file.write(block)
+        self._file.flush()
+        self.position += len(block)
+        self.has_grown = True
+
+    def _empty(self) -> None:
+        self._file.truncate(0)
+        self.position = 0

