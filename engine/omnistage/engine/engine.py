@@ -76,7 +76,7 @@ class Engine:
         self._outbox = Outbox()
         self._streams: dict[Sequence, SequenceStream] = {}
         self._idle = True
-        self._steps = self._rows = self._items = 0
+        self._steps = self._stepped = self._rows = self._items = 0
         self._stats = EngineStats(pages_total=pages)
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -237,6 +237,7 @@ class Engine:
         if step:
             self._pace.ran(step.decoding, step.rows - step.decoding, time.perf_counter() - started)
             self._steps += 1
+            self._stepped += step.sequences
             self._rows += step.rows
         return done
 
@@ -330,6 +331,7 @@ class Engine:
             pages_kept=kept,
             pages_total=self._pool.total,
             steps=self._steps,
+            stepped=self._stepped,
             rows=self._rows,
             items=self._items,
             preemptions=self._scheduler.preemptions,

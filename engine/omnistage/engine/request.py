@@ -167,8 +167,8 @@ class EngineStats:
     """How busy an engine is.
 
     Sequences: waiting for a place, of these preempted ones, running, parked because nobody reads them, starved of rows. Pages held by
-    sequences (`pages_used`) and pages kept only for prompts to come (`pages_kept`). Counted since the start: steps, rows that were
-    computed, items that were drawn, sequences that were preempted.
+    sequences (`pages_used`) and pages kept only for prompts to come (`pages_kept`). Counted since the start: steps, sequences that were
+    in them, rows that were computed, items that were drawn, sequences that were preempted.
     """
 
     waiting: int = 0
@@ -180,6 +180,7 @@ class EngineStats:
     pages_kept: int = 0
     pages_total: int = 0
     steps: int = 0
+    stepped: int = 0
     rows: int = 0
     items: int = 0
     preemptions: int = 0

@@ -85,6 +85,11 @@ class Step:
         return sum(run.count for run in self.runs)
 
     @property
+    def sequences(self) -> int:
+        """How many it has rows of."""
+        return len({run.sequence for run in self.runs})
+
+    @property
     def decoding(self) -> int:
         """Rows of sequences that have no more than one left."""
         return sum(run.count == 1 and run.draws for run in self.runs)

@@ -1,0 +1,27 @@
+"""Where the metrics of a process are: a registry that already knows what is the same for every process."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, Info, PlatformCollector, ProcessCollector, disable_created_metrics
+
+UNKNOWN = "unknown"
+"""The version of a source tree that is not installed."""
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry with the version, the Python, and the processor time, memory and descriptors of this process."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # A series beside each counter, of which all ends with the process anyway.
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    Info("omnistage_build", "The version that runs.", registry=registry).info({"version": _version()})
+    return registry
+
+
+def _version() -> str:
+    try:
+        return version("omnistage")
+    except PackageNotFoundError:
+        return UNKNOWN

@@ -1,0 +1,105 @@
+"""The metrics of all processes of a stack on one Prometheus page: their own pages, fetched when somebody looks, with a label `process`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from http.client import HTTPConnection, HTTPException
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from omnistage.client.errors import StackError
+from omnistage.host.addresses import host_and_port
+from omnistage.host.metrics_page import serve_metrics
+from omnistage.host.registry import new_registry
+
+LAUNCHER = "launcher"
+"""The process that serves the page has metrics of its own."""
+
+SILENCE_S = 2.0
+"""A process that has said nothing for so long is left out, as one whose machine swaps or that was stopped."""
+
+LOOK_S = 5.0
+"""All pages that are not there by then are left out: a scraper gives up after 10 s by default."""
+
+MAX_PAGE_BYTES = 8 << 20
+"""Of one process; theirs have some 20 KiB."""
+
+FETCHERS = 64
+
+Addresses = Callable[[], Mapping[str, str]]
+"""HOST:PORT of the page of every process, by its name; empty for one that does not run. Called from any thread."""
+
+
+def serve_stack_metrics(address: str, addresses: Addresses) -> str:
+    """Serve the page from now on, until this process ends; returns HOST:PORT. Raises StackError where nobody can listen."""
+    host, port = host_and_port(address)
+    registry = CollectorRegistry()
+    registry.register(StackCollector(addresses))
+    try:
+        bound = serve_metrics(host, port, registry)
+    except OSError as error:
+        raise StackError(f"cannot listen on {address} for metrics: {error.strerror}", hint="Choose another --metrics.") from error
+    return f"{address.rpartition(':')[0]}:{bound}"
+
+
+class StackCollector(Collector):
+    """Whoever collects gets what all processes show at that moment; one look at a time."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        self._own = new_registry()
+        self._one_at_a_time = threading.Lock()
+        self._fetchers = ThreadPoolExecutor(FETCHERS, "omnistage-metrics-fetcher")
+
+    def collect(self) -> Iterator[Metric]:
+        with self._one_at_a_time:
+            pages = self._pages()
+        up = GaugeMetricFamily("omnistage_process_up", "1 for a process that gave its metrics, 0 for one that did not.", labels=["process"])
+        merged: dict[str, Metric] = {}
+        for process, page in pages.items():
+            up.add_metric([process], int(page is not None))
+            for family in page or ():
+                whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                whole.samples.extend(sample._replace(labels={**sample.labels, "process": process}) for sample in family.samples)
+        yield up
+        yield from merged.values()
+
+    def _pages(self) -> dict[str, list[Metric] | None]:
+        """By process; None for one that did not answer."""
+        begun = {name: self._fetchers.submit(_fetch, address) for name, address in self._addresses().items()}
+        wait(begun.values(), timeout=LOOK_S)
+        pages = {name: _page(fetching) for name, fetching in begun.items()}
+        return {**pages, LAUNCHER: _parsed(generate_latest(self._own))}
+
+
+def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
+    if not fetching.done():
+        fetching.cancel()
+        return None
+    return fetching.result()
+
+
+def _fetch(address: str) -> list[Metric] | None:
+    """None where no page can be had: the process has just ended, or hangs."""
+    if not address:
+        return None
+    connection = HTTPConnection(address, timeout=SILENCE_S)  # Unlike urlopen it knows no proxies.
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        is_page = answer.status == 200 and answer.length is not None and answer.length <= MAX_PAGE_BYTES
+        return _parsed(answer.read()) if is_page else None  # Whole: with a length, one that is cut off raises.
+    except (OSError, HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+
+
+def _parsed(page: bytes) -> list[Metric]:
+    """Raises ValueError for what is no page of metrics."""
+    return list(text_string_to_metric_families(page.decode()))
