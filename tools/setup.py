@@ -37,7 +37,7 @@ CUDA_LIST = "cuda"
 TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
 """Of the CPU build. The other one is on every index."""
 RUNTIME = ("cli", "convert", "models")
-DEV = (*RUNTIME, "asr", "dev")
+DEV = (*RUNTIME, "asr", "dev", "otel")
 STAMP = "omnistage-setup.json"
 REQUIREMENTS = ROOT / "requirements"
 PICTURES = ROOT / "pictures"

@@ -6,11 +6,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+from http.client import HTTPConnection
+from importlib.metadata import version
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from omnistage.host.metrics_page import serve_metrics
+from omnistage.host.registry import new_registry
 
 
 def test_without_descriptors_it_waits_and_answers_when_there_are_some_again() -> None:
@@ -55,3 +58,39 @@ def test_a_visitor_who_says_nothing_is_left(host: str, monkeypatch: pytest.Monke
         page = b"".join(iter(lambda: visitor.recv(1 << 16), b""))
     assert b"seen_total 1.0" in page
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "begin"),
+    [
+        ("/metrics", 200, "# HELP"),
+        ("/", 200, "# HELP"),
+        ("/metrics?name[]=seen_total", 200, "# HELP seen_total"),
+        ("/healthz", 200, "ok\n"),
+        ("/healthz/", 404, "there are /metrics and /healthz"),
+        ("/metrics/x", 404, "there are /metrics and /healthz"),
+    ],
+)
+def test_each_path_has_its_own_answer(path: str, status: int, begin: str) -> None:
+    registry = CollectorRegistry()
+    Counter("seen", "x", registry=registry).inc()
+    connection = HTTPConnection("127.0.0.1", serve_metrics("127.0.0.1", 0, registry), timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert answer.status == status
+    assert answer.read().decode().startswith(begin)
+    connection.close()
+
+
+def test_every_process_shows_its_version_its_memory_and_its_time() -> None:
+    registry = new_registry()
+    assert registry.get_sample_value("omnistage_build_info", {"version": version("omnistage")}) == 1
+    assert (registry.get_sample_value("process_resident_memory_bytes") or 0) > 1e6
+    assert (registry.get_sample_value("process_cpu_seconds_total") or 0) > 0
+
+
+def test_no_series_tells_when_a_counter_was_made() -> None:
+    registry = new_registry()
+    Counter("seen", "x", registry=registry).inc()
+    Histogram("took", "x", registry=registry).observe(1)
+    assert [sample.name for family in registry.collect() for sample in family.samples if sample.name.endswith("_created")] == []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from grpc.aio import Metadata
 
-from omnistage.router.clients import client_of, name_of, request_of, scope_of
+from omnistage.router.clients import client_of, name_of, request_of, scope_of, shown
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,21 @@ def test_the_key_itself_is_kept_nowhere():
 )
 def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: Call, second: Call, request_id: str, same: bool):
     assert (request_of(first, request_id) == request_of(second, request_id)) == same
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (Call(ONE), "10.0.0.1"),
+        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), "10.0.0.1"),
+        (Call("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), "2001:db8:1:2::/64"),
+        (Call("ipv6:%5B::1%5D:1"), "::/64"),
+        (Call("unix:"), "local"),
+        (Call(ONE, "secret"), "key:2bb80d537b1da3e3"),
+    ],
+)
+def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: Call, expected: str) -> None:
+    assert shown(client_of(call)) == expected
 
 
 def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:

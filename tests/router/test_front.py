@@ -123,8 +123,10 @@ async def test_times_to_the_first_text_and_sound_are_measured(stack: Stack):
         if sample.name.endswith("_count")
     }
     assert counts == {
-        "omnistage_ttft_seconds_count": 2,
-        "omnistage_first_audio_seconds_count": 1,
+        "omnistage_router_ttft_seconds_count": 2,
+        "omnistage_router_ttfa_seconds_count": 1,
+        "omnistage_router_rtf_count": 1,
+        "omnistage_router_queue_seconds_count": 2,
         "omnistage_router_request_seconds_count": 2,
     }
 
@@ -133,12 +135,14 @@ async def test_metrics_tell_which_pipeline_has_which_models(stack: Stack):
     """So a dashboard finds the stages' own metrics, which have labels `stage` and `model`, from those of a pipeline."""
     await ask(stack.stub, request("hm", 3))
     replicas = {
-        (sample.labels["pipeline"], sample.labels["stage"], sample.labels["model"]): sample.value
+        tuple(sample.labels[name] for name in ("pipeline", "stage", "model", "state")): sample.value
         for family in stack.router.registry.collect()
         for sample in family.samples
         if sample.name == "omnistage_router_replicas"
     }
-    assert replicas == {("toy", kind, f"toy-{kind}"): 1 for kind in ("thinker", "talker", "code2wav")}
+    kinds = ("thinker", "talker", "code2wav")
+    states = {"serving": 1, "draining": 0, "lost": 0}
+    assert replicas == {("toy", kind, f"toy-{kind}", state): count for kind in kinds for state, count in states.items()}
     ended = {"pipeline": "toy", "reason": "OK"}
     assert (stack.router.registry.get_sample_value("omnistage_router_requests_total", ended) or 0) >= 1
 

@@ -16,6 +16,7 @@ from omnistage.router.pipeline import load_pipeline
 from omnistage.router.placement import SERVING, Placement
 from omnistage.router.request import validate
 from omnistage.router.session import AnswerLimits, Generation
+from omnistage.router.tally import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 
@@ -52,7 +53,7 @@ async def answer(placement: Placement, channels: Channels, heard: list[omni_pb2.
     async with Admission(lambda: 1, 1).place("client") as place:
         limits = AnswerLimits(time.monotonic() + 30, 30)
         valid = validate(request("hello", 3), {"toy": pipeline})
-        await Generation(valid, descriptions, placement, channels, hear, limits, (), place).run()
+        await Generation(valid, descriptions, placement, channels, hear, limits, (), place, Tally()).run()
 
 
 def suspects(placement: Placement) -> list[str]:

@@ -261,7 +261,12 @@ asyncio.run(main())
 
 def test_without_soxr_the_models_own_rate_remains(tmp_path: Path) -> None:
     said = subprocess.run(
-        [*bare_python(), "-c", WITHOUT_SOXR], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60, check=True
+        [*bare_python(), "-c", WITHOUT_SOXR],
+        env=bare_environment(tmp_path, "server"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     ).stdout
     assert said.startswith("BAD_REQUEST code2wav.sample_rate_hz ")
     assert "16000 is not possible" in said and "soxr" in said and "24000" in said and "omnistage[models]" in said

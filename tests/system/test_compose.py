@@ -148,7 +148,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     try:
         daemon.start()
         wheels = tmp_path_factory.mktemp("base") / "wheels"
-        images.download(wheels, extras=() if base == READY else images.EXTRAS)
+        images.download(wheels, extras=images.ROUTER_EXTRAS if base == READY else images.EXTRAS)
         daemon.import_image(BASE, partial(images.write_image, wheels=wheels), IMPORT_TIMEOUT_S)
         if base == READY:
             daemon.import_image(READY, partial(images.write_image, wheels=wheels, environment=True), IMPORT_TIMEOUT_S)

@@ -85,6 +85,7 @@ async def test_it_speaks_the_formula_and_a_prompt_that_is_known_is_not_read_agai
         for n, answer in enumerate(answers):
             reply = check(answer, seed + n)
             assert answer.usage is not None
+            assert answer.usage.stages[0].prompt_tokens == len(reply.prompt)
             assert dict(answer.usage.stages[1].input_items) == {"prompt": len(reply.prompt), "hidden": TOKENS}
         known = [answer.usage.stages[0].cached_tokens for answer in answers if answer.usage is not None]
         assert known[0] == 0

@@ -137,12 +137,11 @@ async def test_metrics_page_shows_every_family(pair: Stack):
     expected = {
         "stage": {
             "omnistage_stage_inflight",
+            "omnistage_stage_places",
             "omnistage_stage_queue_depth",
-            "omnistage_kv_pages_used",
+            "omnistage_stage_pictures",
             "omnistage_connector_arena_used_bytes",
             "omnistage_connector_leases",
-            "omnistage_connector_sent_bytes",
-            "omnistage_connector_sent_tensors",
             "omnistage_stage_first_output_seconds",
             "omnistage_stage_session_seconds",
             "omnistage_stage_sessions",
@@ -154,8 +153,8 @@ async def test_metrics_page_shows_every_family(pair: Stack):
             "omnistage_router_waiting",
             "omnistage_router_requests",
             "omnistage_router_request_seconds",
-            "omnistage_ttft_seconds",
-            "omnistage_first_audio_seconds",
+            "omnistage_router_ttft_seconds",
+            "omnistage_router_ttfa_seconds",
         },
     }
     async with stage_stub(pair.addresses["diffusion"]) as stub:

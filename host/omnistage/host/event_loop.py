@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-PERIOD_S = 1.0
-"""Between two questions."""
+PERIOD_S = 2.0
+"""Between two questions, and between two looks whether one was answered: nobody is woken by an answer."""
 
-PATIENCE_S = 3.0
-"""Time to answer one. Only then is the loop looked at more closely, so one that answers costs a wake-up in a second and no more."""
+PATIENCE_S = 2.0
+"""Time to answer one. Only then is the loop looked at more closely, so one that answers costs two wake-ups in a period and no more."""
 
 STEP_LIMIT_S = 60.0
 """What one callback may compute, beyond PATIENCE_S."""
@@ -24,7 +25,7 @@ STEP_LIMIT_S = 60.0
 class EventLoop:
     """The running event loop, to be given to a Watchdog; a context manager. A thread asks it for a sign once in PERIOD_S.
 
-    answers: all of them. steps: those that came late. busy: it owes one.
+    answers: all of them. steps: those that came late. busy: it owes one that is late.
     """
 
     name = "event loop"
@@ -54,17 +55,20 @@ class EventLoop:
         self._stopped.set()
 
     def _ask_for_ever(self) -> None:
-        while not self._stopped.wait(PERIOD_S):
+        while not self._stopped.is_set():
             answered = threading.Event()
+            asked_s = time.monotonic()
             try:
                 self._loop.call_soon_threadsafe(answered.set)
             except RuntimeError:  # It was closed since.
                 return
-            if not answered.wait(PATIENCE_S):
-                self._wait(answered)
+            while not self._stopped.wait(PERIOD_S) and not answered.is_set():
+                if time.monotonic() >= asked_s + PATIENCE_S:
+                    self._wait(answered)
             self.answers += 1
 
     def _wait(self, answered: threading.Event) -> None:
+        """Here the answer itself wakes this thread: the loop has no work from then on."""
         self.busy = True
         self._tell()
         while not (answered.wait(PERIOD_S) or self._stopped.is_set()):

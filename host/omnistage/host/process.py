@@ -29,6 +29,7 @@ from omnistage.host.addresses import check_can_listen, host_and_port
 from omnistage.host.errors import StartError
 from omnistage.host.event_loop import EventLoop
 from omnistage.host.lasting import LastingTasks
+from omnistage.host.liveness import answering
 from omnistage.host.logs import drain_logs
 from omnistage.host.memory import collect_from_now_on, use_huge_pages
 from omnistage.host.metrics_page import serve_metrics
@@ -39,6 +40,9 @@ from omnistage.wire.channel import server_options
 log = structlog.get_logger(__name__)
 
 STOP_GRACE_S = 0.5
+
+SETTLING_NICE = 19
+"""Of a thread: whatever answers comes first."""
 
 BROKEN_LIMIT_S = 5.0
 """A broken process ends within this time, whatever else hangs in it."""
@@ -110,7 +114,7 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     # The library's servicer begins with SERVING for the whole server.
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
     async with _channelz(settings.channelz_address) as line["channelz_address"]:
-        with _breakage(service) as breakage, EventLoop() as loop, Watchdog((loop,), breakage.by_hanging):
+        with _breakage(service) as breakage, EventLoop() as loop, Watchdog((loop,), breakage.by_hanging), answering(settings.liveness_fd):
             await server.start()
             try:
                 await _unless_broken(_live(settings, service, checks, stopped, line, breakage), breakage.broken)
@@ -149,6 +153,7 @@ async def _live(
     with Watchdog(service.threads, breakage.by_hanging):
         await asyncio.to_thread(drain_logs)  # Who is told that it serves finds in the log what came before.
         _tell(settings.ready_fd, line)
+        threading.Thread(target=_settle, name="omnistage-settle", daemon=True).start()
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
         await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -156,10 +161,15 @@ async def _live(
 
 
 async def _start(service: Service) -> None:
-    held = await asyncio.to_thread(use_huge_pages)
-    log.debug("memory.huge_pages", mib=held >> 20)
     await service.start()
     collect_from_now_on()
+
+
+def _settle() -> None:
+    """What takes long and makes nobody wait who asks meanwhile."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SETTLING_NICE)
+    held = use_huge_pages()
+    log.debug("memory.huge_pages", mib=held >> 20)
 
 
 async def _last_tasks() -> None:

@@ -25,6 +25,18 @@ def _check_loopback(address: str) -> str:
     return address
 
 
+def _check_collector(url: str) -> str:
+    """Empty, or http:// or https:// and HOST:PORT, without a path. Raises ValueError."""
+    scheme, _, address = url.removesuffix("/").partition("://")
+    if url and (scheme not in ("http", "https") or not address):
+        raise ValueError(f"{url[:80]!r} is no collector: give http://HOST:PORT such as http://127.0.0.1:4317, or https:// for TLS")
+    if "/" in address:
+        raise ValueError(f"{url[:80]!r} has a path: spans go by OTLP over gRPC, to a port such as 4317; give {scheme}://HOST:PORT alone")
+    if url and host_and_port(check_address(address))[1] == 0:
+        raise ValueError(f"{url[:80]!r} has no port that a collector can have; its usual one is 4317")
+    return url
+
+
 class ServerSettings(BaseSettings):
     """Settings of a server process; stages and the router add their own."""
 
@@ -36,6 +48,11 @@ class ServerSettings(BaseSettings):
         "",
         description="channelz, on the loopback address only, for whoever debugs a stuck chain; empty: none",
         json_schema_extra={"metavar": "HOST:PORT"},
+    )
+    otlp: Annotated[str, AfterValidator(_check_collector)] = Field(
+        "",
+        description="OpenTelemetry collector that gets the spans of requests, over gRPC; needs the extra otel; empty: none",
+        json_schema_extra={"metavar": "URL"},
     )
     kept_port: bool = Field(
         False,
@@ -60,3 +77,6 @@ class ServerSettings(BaseSettings):
         -1, description="file descriptor that gets one JSON line when the server is SERVING", json_schema_extra={"metavar": "FD"}
     )
     lifeline_fd: int = Field(-1, description="drain and exit when the other end of this pipe closes", json_schema_extra={"metavar": "FD"})
+    liveness_fd: int = Field(
+        -1, description="socket on which every question gets a byte while the event loop turns", json_schema_extra={"metavar": "FD"}
+    )

@@ -10,11 +10,15 @@ from importlib import import_module
 
 
 def import_structlog() -> None:
-    """Import it. Whoever needs rich can import it afterwards."""
+    """Import it. Whoever needs rich can import it afterwards. Ends the process with a line where it is not installed."""
     if "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment]  # As Python has it for what cannot be imported.
     try:
         import_module("structlog")
+    except ModuleNotFoundError as error:
+        if error.name != "structlog":
+            raise
+        sys.exit("error: servers need packages that are not installed: pip install 'omnistage[server]', for stages 'omnistage[models]'")
     finally:
         del sys.modules["rich"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Hashable
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Protocol
 from urllib.parse import unquote
 
 from grpc.aio import Metadata
 
 API_KEY = "x-api-key"
-"""Metadata of a call; never logged and kept as a digest only."""
+"""Metadata of a call; kept as a digest only, of which logs and traces show the beginning."""
 
 _NAMES_KEY = secrets.token_bytes(32)
 """Without it the digests of all addresses could be made, and an address be found by its name."""
@@ -33,6 +33,16 @@ def client_of(call: Caller) -> Hashable:
     """Whose places are counted together: calls with one API key, else calls from one host, or one IPv6 network."""
     key = _api_key(call)
     return ("key", key) if key else ("host", _host(call.peer()))
+
+
+def shown(client: Hashable) -> str:
+    """A client as logs and traces have it: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or network."""
+    if not isinstance(client, tuple):
+        return str(client)
+    kind, value = client
+    if kind == "key":
+        return f"key:{value[:16]}"
+    return str(IPv6Network((int(value) << 64, 64))) if value.isdecimal() else value
 
 
 def name_of(client: Hashable) -> str:

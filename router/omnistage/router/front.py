@@ -12,9 +12,11 @@ import grpc
 import grpc.aio
 import structlog
 
+from omnistage.host.tracing import Tracer
 from omnistage.link.channels import Channels
+from omnistage.router.account import Account
 from omnistage.router.admission import STALLED_S, Admission, Place
-from omnistage.router.clients import client_of, request_of
+from omnistage.router.clients import client_of, request_of, shown
 from omnistage.router.conversation import OF_THE_CALL, Conversation
 from omnistage.router.gate import REQUEST_LIMIT_S
 from omnistage.router.intake import Intake, ReplayRoom
@@ -22,7 +24,7 @@ from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, parse, validate
-from omnistage.router.session import AnswerLimits, Generation, Write, stalled, trace_metadata
+from omnistage.router.session import AnswerLimits, Generation, Write, incoming_trace, stalled, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.calls import write
@@ -53,11 +55,20 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     """Serves the pipelines of `served`, in the order of the configuration; the first is the default."""
 
     def __init__(
-        self, channels: Channels, admission: Admission, metrics: RouterMetrics, *, stall_limit_s: float, session_limit_s: float
+        self,
+        channels: Channels,
+        admission: Admission,
+        metrics: RouterMetrics,
+        *,
+        stall_limit_s: float,
+        session_limit_s: float,
+        tracer: Tracer | None = None,
     ) -> None:
+        """tracer: gets a span of every request; None: nobody does."""
         self._channels = channels
         self._admission = admission
         self._metrics = metrics
+        self._tracer = tracer or Tracer()
         self._stall_limit_s = stall_limit_s
         self._session_limit_s = session_limit_s
         self._turns = Turns()
@@ -98,7 +109,9 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         conversation = Conversation(context, partial(self._turns.turn, client_of(context)))
         try:
             limit_s = REQUEST_LIMIT_S
+            in_turn = False
             while (request := await self._next_turn(conversation, limit_s)) is not None:
+                in_turn = True
                 try:
                     await self._turn(partial(_ready, request), context, conversation.write, conversation)
                 except StageError as failure:
@@ -106,10 +119,12 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                         raise
                     async with within(self._stall_limit_s, partial(stalled, self._stall_limit_s)):
                         await conversation.fail(failure)
+                in_turn = False
                 del request  # The next one may come much later.
                 limit_s = self._session_limit_s
         except StageError as error:
-            log.info("conversation.failed", reason=error.reason, message=error.message)
+            if not in_turn:  # Else the line of the turn has said it.
+                log.info("conversation.failed", client=shown(client_of(context)), **error.for_log())
             await conversation.discard()
             await abort(context, error)
         finally:
@@ -138,39 +153,52 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         conversation: Conversation | None = None,
     ) -> None:
         """Answer one request, in a call of its own or in a conversation. Raises StageError for any end but a good one."""
-        begun = time.monotonic()
-        name, reason = "", "CANCELLED"
+        structlog.contextvars.clear_contextvars()
+        client = client_of(context)
+        span = self._tracer.begin("generate" if conversation is None else "turn", incoming_trace(_metadata(context)))
+        if span.trace_id:
+            structlog.contextvars.bind_contextvars(trace_id=span.trace_id)
+        account = Account(shown(client), span)
+        begun, name = time.monotonic(), ""
         try:
             if not self.served:
                 raise StageError("DRAINING", "this router still waits for its stages; try again")
             valid = validate(await read(), self._pipelines())
             name = valid.pipeline.name
+            account.asks(name, valid.request_id)
             if conversation is None and valid.ports:
                 raise bad_request("thinker.messages.parts.port", "media are streamed by Converse only; send them in the message here")
-            async with self._admission.place(client_of(context)) as place:
-                await self._answer(valid, place, context, write, conversation)
-            reason = "OK"
+            account.waits()
+            async with self._admission.place(client) as place:
+                account.placed(place)
+                await self._answer(valid, place, context, write, conversation, account)
+            account.ended()
         except StageError as error:
-            reason = error.reason or "INTERNAL"
-            log.info("request.failed", reason=reason, message=error.message)
+            account.failed(error)
             raise
         except CallerGone:
             raise
         except Exception as error:
-            reason = "INTERNAL"
+            account.failed(None)
             log.exception("request.bug")
             raise StageError("", f"internal error of the router: {type(error).__name__}") from None
         finally:
-            self._metrics.ended.labels(pipeline=name, reason=reason).inc()
+            self._metrics.ended.labels(pipeline=name, reason=account.reason).inc()
             self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begun)
+            account.close()
 
     async def _answer(
-        self, valid: ValidRequest, place: Place, context: AnyContext, write: Write, conversation: Conversation | None
+        self,
+        valid: ValidRequest,
+        place: Place,
+        context: AnyContext,
+        write: Write,
+        conversation: Conversation | None,
+        account: Account,
     ) -> None:
         served = self.served[valid.pipeline.name]
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
-        metadata = [(key, str(value)) for key, value in context.invocation_metadata() or ()]
         replay_bytes = self._replay_room.take() if valid.ports else 0
         intake = None
         if conversation is not None:
@@ -184,19 +212,23 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             self._channels,
             write,
             AnswerLimits(time.monotonic() + limit, self._stall_limit_s),
-            trace_metadata(metadata),
+            trace_metadata(account.span.metadata),
             place,
+            account.tally,
             intake,
             None if conversation is None else conversation.room,
         )
+        account.answers(answer.session_id)
         structlog.contextvars.bind_contextvars(session_id=answer.session_id)
+        tally = account.tally
         try:
             await self._run(answer, place, request_of(context, valid.request_id) if valid.request_id else None, conversation)
+            if tally.sound_s:
+                factor = (place.queued_s + tally.last_sound_s) / tally.sound_s
+                self._metrics.real_time_factor.labels(pipeline=valid.pipeline.name).observe(factor)
         finally:
             self._replay_room.give_back(replay_bytes)
-            for content, histogram in (("text", self._metrics.first_text), ("audio", self._metrics.first_audio)):
-                if content in answer.first:
-                    histogram.labels(pipeline=valid.pipeline.name).observe(answer.first[content])
+            self._metrics.answered(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: Conversation | None) -> None:
         """Run an answer to its end, or until its place is taken back, or until its client asks the same again, as it does after a lost
@@ -243,6 +275,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:
         response = omni_pb2.ListReplicasResponse()
         for served in self.served.values():
+            served.placement.use()  # Who looks again soon sees how they are then.
             for replica in served.placement.all():
                 described = replica.description or stage_pb2.DescribeResponse()
                 response.replicas.add(
@@ -259,6 +292,10 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
 
     def _pipelines(self) -> Mapping[str, Pipeline]:
         return {name: served.pipeline for name, served in self.served.items()}
+
+
+def _metadata(context: AnyContext) -> list[tuple[str, str]]:
+    return [(key, str(value)) for key, value in context.invocation_metadata() or ()]
 
 
 async def _ready(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:

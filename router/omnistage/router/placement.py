@@ -14,6 +14,7 @@ from omnistage.connector import locality
 from omnistage.host.names import Name, Resolver, SystemResolver, name_of
 from omnistage.link.channels import Channels
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
+from omnistage.wire.channel import Connection
 from omnistage.wire.errors import StageError
 from omnistage.wire.limits import MAX_ADDRESSES
 from omnistage.wire.token import VARIABLE
@@ -27,6 +28,13 @@ SILENCE_S = 2.5
 """A replica sends a report every second. One that has sent none for so long, and for SECOND_LOOK_S, is lost until it reports again."""
 SECOND_LOOK_S = 0.5
 """The router may have been late itself: it reads what has come meanwhile before it judges."""
+RESTS_AFTER_S = 10.0
+"""Without a session the router hears no more reports after so long: each one wakes every thread of gRPC in both processes, again and again
+for a second."""
+REST_S = 60.0
+"""Between two looks at a replica that rests. The end of its process is seen at once, by its connection."""
+WAKING_S = 0.5
+"""From the first session to the first look: the report counts the session then."""
 LOOKUP_PERIOD_S = 1.0
 MAX_WATCHED = 256
 """Addresses of one name that are watched."""
@@ -34,6 +42,8 @@ MAX_WATCHED = 256
 Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
 
 LOST, SERVING, DRAINING = omni_pb2.REPLICA_STATE_LOST, omni_pb2.REPLICA_STATE_SERVING, omni_pb2.REPLICA_STATE_DRAINING
+STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost"}
+"""In words."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +104,11 @@ class Placement:
         self._replicas = {kind: [Replica(kind, address) for address, name in addresses if not name] for kind, addresses in names.items()}
         self._pinned: Mapping[str, stage_pb2.DescribeResponse] = {}
         self._changed = asyncio.Event()
+        self._used = asyncio.Event()
+        self._used_at = 0.0
 
     async def watch(self) -> None:
+        self.use()
         async with asyncio.TaskGroup() as group:
             for replica in self.all():
                 group.create_task(self._watch(replica))
@@ -141,6 +154,7 @@ class Placement:
 
         serving.sort(key=rank)
         serving[0].placed += 1
+        self.use()
         return [replica.address for replica in serving[:MAX_ADDRESSES]]
 
     def suspect(self, addresses: Collection[str]) -> None:
@@ -148,6 +162,13 @@ class Placement:
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
                 replica.suspect = True
+                self.use()
+
+    def use(self) -> None:
+        """Somebody wants to know how the replicas are: from now on, and RESTS_AFTER_S longer than any session, they report every second."""
+        self._used_at = asyncio.get_running_loop().time()
+        used, self._used = self._used, asyncio.Event()
+        used.set()
 
     def boot_id(self, kind: str, address: str) -> str:
         """The host of a replica, for `near`; empty if it is not known."""
@@ -161,9 +182,9 @@ class Placement:
     def all(self) -> list[Replica]:
         return [replica for replicas in self._replicas.values() for replica in replicas]
 
-    def serving(self, kind: str) -> int:
-        """How many replicas of a kind take sessions, by what they said last. May be called from any thread."""
-        return sum(replica.state == SERVING for replica in list(self._replicas[kind]))
+    def count(self, kind: str, state: omni_pb2.ReplicaState) -> int:
+        """How many replicas of a kind are in a state, by what they said last. May be called from any thread."""
+        return sum(replica.state == state for replica in list(self._replicas[kind]))
 
     def _serving(self, kind: str, revision: str) -> list[Replica]:
         """The replicas that take sessions now. Raises STAGE_LOST for none.
@@ -196,49 +217,79 @@ class Placement:
         needs no pause here. The pauses are for a server that answers, but not as a stage does.
         """
         backoff = FIRST_BACKOFF_S
-        stub = stage_pb2_grpc.StageServiceStub(self._channels.get(replica.address))
-        while True:
-            pause = 0.0
-            try:
-                await self._describe(replica, stub)
-                watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
+        channel = self._channels.get(replica.address)
+        stub = stage_pb2_grpc.StageServiceStub(channel)
+        with Connection(channel) as connection:
+            while True:
+                pauses = False
                 try:
-                    while (report := await _report(watch)) is not grpc.aio.EOF:
-                        if not isinstance(report, stage_pb2.WatchResponse):  # What grpc.aio gives for bytes that it cannot decode.
-                            log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
-                            break
-                        if replica.load.draining and not report.draining:
-                            await self._describe(replica, stub)  # It is warm now, and tells what it measured.
-                        self._take(replica, report)
-                        backoff = FIRST_BACKOFF_S
-                finally:
-                    watch.cancel()
-                pause = backoff
-            except TimeoutError:
-                replica.silent = True
-                log.warning(
-                    "replica.lost", stage=replica.kind, address=replica.address, why=f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
-                )
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
-                    pause = backoff
-                    replica.silent = False
-                self._note_refusal(replica, error)
+                    await self._describe(replica, stub)
+                    if not await self._listen(replica, stub):
+                        pauses, why = True, "it ended its reports"
+                    elif await self._rest(connection):
+                        why = "its connection was lost"
+                    else:
+                        continue
+                except TimeoutError:
+                    replica.silent, why = True, f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
+                except grpc.aio.AioRpcError as error:
+                    pauses, why = self._note_failure(replica, error), error.details() or ""
                 if replica.state != LOST:
-                    log.warning("replica.lost", stage=replica.kind, address=replica.address, why=error.details())
-            replica.load, replica.placed = stage_pb2.WatchResponse(), 0
-            if replica.state != LOST:
-                self._set_state(replica, LOST)
-            if not replica.listed:
-                self._forget(replica)
-                return
-            await asyncio.sleep(pause)
-            backoff = min(2 * backoff, MAX_BACKOFF_S) if pause else backoff
+                    backoff = FIRST_BACKOFF_S
+                self._lose(replica, why)
+                if not replica.listed:
+                    self._forget(replica)
+                    return
+                await asyncio.sleep(backoff if pauses else 0.0)
+                backoff = min(2 * backoff, MAX_BACKOFF_S) if pauses else backoff
+
+    async def _listen(self, replica: Replica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> bool:
+        """Take its reports in, until it may rest; False where it ended them, or sent what is none. Raises TimeoutError, and AioRpcError."""
+        watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
+        try:
+            while (report := await _report(watch)) is not grpc.aio.EOF:
+                if not isinstance(report, stage_pb2.WatchResponse):  # What grpc.aio gives for bytes that it cannot decode.
+                    log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
+                    return False
+                if replica.load.draining and not report.draining:
+                    await self._describe(replica, stub)  # It is warm now, and tells what it measured.
+                self._take(replica, report)
+                if self._may_rest(replica):
+                    return True
+            return False
+        finally:
+            watch.cancel()
+
+    def _may_rest(self, replica: Replica) -> bool:
+        """Whether it is well, and there is nobody for whom it matters how any of them is."""
+        if replica.state != SERVING or any(other.busy or other.load.queued for other in self.all()):
+            return False
+        return asyncio.get_running_loop().time() - self._used_at >= RESTS_AFTER_S
+
+    async def _rest(self, connection: Connection) -> bool:
+        """Wait until the replicas are used or it is time for a look; True if the connection was lost before."""
+        using = asyncio.create_task(self._used.wait())
+        try:
+            done, _ = await asyncio.wait({using, connection.lost}, timeout=REST_S, return_when=asyncio.FIRST_COMPLETED)
+            if done == {using}:
+                await asyncio.sleep(WAKING_S)
+            return connection.is_lost
+        finally:
+            using.cancel()
 
     async def _describe(self, replica: Replica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> None:
         replica.description = await stub.Describe(
             stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
         )
+
+    def _note_failure(self, replica: Replica, error: grpc.aio.AioRpcError) -> bool:
+        """Take in that a call failed; whether it may be tried again only after a pause."""
+        self._note_refusal(replica, error)
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            replica.silent = replica.silent or replica.state != LOST
+            return False
+        replica.silent = False
+        return True
 
     def _note_refusal(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
         """Log once what an operator has to mend. The watch goes on: the stage may be started again with another token."""
@@ -257,6 +308,12 @@ class Placement:
         if state != replica.state:
             log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state))
             self._set_state(replica, state)
+
+    def _lose(self, replica: Replica, why: str) -> None:
+        replica.load, replica.placed = stage_pb2.WatchResponse(), 0
+        if replica.state != LOST:
+            log.warning("replica.lost", stage=replica.kind, address=replica.address, why=why)
+            self._set_state(replica, LOST)
 
     def _set_state(self, replica: Replica, state: omni_pb2.ReplicaState) -> None:
         replica.state = state

@@ -20,6 +20,9 @@ from omnistage.wire.limits import MAX_TEXT_CHARACTERS
 
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
+DRAWN_SEEDS = 10**9
+"""Seeds that are drawn for who gives none are below this: people read them, and type them again."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
@@ -77,7 +80,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     ):
         raise bad_request("thinker.messages", f"at most {MAX_TEXT_CHARACTERS} characters")
     _check_resume(request, outputs, pipeline)
-    seed = request.seed if request.HasField("seed") else secrets.randbits(63)
+    seed = request.seed if request.HasField("seed") else secrets.randbelow(DRAWN_SEEDS)
     return ValidRequest(
         pipeline,
         outputs,

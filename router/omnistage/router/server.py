@@ -14,6 +14,7 @@ from omnistage.host.errors import StartError
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
+from omnistage.host.tracing import Tracer, tracing
 from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
@@ -22,7 +23,7 @@ from omnistage.router.front import SERVICE, Front, Served
 from omnistage.router.gate import Gate
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
-from omnistage.router.placement import Placement
+from omnistage.router.placement import STATES, Placement
 from omnistage.router.settings import RouterSettings
 from omnistage.wire.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
 from omnistage.wire.token import Token
@@ -37,9 +38,14 @@ class RouterServer:
     max_calls: int | None = MAX_CALLS
 
     def __init__(
-        self, settings: RouterSettings, pipelines: Mapping[str, Pipeline], metrics: RouterMetrics, token: Token | None = None
+        self,
+        settings: RouterSettings,
+        pipelines: Mapping[str, Pipeline],
+        metrics: RouterMetrics,
+        token: Token | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        """token: what the stages are shown."""
+        """token: what the stages are shown. tracer: see Front."""
         takes_media = any(set(pipeline.could_take) - {"text"} for pipeline in pipelines.values())
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
         self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES, token)
@@ -49,7 +55,12 @@ class RouterServer:
         places = settings.max_sessions
         self._admission = Admission(lambda: places or capacity(self._placements.values()), settings.client_share)
         self._front = Front(
-            self._channels, self._admission, metrics, stall_limit_s=settings.stall_limit, session_limit_s=settings.session_limit
+            self._channels,
+            self._admission,
+            metrics,
+            stall_limit_s=settings.stall_limit,
+            session_limit_s=settings.session_limit,
+            tracer=tracer,
         )
         self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Gate(),)
         self.lasting = LastingTasks()
@@ -73,8 +84,10 @@ class RouterServer:
                 raise StartError(str(error)) from None
             self._placements[name].pin(descriptions)
             for kind, described in descriptions.items():
-                counted = self._metrics.replicas.labels(pipeline=name, stage=kind, model=described.model)
-                counted.set_function(partial(self._placements[name].serving, kind))
+                for state, said in STATES.items():
+                    counted = self._metrics.replicas.labels(pipeline=name, stage=kind, model=described.model, state=said)
+                    counted.set_function(partial(self._placements[name].count, kind, state))
+            self._metrics.begin(name, descriptions)
             served[name] = Served(pipeline.settled(descriptions), descriptions, self._placements[name])
         self._front.served.update(served)
 
@@ -109,8 +122,24 @@ def _addresses(pipeline: Pipeline, settings: RouterSettings) -> dict[str, list[s
     return addresses
 
 
+async def _told_to_start(fd: int) -> None:
+    """Whoever starts a stack begins with all processes at once: this one has imported what it needs when the stages are there. It would
+    find them late if it had looked for them before: gRPC waits up to a second between two attempts to connect."""
+    if fd < 0:
+        return
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, told.set)
+    try:
+        await told.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
 async def serve_router(settings: RouterSettings) -> None:
     """Serve the pipelines until told to stop. Raises StartError."""
+    await _told_to_start(settings.start_fd)
     try:
         loaded = [load_pipeline(name) for name in settings.pipeline]
     except PipelineError as error:
@@ -118,6 +147,6 @@ async def serve_router(settings: RouterSettings) -> None:
     pipelines = {pipeline.name: pipeline for pipeline in loaded}
     token = read_token(settings.token_file, os.environ)
     metrics = RouterMetrics()
-    await serve(
-        settings, RouterServer(settings, pipelines, metrics, token), metrics.registry, {"kind": "router", "model": ",".join(pipelines)}
-    )
+    async with tracing(settings.otlp, "omnistage-router") as tracer:
+        service = RouterServer(settings, pipelines, metrics, token, tracer)
+        await serve(settings, service, metrics.registry, {"kind": "router", "model": ",".join(pipelines)})

@@ -25,6 +25,7 @@ from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest
 from omnistage.router.room import OutputRoom
 from omnistage.router.route import Hop, PlacedRoute
+from omnistage.router.tally import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.batches import batched, chunks_of
 from omnistage.wire.durations import duration
@@ -70,10 +71,11 @@ class Generation:
         limits: AnswerLimits,
         metadata: Metadata,
         place: Place,
+        tally: Tally,
         intake: Intake | None = None,
         room: OutputRoom | None = None,
     ) -> None:
-        """intake: what the client streams in, if it does. room: what it has for output, if it may say so."""
+        """tally: of this answer alone. intake: what the client streams in, if it does. room: what it has for output, if it may say so."""
         self._request = request
         self._descriptions = descriptions
         self._placement = placement
@@ -82,18 +84,14 @@ class Generation:
         self._limits = limits
         self._metadata = metadata
         self._place = place
+        self._tally = tally
         self._intake = intake
         self._room = room
         self._writing_since: float | None = None
         self._dry_since: float | None = None
-        self._begun = time.monotonic()
         self._granted: dict[str, int] = {}
         self._written: dict[str, int] = {}
-        self._reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
         self._suspected: set[str] = set()
-        self.first: dict[str, float] = {}
-        """Seconds from the request to the first item that the client gets, by what it is: text, audio and others."""
-        self._finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
         self.session_id = secrets.token_hex(16)
 
     async def run(self) -> None:
@@ -101,6 +99,7 @@ class Generation:
         link = self._link()
         try:
             opened = await link.open()
+            self._tally.opened(link.stage, link.address)
             self._suspect(link)
             started = omni_pb2.Started(
                 session_id=self.session_id, model=self._request.pipeline.name, seed=self._request.seed, revisions=opened.revisions
@@ -124,7 +123,7 @@ class Generation:
                     case "chunk" | "chunks":
                         await self._take(link, chunks_of(event))
                     case "report":
-                        self._reports[event.report.kind] = event.report
+                        self._tally.reported(event.report)
                     case "failover":
                         await self._tell(event.failover, link)
 
@@ -135,6 +134,7 @@ class Generation:
 
     async def _tell(self, failover: stage_pb2.Failover, link: Link) -> None:
         """A stage was replaced, here or further behind: the client may want to know, and the placement must."""
+        self._tally.replaced(failover)
         self._placement.suspect([failover.lost])
         self._suspect(link)
         await self._write(omni_pb2.GenerateResponse(failover=failover))
@@ -142,11 +142,8 @@ class Generation:
     async def _take(self, link: Link, chunks: Sequence[chunk_pb2.Chunk]) -> None:
         """Pass on the chunks whose ports the client wants, then make room for more."""
         wanted = [chunk for chunk in chunks if chunk.port in self._request.outputs]
-        for chunk in wanted:
-            if chunk.count:
-                self.first.setdefault(chunk.WhichOneof("payload") or "", time.monotonic() - self._begun)
-            if chunk.HasField("text") and chunk.text.finish_reason:
-                self._finish_reason = chunk.text.finish_reason
+        self._tally.made(chunks)
+        self._tally.gave(wanted)
         for event in batched(wanted, omni_pb2.GenerateResponse, together=self._request.batches):
             await self._write(event)
         for chunk in chunks:
@@ -267,23 +264,29 @@ class Generation:
         return Hop(stage.kind, model, params, stage.takes, self._checkpoints(stage.kind), unwanted)
 
     def _usage(self) -> omni_pb2.Usage:
+        tally = self._tally
         usage = omni_pb2.Usage(
-            queued=duration(self._place.queued_s), total=duration(time.monotonic() - self._begun), finish_reason=self._finish_reason
+            queued=duration(self._place.queued_s), total=duration(time.monotonic() - tally.begun_s), finish_reason=tally.finish_reason
         )
-        usage.stages.extend(self._reports[kind] for kind in sorted(self._reports))
-        if "text" in self.first:
-            usage.first_text.CopyFrom(duration(self.first["text"]))
-        if "audio" in self.first:
-            usage.first_audio.CopyFrom(duration(self.first["audio"]))
+        usage.stages.extend(tally.reports[kind] for kind in sorted(tally.reports))
+        if "text" in tally.first:
+            usage.first_text.CopyFrom(duration(tally.first["text"]))
+        if "audio" in tally.first:
+            usage.first_audio.CopyFrom(duration(tally.first["audio"]))
         return usage
 
 
 def trace_metadata(given: Metadata) -> Metadata:
-    """The client's W3C trace context, or a new one where it has none that is well-formed (W3C Trace Context, section 3.2:
+    """The client's W3C trace context, or a new one where it has none that is well-formed."""
+    return incoming_trace(given) or [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
+
+
+def incoming_trace(given: Metadata) -> Metadata:
+    """The client's W3C trace context; empty where it has none that is well-formed (W3C Trace Context, section 3.2:
     version-traceid-parentid-flags; section 3.3.1.5: at least 512 characters of state are passed on). What is too long for a hop would
     look like the loss of a stage."""
     parents = [(key, value) for key, value in given if key == "traceparent" and _TRACEPARENT.fullmatch(value)]
     if len(parents) != 1:
-        return [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
+        return []
     states = [(key, value) for key, value in given if key == "tracestate"]
     return parents + (states if sum(len(value) for _, value in states) <= MAX_TRACESTATE else [])

@@ -31,6 +31,9 @@ class RouterSettings(ServerSettings):
     )
     stall_limit: float = Field(10.0, gt=0, description="seconds that a client may leave its answer unread")
     session_limit: float = Field(600.0, gt=0, description="seconds that an answer without a deadline may take")
+    start_fd: int = Field(
+        -1, description="do not look for the stages before the other end of this pipe closes", json_schema_extra={"metavar": "FD"}
+    )
 
     @field_validator("pipeline", mode="before")
     @classmethod

@@ -418,7 +418,7 @@ class DiffusionParams(_message.Message):
     def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved")
+    __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved", "prompt_tokens")
     class InputItemsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +444,7 @@ class Report(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AUDIO_UNDERRUNS_FIELD_NUMBER: _ClassVar[int]
     AUDIO_STARVED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     kind: StageKind
     replica: str
     queued: _duration_pb2.Duration
@@ -455,7 +456,8 @@ class Report(_message.Message):
     cached_tokens: int
     audio_underruns: int
     audio_starved: _duration_pb2.Duration
-    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., audio_underruns: _Optional[int] = ..., audio_starved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., audio_underruns: _Optional[int] = ..., audio_starved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

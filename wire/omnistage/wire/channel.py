@@ -1,13 +1,16 @@
 """gRPC options of every connection, and how one is made.
 
-Keepalive finds hosts that are gone, and callers that were stopped; it is slow on purpose, because a busy machine answers a ping late. A
-stage that hangs is found by its pulse (link/pulse.py). The values are one set: a peer that was stopped (SIGSTOP) is seen only if
-`ping_timeout_ms` is set too, and a server without the two tolerant options cuts such a client off with GOAWAY too_many_pings.
+A server's keepalive finds callers that were stopped; it is slow on purpose, because a busy machine answers a ping late. A stage that hangs
+is found by its pulse (link/pulse.py), so a caller hardly pings; but that it does makes the kernel give a connection up on which nobody has
+acknowledged for `keepalive_timeout_ms` what was sent (TCP_USER_TIMEOUT), as when its host is gone. The values are one set: a peer that was
+stopped (SIGSTOP) is seen only if `ping_timeout_ms` is set too, and a server without the two tolerant options cuts clients that ping more
+off with GOAWAY too_many_pings.
 """
 
 from __future__ import annotations
 
 import asyncio
+from types import TracebackType
 
 import grpc.aio
 
@@ -21,12 +24,18 @@ MAX_PENDING_S = 600
 """Of one server. Calls are taken as fast as its loop goes round, and refused there, with a reason, by who counts sessions; those that wait
 for that end by the deadline of their caller."""
 
+IDLE_LIMIT_MS = 3_600_000
+"""A connection without a call is closed after so long: without pings nobody finds that its other end is gone."""
+
+_SERVER_PINGS_MS = 5000
+_CLIENT_PINGS_MS = 60_000
+"""gRPC wakes for them on a connection without calls too, where it sends none."""
+
 _KEEPALIVE: Options = [
-    ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_permit_without_calls", 0),  # An idle stack is silent; whoever begins a call finds out soon enough.
 ]
 
 
@@ -40,6 +49,7 @@ def _message_limits(max_message_bytes: int, max_receive_bytes: int = 0) -> Optio
 def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     """Options of a channel to a stage or a router."""
     return [
+        ("grpc.keepalive_time_ms", _CLIENT_PINGS_MS),
         *_KEEPALIVE,
         *_message_limits(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -57,10 +67,12 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes
     kept_port: another process of the same user keeps the port bound with SO_REUSEPORT, which the server needs then to listen there.
     Elsewhere it is off: a second server on a port would silently take half its calls."""
     return [
+        ("grpc.keepalive_time_ms", _SERVER_PINGS_MS),
         *_KEEPALIVE,
         *_message_limits(max_message_bytes, max_request_bytes),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_connection_idle_ms", IDLE_LIMIT_MS),
         ("grpc.so_reuseport", int(kept_port)),
         # Calls that the event loop has not taken yet. By default gRPC cancels some of them without a reason: by chance from 1,000 on, and
         # each after 30 s.
@@ -82,3 +94,37 @@ async def connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
                 raise ConnectionError("connection refused")
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
+
+
+class Connection:
+    """Tells when a channel loses its connection, though there is no call on it; a context manager.
+
+    gRPC cannot be told to watch a state no longer: there is one task, however often the same connection is looked at.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._lost: asyncio.Task[None] | None = None
+
+    @property
+    def lost(self) -> asyncio.Task[None]:
+        """Done when the connection that there is now is lost; soon if there is none."""
+        if self._lost is None or self._lost.done():
+            self._lost = asyncio.create_task(self._wait())
+        return self._lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has been lost since `lost` was asked for."""
+        return self._lost is not None and self._lost.done()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lost is not None:
+            self._lost.cancel()
+
+    async def _wait(self) -> None:
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)

@@ -109,6 +109,14 @@ class StageError(Exception):
             ended.retry_delay.CopyFrom(duration(self.retry_delay_s))
         return ended
 
+    def for_log(self) -> dict[str, str]:
+        """What a log may have of it: `reason`; `message`, but not of BAD_REQUEST, which may quote the request; and the field or stage that
+        it is about."""
+        told = {"reason": self.reason or "INTERNAL"}
+        if self.reason != "BAD_REQUEST":
+            told["message"] = self.message
+        return told | {name: self.metadata[name] for name in ("field", "stage") if name in self.metadata}
+
     @classmethod
     def from_ended(cls, ended: stage_pb2.Ended) -> StageError:
         """The error that a stage ended with, and its delay if it gave one. A reason that this version does not know keeps its name; its

@@ -41,10 +41,12 @@ class Input:
 @dataclass(slots=True)
 class Timing:
     """What only the logic knows of a session's time. queued_s: waited before its first step. cached_tokens: found in the prefix cache.
-    audio_underruns, audio_starved_s: how often, and for how long in all, who plays the sound would have had nothing to play."""
+    prompt_tokens: of the whole prompt; None: not known. audio_underruns, audio_starved_s: how often, and for how long in all, who plays the
+    sound would have had nothing to play."""
 
     queued_s: float = 0.0
     cached_tokens: int = 0
+    prompt_tokens: int | None = None
     audio_underruns: int = 0
     audio_starved_s: float = 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from omnistage.stage.logic import Timing
 from omnistage.v1 import stage_pb2
@@ -14,12 +14,13 @@ from omnistage.wire.ports import Output
 class Meter:
     """Counts from `opened` on. timing: what only the logic knows of."""
 
-    def __init__(self, ports: Iterable[str]) -> None:
-        """ports: output ports of the stage."""
+    def __init__(self, ports: Iterable[str], on_made: Callable[[str, int], None]) -> None:
+        """ports: output ports of the stage. on_made: see SessionEnvironment."""
         self._opened_at = 0.0
         self._first_output_at = 0.0
         self._last_output_at = 0.0
         self._items = dict.fromkeys(ports, 0)
+        self._on_made = on_made
         self.timing = Timing()
 
     def opened(self) -> None:
@@ -32,6 +33,13 @@ class Meter:
         if not self._first_output_at:
             self._first_output_at = self._last_output_at
         self._items[output.port] += output.count
+        self._on_made(output.port, output.count)
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        """Of Opened, the first output and the last one, in time.monotonic() seconds; 0 for what was not yet. Until there is an output the
+        last one is as Opened."""
+        return self._opened_at, self._first_output_at, self._last_output_at
 
     @property
     def first_output_s(self) -> float | None:
@@ -50,6 +58,7 @@ class Meter:
             input_items=input_items,
             output_items=self._items,
             cached_tokens=self.timing.cached_tokens,
+            prompt_tokens=self.timing.prompt_tokens,
             audio_underruns=self.timing.audio_underruns,
             audio_starved=duration(self.timing.audio_starved_s),
             failovers=failovers,

@@ -1,47 +1,141 @@
-"""Prometheus metrics of a stage server. Labels are stage and model; never a request."""
+"""Prometheus metrics of a stage server, explained in docs/metrics.md. Labels are stage and model; never a request."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from omnistage.connector.arena import Arena
+from omnistage.host.registry import new_registry
+from omnistage.models.interface import Load
+from omnistage.stage.logic import Timing
+from omnistage.v1 import stage_pb2
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+TRANSPORTS = ("inline", "shared_memory")
+"""How tensors go to the next stage."""
 
 
 class StageMetrics:
     """The families of one stage server, in a registry of their own."""
 
     def __init__(self, stage: str, model: str) -> None:
-        self.registry = CollectorRegistry()
-        labels = {"stage": stage, "model": model}
-        names = tuple(labels)
-        registry = self.registry
-        self.sessions = Gauge("omnistage_stage_inflight", "Sessions that run now.", names, registry=registry).labels(**labels)
-        self.queued = Gauge("omnistage_stage_queue_depth", "Sessions that wait for their first step.", names, registry=registry).labels(
-            **labels
-        )
-        self.kv_pages = Gauge("omnistage_kv_pages_used", "KV-cache pages in use.", names, registry=registry).labels(**labels)
-        self.arena_bytes = Gauge("omnistage_connector_arena_used_bytes", "Shared memory in use.", names, registry=registry).labels(**labels)
-        self.leases = Gauge("omnistage_connector_leases", "Blocks that consumers lease.", names, registry=registry).labels(**labels)
-        self._tensors = Counter(
-            "omnistage_connector_sent_tensors_total", "Tensors given to the next stage.", (*names, "transport"), registry=registry
-        )
-        self._tensor_bytes = Counter(
-            "omnistage_connector_sent_bytes_total", "Bytes of tensors given to the next stage.", (*names, "transport"), registry=registry
-        )
+        self.registry = registry = new_registry()
+        self._labels = {"stage": stage, "model": model}
+        names = tuple(self._labels)
         self.first_output = Histogram(
             "omnistage_stage_first_output_seconds", "From Opened to the first output.", names, registry=registry, buckets=_SECONDS
-        ).labels(**labels)
+        ).labels(**self._labels)
         self.duration = Histogram(
             "omnistage_stage_session_seconds", "From Open to the end of a session.", names, registry=registry, buckets=_SECONDS
-        ).labels(**labels)
+        ).labels(**self._labels)
         self._ended = Counter("omnistage_stage_sessions_total", "Sessions by how they ended.", (*names, "reason"), registry=registry)
-        self._labels = labels
+        self._ended.labels(**self._labels, reason="OK")  # A rate needs the 0 before the first one.
+        self._counts: dict[str, tuple[Counter, float]] = {}
+        """What an item of a port counts, and how much of it."""
+        self._tensors: Counter | None = None
+        self._tensor_bytes: Counter | None = None
+        self._underruns: Counter | None = None
+        self._starved: Counter | None = None
+
+    def watch(
+        self, description: stage_pb2.DescribeResponse, load: Callable[[], Load], sessions: Callable[[], int], arena: Arena | None
+    ) -> None:
+        """Show from now on how busy the stage is, as it is when somebody looks, and count what it makes. load, sessions: may be called from
+        any thread. arena: None where tensors do not go through shared memory."""
+        self.registry.register(_Now(self._labels, load, sessions, lambda: description.max_sessions, arena))
+        tokens, sound, pictures = stage_pb2.PAYLOAD_TEXT, stage_pb2.PAYLOAD_AUDIO, stage_pb2.PAYLOAD_IMAGE
+        made = {port.payload for port in description.produces}
+        counters: dict[stage_pb2.Payload, Counter] = {}
+        if tokens in made:
+            counters[tokens] = self._counter("omnistage_stage_tokens_total", "Tokens of text made.")
+        if sound in made:
+            counters[sound] = self._counter("omnistage_stage_sound_seconds_total", "Seconds of sound made.")
+            self._underruns = self._counter("omnistage_stage_sound_underruns_total", "Times a listener had nothing left to play.")
+            self._starved = self._counter("omnistage_stage_sound_starved_seconds_total", "How long listeners had nothing left to play.")
+        if pictures in made:
+            counters[pictures] = self._counter("omnistage_stage_pictures_total", "Pictures made.")
+        if stage_pb2.PAYLOAD_TENSOR in made:
+            self._tensors = self._by_transport("omnistage_connector_sent_tensors_total", "Tensors given to the next stage.")
+            self._tensor_bytes = self._by_transport("omnistage_connector_sent_bytes_total", "Bytes of tensors given to the next stage.")
+        for port in description.produces:
+            if port.payload in counters:
+                each = 1000 / port.rate_millihertz if port.payload == sound else 1.0
+                self._counts[port.name] = counters[port.payload], each
+
+    def _counter(self, name: str, meaning: str) -> Counter:
+        return Counter(name, meaning, tuple(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _by_transport(self, name: str, meaning: str) -> Counter:
+        counter = Counter(name, meaning, (*self._labels, "transport"), registry=self.registry)
+        for transport in TRANSPORTS:
+            counter.labels(**self._labels, transport=transport)
+        return counter
 
     def sent(self, transport: str, size: int) -> None:
         """Count a tensor that went to the next stage. transport: inline or shared_memory."""
-        self._tensors.labels(**self._labels, transport=transport).inc()
-        self._tensor_bytes.labels(**self._labels, transport=transport).inc(size)
+        if self._tensors is not None and self._tensor_bytes is not None:
+            self._tensors.labels(**self._labels, transport=transport).inc()
+            self._tensor_bytes.labels(**self._labels, transport=transport).inc(size)
+
+    def made(self, port: str, items: int) -> None:
+        """Count items that the model made."""
+        if port in self._counts:
+            counter, each = self._counts[port]
+            counter.inc(items * each)
 
     def ended(self, reason: str) -> None:
         """Count a session. reason: OK, CANCELLED, INTERNAL or a name in ErrorReason."""
         self._ended.labels(**self._labels, reason=reason).inc()
+
+    def heard(self, timing: Timing) -> None:
+        """Count what a session knows of its listener, once, at its end."""
+        if self._underruns is not None and self._starved is not None:
+            self._underruns.inc(timing.audio_underruns)
+            self._starved.inc(timing.audio_starved_s)
+
+
+class _Now(Collector):
+    """What is read when somebody looks: sessions and their limit, and of the model's queue, cache and batches what it has."""
+
+    def __init__(
+        self, labels: dict[str, str], load: Callable[[], Load], sessions: Callable[[], int], places: Callable[[], int], arena: Arena | None
+    ) -> None:
+        self._labels = labels
+        self._load, self._sessions, self._places, self._arena = load, sessions, places, arena
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._load()
+        shown = [
+            ("omnistage_stage_inflight", "Sessions that run now.", self._sessions()),
+            ("omnistage_stage_places", "Sessions that may run at once.", self._places()),
+            ("omnistage_stage_queue_depth", "Sessions that wait for their first step.", load.queued),
+        ]
+        if load.kv_pages_total:
+            shown += [
+                ("omnistage_stage_kv_pages_used", "KV-cache pages in use.", load.kv_pages_used),
+                ("omnistage_stage_kv_pages", "KV-cache pages that there are.", load.kv_pages_total),
+            ]
+        if (arena := self._arena) is not None:
+            shown += [
+                ("omnistage_connector_arena_used_bytes", "Shared memory in use.", arena.bytes_used),
+                ("omnistage_connector_arena_bytes", "Shared memory that may be used.", arena.max_bytes),
+                ("omnistage_connector_leases", "Blocks that consumers lease.", arena.leases),
+            ]
+        yield from self._gauges(shown)
+        if load.batches is not None:
+            size = SummaryMetricFamily(
+                "omnistage_stage_batch_size", "Sessions in a step of the model, over all steps.", labels=list(self._labels)
+            )
+            size.add_metric(list(self._labels.values()), load.batches.steps, load.batches.stepped)
+            yield size
+
+    def _gauges(self, shown: Sequence[tuple[str, str, int]]) -> Iterable[Metric]:
+        for name, meaning, value in shown:
+            gauge = GaugeMetricFamily(name, meaning, labels=list(self._labels))
+            gauge.add_metric(list(self._labels.values()), value)
+            yield gauge

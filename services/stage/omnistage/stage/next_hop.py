@@ -31,12 +31,16 @@ class NextHop:
         deadline: float,
         metadata: Metadata,
         replay_bytes: int,
+        on_lost: Callable[[stage_pb2.Failover], None],
     ) -> None:
-        """opening: has a route. own_ports: output ports of this stage; all others are of hops behind. The rest is as in Link."""
+        """opening: has a route. own_ports: output ports of this stage; all others are of hops behind. on_lost: called when the replica of
+        this very hop was replaced. The rest is as in Link."""
         request, resumption = opening.request, opening.resumption
         hop, *rest = request.route
         credits_behind = [credit for credit in request.credits if credit.port not in own_ports]
         self._opening = opening
+        self._kind = hop.kind
+        self._on_lost = on_lost
         self._half_closed = False
         self._credit = CreditBehind(
             uncredited=(name for each in request.route for name in each.checkpoints),
@@ -108,6 +112,8 @@ class NextHop:
         """Pass everything up, unchanged, until the next hop has ended. Raises how it ended, and HALF_CLOSED where nothing more may come."""
         async with aclosing(self._link.events()) as events:
             async for event in events:
+                if event.HasField("failover") and event.failover.kind == self._kind:
+                    self._on_lost(event.failover)
                 await outbox.put(event)
                 for chunk in chunks_of(event):
                     self._credit.relayed(chunk)

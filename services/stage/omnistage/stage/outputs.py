@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence, Set
+import time
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import numpy as np
 
@@ -22,13 +23,22 @@ class Outputs:
     ports: names of all output ports of the stage.
     """
 
-    def __init__(self, ports: Iterable[stage_pb2.Port], opening: Opening, sender: Sender, outbox: Outbox, next_hop: NextHop | None) -> None:
-        """ports: all output ports of the stage. sender: of tensors to the caller.
-        next_hop: gets the ports that the route says; None: the route ends here."""
+    def __init__(
+        self,
+        ports: Iterable[stage_pb2.Port],
+        opening: Opening,
+        sender: Sender,
+        outbox: Outbox,
+        next_hop: NextHop | None,
+        on_sent: Callable[[float], None] = lambda begun_s: None,
+    ) -> None:
+        """ports: all output ports of the stage. sender: of tensors to the caller. next_hop: gets the ports that the route says; None: the
+        route ends here. on_sent: called when the next hop has taken a piece, with the time.monotonic() at which it was given to it."""
         self._opening = opening
         self._sender = sender
         self._outbox = outbox
         self._next_hop = next_hop
+        self._on_sent = on_sent
         self._payloads = {port.name: port.payload for port in ports}
         self._writers = {port: opening.resumption.writer(port) for port in self._payloads}
         self._begun_at = {port: writer.seq for port, writer in self._writers.items()}
@@ -76,7 +86,9 @@ class Outputs:
         if down and self._next_hop is not None:
             if self._opening.checkpoints:
                 await self._outbox.flush()
+            begun_s = time.monotonic()
             await self._next_hop.send(output)
+            self._on_sent(begun_s)
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:
         writer, begun_at = self._writers[output.port], self._begun_at[output.port]

@@ -19,6 +19,7 @@ from omnistage.host.errors import StartError
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
 from omnistage.host.token import read_token
+from omnistage.host.tracing import Tracer, tracing
 from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.stage.allowlist import AllowList
@@ -48,8 +49,15 @@ class StageServer:
     name = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
     max_calls: int | None = None
 
-    def __init__(self, settings: StageSettings, logic: StageLogic, metrics: StageMetrics, token: Token | None = None) -> None:
-        """token: what callers must show, and what next hops are shown; None: every caller is taken."""
+    def __init__(
+        self,
+        settings: StageSettings,
+        logic: StageLogic,
+        metrics: StageMetrics,
+        token: Token | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """token: what callers must show, and what next hops are shown; None: every caller is taken. tracer: see SessionEnvironment."""
         self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Guard(token),)
         self._is_open = token is None
         self._settings = settings
@@ -73,6 +81,8 @@ class StageServer:
             session_limit_s=settings.session_limit,
             trusted_uids=settings.trusted_uids,
             on_post=metrics.sent,
+            tracer=tracer,
+            on_made=metrics.made,
         )
         self._servicer = StageServicer(self._environment, metrics)
         self._broken = False
@@ -137,14 +147,16 @@ async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refus
     # Before the model: loading takes long, and a port that is taken is seen at once.
     check_can_listen(settings.address, "--address", kept=settings.kept_port)
     check_can_listen(settings.metrics_address, "--metrics-address")
-    try:
-        logic = await asyncio.to_thread(load, settings)
-    except refusal as error:
-        raise StartError(str(error)) from None
-    model = logic.description.model
-    log.info("model.loaded", kind=kind, model=model, revision=logic.description.revision, **logic.description.settings)
-    metrics = StageMetrics(kind, model)
-    await serve(settings, StageServer(settings, logic, metrics, token), metrics.registry, {"kind": kind, "model": model})
+    async with tracing(settings.otlp, f"omnistage-{kind}") as tracer:
+        try:
+            logic = await asyncio.to_thread(load, settings)
+        except refusal as error:
+            raise StartError(str(error)) from None
+        model = logic.description.model
+        log.info("model.loaded", kind=kind, model=model, revision=logic.description.revision, **logic.description.settings)
+        metrics = StageMetrics(kind, model)
+        service = StageServer(settings, logic, metrics, token, tracer)
+        await serve(settings, service, metrics.registry, {"kind": kind, "model": model})
 
 
 def main(kind: str, load: LoadLogic, refusal: type[Exception]) -> int:

@@ -19,6 +19,7 @@ from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.opening import checked
 from omnistage.stage.session import Session
+from omnistage.stage.trace import SessionTrace
 from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import CallerGone, StageError
@@ -60,13 +61,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
     def _watch_metrics(self, metrics: StageMetrics) -> None:
         """Gauges are read when somebody looks at them."""
-        logic, arena = self._environment.logic, self._environment.arena
-        metrics.sessions.set_function(lambda: self._sessions)
-        metrics.queued.set_function(lambda: logic.load().queued)
-        metrics.kv_pages.set_function(lambda: logic.load().kv_pages_used)
-        if arena is not None:
-            metrics.arena_bytes.set_function(lambda: arena.bytes_used)
-            metrics.leases.set_function(lambda: arena.leases)
+        environment = self._environment
+        metrics.watch(environment.description, environment.logic.load, lambda: self._sessions, environment.arena)
 
     def _complete_description(self) -> None:
         description = self._environment.description
@@ -124,17 +120,20 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         structlog.contextvars.clear_contextvars()
         begun = time.monotonic()
         caller = Caller(context, self._environment.session_limit_s)
+        trace = SessionTrace(self._environment.tracer.begin(self._environment.kind, caller.forwarded))
+        if trace.span.trace_id:
+            structlog.contextvars.bind_contextvars(trace_id=trace.span.trace_id)
         session: Session | None = None
         reason = "CANCELLED"
         self._stream(1)
         try:
-            session = await self._opened(caller)
+            session = await self._opened(caller, trace)
             await self._run(session, caller)
             await caller.end(None)
             reason = "OK"
         except StageError as error:
             reason = error.reason or "INTERNAL"
-            log.info("session.ended", reason=reason, message=error.message)
+            log.info("session.ended", **error.for_log())
             forget_traceback(error)
             if self._broken:
                 await caller.break_off("this replica is broken")
@@ -145,15 +144,18 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             self._metrics.ended(reason)
             if session is not None:
                 session.close()
+                self._metrics.heard(session.meter.timing)
                 if session.meter.first_output_s is not None:
                     self._metrics.first_output.observe(session.meter.first_output_s)
             self._metrics.duration.observe(time.monotonic() - begun)
+            trace.end(reason, session)
 
-    async def _opened(self, caller: Caller) -> Session:
+    async def _opened(self, caller: Caller, trace: SessionTrace) -> Session:
         """The session that the caller asks for. Raises StageError where what it asks for cannot be."""
         request = await caller.receive_open()
         structlog.contextvars.bind_contextvars(session_id=request.session_id[:64])
-        return Session(self._environment, caller, await checked(request, self._environment.description, self._environment.allow_list))
+        opening = await checked(request, self._environment.description, self._environment.allow_list)
+        return Session(self._environment, caller, opening, trace)
 
     async def _run(self, session: Session, caller: Caller) -> None:
         """Run a session to its end. Raises what it ends with: this is the one place where an unforeseen error becomes INTERNAL."""

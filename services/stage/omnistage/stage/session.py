@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -28,6 +29,7 @@ from omnistage.stage.meter import Meter
 from omnistage.stage.next_hop import NextHop
 from omnistage.stage.opening import Opening
 from omnistage.stage.outputs import Outputs
+from omnistage.stage.trace import SessionTrace
 from omnistage.v1 import stage_pb2
 from omnistage.wire.batches import chunks_of
 from omnistage.wire.errors import StageError, protocol_error
@@ -43,12 +45,13 @@ PASSED = "the deadline of the session has passed"
 class Session:
     """A `Run` whose Open was checked: `prepare`, `run`, and `close` in any case."""
 
-    def __init__(self, environment: SessionEnvironment, caller: Caller, opening: Opening) -> None:
+    def __init__(self, environment: SessionEnvironment, caller: Caller, opening: Opening, trace: SessionTrace) -> None:
         description = environment.description
         ports = [port.name for port in description.produces]
         new_sender = environment.new_senders()
         self._environment = environment
         self._caller = caller
+        self._trace = trace
         self._superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receiver = Receiver(owners=environment.trusted_uids)
         self._answer = self._receiver.answer(opening.request.offers)
@@ -58,19 +61,20 @@ class Session:
                 environment.channels,
                 opening,
                 set(ports),
-                sender=new_sender,
+                sender=partial(new_sender, trace.posted),
                 deadline=caller.deadline,
-                metadata=caller.forwarded,
+                metadata=trace.span.metadata,
                 replay_bytes=environment.replay_limit,
+                on_lost=trace.lost,
             )
             if opening.request.route
             else None
         )
-        self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop)
+        self._outputs = Outputs(description.produces, opening, new_sender(), caller.outbox, self._next_hop, trace.sent)
         self._interrupted = False
         self._rest: asyncio.Task[None] | None = None
         self.opening = opening
-        self.meter = Meter(ports)
+        self.meter = Meter(ports, environment.on_made)
 
     @property
     def transport(self) -> str:
@@ -186,7 +190,7 @@ class Session:
         for output in self._outputs.missing_ends(interrupted=self._interrupted):
             self.meter.made(output)
             await self._outputs.emit(output)
-        await outbox.put(stage_pb2.RunResponse(report=self._report()))
+        await outbox.put(stage_pb2.RunResponse(report=self.report()))
         await self._inputs.flush()
         self._rest = asyncio.create_task(self._take_the_rest())
         await self._outputs.settle()
@@ -210,7 +214,8 @@ class Session:
         except StageError as error:
             log.debug("session.rest", reason=error.reason)  # Half-closed: nothing more comes.
 
-    def _report(self) -> stage_pb2.Report:
+    def report(self) -> stage_pb2.Report:
+        """The account of this stage, as of now."""
         failovers = 0 if self._next_hop is None else self._next_hop.failovers
         return self.meter.report(self._environment.description.kind, self._environment.address, self._inputs.items, failovers)
 
@@ -224,6 +229,7 @@ class Session:
             return
         match message.WhichOneof("event"):
             case "chunk" | "chunks":
+                self._trace.came()
                 for chunk in chunks_of(message):
                     self._inputs.put(chunk)
             case "credit":

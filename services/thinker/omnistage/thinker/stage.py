@@ -61,6 +61,8 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
                         case TextPiece():
                             timing.queued_s += piece.queued_s
                             timing.cached_tokens += piece.cached_tokens
+                            if piece.prompt_tokens is not None:
+                                timing.prompt_tokens = piece.prompt_tokens
                             yield Output(self._text, len(piece.token_ids), _text(piece), piece.finish_reason is not None)
                         case Rows():
                             for output in row_outputs(self._produces[piece.port], piece.rows, last=piece.last):

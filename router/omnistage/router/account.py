@@ -1,0 +1,125 @@
+"""The end of a request, told once: one line in the log (docs/logs.md) and one span (docs/tracing.md), whatever became of it."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from omnistage.host.tracing import Span, Value
+from omnistage.router.admission import Place
+from omnistage.router.tally import Tally
+from omnistage.v1 import chunk_pb2
+from omnistage.wire.errors import StageError
+
+log = structlog.get_logger(__name__)
+
+BUG = {"reason": "INTERNAL"}
+
+_FINISH = {
+    chunk_pb2.FINISH_REASON_STOP: "stop",
+    chunk_pb2.FINISH_REASON_LENGTH: "length",
+    chunk_pb2.FINISH_REASON_INTERRUPTED: "interrupted",
+}
+
+_STANDARD = {"tokens": "gen_ai.usage.output_tokens", "prompt_tokens": "gen_ai.usage.input_tokens"}
+"""What OpenTelemetry's conventions have a name for; all else that a span says is `omnistage.*`."""
+
+
+class Account:
+    """Of one request, from its arrival on: `asks`, `waits`, `placed`, `answers`, as far as it comes, and `close` in any case.
+
+    client: as `clients.shown` has it. Neither the line nor the span has anything of what was asked or answered.
+    """
+
+    def __init__(self, client: str, span: Span) -> None:
+        self._client = client
+        self._begun_s = time.monotonic()
+        self._waits_since: float | None = None
+        self._place: Place | None = None
+        self._request_id = self._pipeline = self._session_id = ""
+        self._error = {"reason": "CANCELLED"}
+        self.span = span
+        self.tally = Tally()
+
+    def asks(self, pipeline: str, request_id: str) -> None:
+        """What it asks for was checked. request_id: empty where the client gave none."""
+        self._pipeline, self._request_id = pipeline, request_id
+
+    def waits(self) -> None:
+        """It asks for a place now."""
+        self._waits_since = time.monotonic()
+
+    def placed(self, place: Place) -> None:
+        """It has a place: it is an answer from now on."""
+        self._place = place
+        self.tally = Tally()
+
+    def answers(self, session_id: str) -> None:
+        """The stages are asked."""
+        self._session_id = session_id
+
+    def ended(self) -> None:
+        """All of the answer is out."""
+        self._error = {"reason": "OK"}
+
+    def failed(self, error: StageError | None) -> None:
+        """It ended with this error; None: by a bug. What is kept of it leads to no frame."""
+        self._error = BUG if error is None else error.for_log()
+
+    @property
+    def reason(self) -> str:
+        """How it ended, as far as was told: OK, INTERNAL, a name in ErrorReason, or CANCELLED: nobody waits for it any more."""
+        return self._error["reason"]
+
+    def close(self) -> None:
+        """It is over."""
+        said = self._figures() if self._place is not None else {}
+        asked = {"request_id": self._request_id or None, "pipeline": self._pipeline or None, "client": self._client}
+        line = {**asked, **self._error, **said, "total_s": _rounded(time.monotonic() - self._begun_s)}
+        log.info("request.refused" if self._place is None else "answer.done", **line)
+        self._trace({name: value for name, value in line.items() if name not in ("reason", "total_s")})
+
+    def _figures(self) -> dict[str, object]:
+        """What came of it."""
+        assert self._place is not None
+        tally = self.tally
+        return {
+            "session_id": self._session_id or None,
+            "finish_reason": _FINISH.get(tally.finish_reason),
+            "tokens": tally.tokens,
+            "prompt_tokens": tally.prompt_tokens,
+            "cached_tokens": tally.cached_tokens,
+            "queued_s": _rounded(self._place.queued_s),
+            "ttft_s": self._to_first("text"),
+            "ttfa_s": self._to_first("audio"),
+            "audio_s": _rounded(tally.sound_s),
+            "pictures": tally.pictures,
+            "frames": tally.frames,
+            "failovers": len(tally.losses),
+            "replicas": tally.replicas,
+        }
+
+    def _to_first(self, content: str) -> float | None:
+        """Seconds from the request's arrival to the first item of this kind; None: there was none."""
+        return _rounded(self.tally.begun_s + self.tally.first[content] - self._begun_s) if content in self.tally.first else None
+
+    def _trace(self, line: dict[str, object]) -> None:
+        """End the span, with its parts and with what the line says beyond its end and its length."""
+        span, tally, now = self.span, self.tally, time.monotonic()
+        if not span.trace_id:
+            return
+        if self._waits_since is not None and (self._place is None or self._place.queued_s):
+            ended_s, reason = (now, self.reason) if self._place is None else (tally.begun_s, "OK")
+            span.phase("queue", self._waits_since, ended_s, reason=reason)
+        if self._session_id:
+            span.phase("open", tally.begun_s, tally.opened_s or now, reason="OK" if tally.opened_s else self.reason)
+        for content, first_s in tally.first.items():
+            span.event(f"first_{content}", at_s=tally.begun_s + first_s)
+        for loss in tally.losses:
+            span.event("failover", loss.attributes, at_s=loss.at_s)
+        span.end(self.reason, {_STANDARD.get(name, f"omnistage.{name}"): value for name, value in line.items() if isinstance(value, Value)})
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 4)

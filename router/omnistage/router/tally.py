@@ -1,0 +1,111 @@
+"""What came of one answer so far: for its usage, the metrics, the log and the trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omnistage.host.tracing import Attributes
+from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.kinds import KINDS, kind_name
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A replica that was lost and replaced. at_s: in time.monotonic() seconds. pause_s: from the loss to the replacement."""
+
+    stage: str
+    lost: str
+    replica: str
+    why: str
+    pause_s: float
+    at_s: float
+
+    @property
+    def attributes(self) -> Attributes:
+        """As an event of a trace has it."""
+        told: Attributes = {"stage": self.stage, "lost": self.lost, "replica": self.replica, "why": self.why, "pause_s": self.pause_s}
+        return {f"omnistage.{name}": value for name, value in told.items()}
+
+
+class Tally:
+    """Counts from now on. Seconds are those since then, but for `begun_s` and `opened_s`, which are of time.monotonic()."""
+
+    def __init__(self) -> None:
+        self.begun_s = time.monotonic()
+        self.opened_s: float | None = None
+        """When all stages had taken the session."""
+        self.first: dict[str, float] = {}
+        """Seconds to the first item that the client gets, by what it is: text, audio and others."""
+        self.tokens = 0
+        """Tokens of text that were made, wanted or not."""
+        self.prompt_tokens: int | None = None
+        """Tokens of the prompt; None: a stage that knows has not said so, which it does when it is done."""
+        self.cached_tokens: int | None = None
+        """Of these, those that needed no computing; likewise."""
+        self.sound_s = 0.0
+        """Seconds of sound that the client got."""
+        self.last_sound_s = 0.0
+        """Seconds to the last of it."""
+        self.pictures = 0
+        """Whole pictures that the client got, each layer one; no previews."""
+        self.frames = 0
+        """Frames of film that the client got."""
+        self.finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
+        self.losses: list[Loss] = []
+        self.replicas: dict[str, list[str]] = {}
+        """Addresses of the replicas that are known to have had a part in it, by the name of the stage, in the order of time."""
+        self._first_stage = ""
+        self.reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
+
+    def opened(self, stage: str, address: str) -> None:
+        """All stages have taken the session. stage: the first one."""
+        self.opened_s = time.monotonic()
+        self._first_stage = stage
+        self._used(stage, address)
+
+    def made(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
+        """The stages sent these up, wanted or not."""
+        for chunk in chunks:
+            if chunk.HasField("text"):
+                self.tokens += chunk.count
+                self.finish_reason = chunk.text.finish_reason or self.finish_reason
+
+    def gave(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
+        """The client gets these."""
+        for chunk in chunks:
+            content = chunk.WhichOneof("payload") or ""
+            if chunk.count:
+                self.first.setdefault(content, time.monotonic() - self.begun_s)
+            match content:
+                case "audio" if chunk.audio.sample_rate_hz:
+                    self.sound_s += chunk.count / chunk.audio.sample_rate_hz
+                    self.last_sound_s = time.monotonic() - self.begun_s
+                case "image":  # A preview counts no item.
+                    self.pictures += chunk.count
+                case "video":
+                    self.frames += chunk.count
+
+    def replaced(self, failover: stage_pb2.Failover) -> Loss:
+        """A replica was lost, and another one goes on."""
+        stage = kind_name(failover.kind) if failover.kind in KINDS.values() else "unknown"
+        pause_s = failover.pause.ToTimedelta().total_seconds()
+        loss = Loss(stage, failover.lost, failover.replica, failover.reason, pause_s, time.monotonic())
+        self.losses.append(loss)
+        self._used(stage, failover.lost)
+        self._used(stage, failover.replica)
+        return loss
+
+    def reported(self, report: stage_pb2.Report) -> None:
+        """A stage is done. Its replica is named as it names itself: only its neighbour knows by which address it was called."""
+        self.reports[report.kind] = report
+        if report.HasField("prompt_tokens"):
+            self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
+        if report.kind in KINDS.values() and kind_name(report.kind) != self._first_stage:
+            self._used(kind_name(report.kind), report.replica)
+
+    def _used(self, stage: str, address: str) -> None:
+        known = self.replicas.setdefault(stage, [])
+        if address not in known:
+            known.append(address)

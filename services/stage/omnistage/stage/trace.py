@@ -1,0 +1,109 @@
+"""What a trace has of one session (docs/tracing.md): when its phases began and ended, what went to the next hop, what was lost there."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from omnistage.host.tracing import Span, Value
+from omnistage.stage.meter import Meter
+from omnistage.v1 import stage_pb2
+from omnistage.wire.kinds import kind_name
+
+if TYPE_CHECKING:
+    from omnistage.stage.session import Session
+
+
+class SessionTrace:
+    """Of one `Run`, from its first byte on; `end` in any case. All times are of time.monotonic()."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self._begun_s = time.monotonic()
+        self._first_input_s = 0.0
+        self._transfer = (0.0, 0.0)
+        """When the first piece was given to the next hop, and when the last one was taken."""
+        self._waited_s = 0.0
+        self._pieces = 0
+        self._sent_tensors: Counter[str] = Counter()
+        self._sent_bytes: Counter[str] = Counter()
+
+    def came(self) -> None:
+        """Input came from the caller."""
+        self._first_input_s = self._first_input_s or time.monotonic()
+
+    def posted(self, transport: str, size: int) -> None:
+        """A tensor of so many bytes went to the next hop; again, where it was lost and needed it again. transport: as of a Sender."""
+        self._sent_tensors[transport] += 1
+        self._sent_bytes[transport] += size
+
+    def sent(self, begun_s: float) -> None:
+        """A piece was taken by the link to the next hop, to which it was given then."""
+        now = time.monotonic()
+        self._transfer = (self._transfer[0] or begun_s, now)
+        self._waited_s += now - begun_s
+        self._pieces += 1
+
+    def lost(self, failover: stage_pb2.Failover) -> None:
+        """The next hop was lost, and another replica goes on."""
+        told: dict[str, Value] = {"stage": kind_name(failover.kind), "lost": failover.lost, "replica": failover.replica}
+        told |= {"why": failover.reason, "pause_s": failover.pause.ToTimedelta().total_seconds()}
+        self.span.event("failover", {f"omnistage.{name}": value for name, value in told.items()})
+
+    def end(self, reason: str, session: Session | None) -> None:
+        """The session is over. session: None where there was none, as what was asked for could not be."""
+        if not self.span.trace_id:
+            return
+        if session is None:
+            self.span.end(reason)
+            return
+        self._phases(session.meter, reason)
+        self.span.end(reason, _attributes(session))
+
+    def _phases(self, meter: Meter, reason: str) -> None:
+        """One after the other, as far as the session came. The one in which it ended has its reason."""
+        now = time.monotonic()
+        opened, first, last = meter.times
+        if not opened:
+            self.span.phase("open", self._begun_s, now, reason=reason)
+            return
+        self.span.phase("open", self._begun_s, opened)
+        admitted = opened + meter.timing.queued_s
+        if admitted > opened:
+            self.span.phase("queue", opened, admitted)
+        prefill = max(admitted, self._first_input_s)
+        if not first:
+            self.span.phase("prefill", prefill, now, reason=reason)
+            return
+        self.span.phase("prefill", min(prefill, first), first)
+        self.span.event("first_output", at_s=first)
+        self.span.phase("generate", first, last if reason == "OK" else now, reason=reason)
+        begun, ended = self._transfer
+        if begun:
+            self.span.phase("transfer", begun, ended, self._transferred())
+
+    def _transferred(self) -> dict[str, Value]:
+        tensors = {f"omnistage.tensors.{way}": count for way, count in self._sent_tensors.items()}
+        sizes = {f"omnistage.bytes.{way}": size for way, size in self._sent_bytes.items()}
+        return {"omnistage.pieces": self._pieces, "omnistage.waited_s": round(self._waited_s, 6), **tensors, **sizes}
+
+
+def _attributes(session: Session) -> dict[str, Value]:
+    request, report = session.opening.request, session.report()
+    told: dict[str, Value] = {
+        "session_id": request.session_id,
+        "stage": kind_name(report.kind),
+        "model": request.model,
+        "replica": report.replica,
+        "attempt": ".".join(map(str, request.attempts)),
+        "resumed": session.opening.resumption.again,
+        "failovers": report.failovers,
+        "cached_tokens": report.cached_tokens,
+        "audio_underruns": report.audio_underruns,
+    }
+    if report.HasField("prompt_tokens"):
+        told["prompt_tokens"] = report.prompt_tokens
+    told |= {f"input.{port}": items for port, items in report.input_items.items()}
+    told |= {f"output.{port}": items for port, items in report.output_items.items()}
+    return {f"omnistage.{name}": value for name, value in told.items()}

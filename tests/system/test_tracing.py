@@ -1,0 +1,272 @@
+"""Spans of real processes at a real collector: one tree for a request, from the client's own span to the last stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.ask import ask, read, read_all, refused, request
+from helpers.collector import Collector, Span, collector
+from helpers.disturbed import SLOW, SLOWER_SOUND, Step, ask_through, killed_holder, text_chunks
+from helpers.fleet import fleet
+from helpers.ports import take_address
+from helpers.servers import CHAIN, ServerProcess, Stack, omni_stub, stack
+from omnistage.cli.layout import ServerOptions
+from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.stack import Stack as LaunchedStack
+from omnistage.models.toy import formulas
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+GIVEN = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("tracestate", "a=b"))
+UNSAMPLED = (("traceparent", f"00-{'a' * 32}-{PARENT}-00"),)
+STAGE_PHASES = {"open", "prefill", "generate"}
+
+
+@contextmanager
+def traced(folder: Path, url: str, **options: Any) -> Iterator[Stack]:
+    """A toy chain that sends its spans there; when this returns, its processes have ended, and sent all."""
+    router_args = ["--otlp", url, *options.pop("router_args", ())]
+    with stack(folder, stage_args=["--otlp", url], router_args=router_args, **options) as running:
+        yield running
+    assert [server.process.returncode for server in running.processes()] == [0] * len(running.processes())
+
+
+def lines(server: ServerProcess, event: str) -> list[Mapping[str, Any]]:
+    """What a server logged of this."""
+    logged = [json.loads(line) for line in server.log().splitlines()]
+    return [line for line in logged if line["event"] == event]
+
+
+def chain(spans: Collector, root: Span) -> list[Span]:
+    """The span of a router and those of the stages behind it, each below the one before."""
+    found = [root]
+    for kind in CHAIN:
+        (below,) = [span for span in spans.of(f"omnistage-{kind}", kind) if span.parent == found[-1].id]
+        found.append(below)
+    return found
+
+
+# One request -----------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_one_tree_below_the_span_of_its_client(tmp_path: Path) -> None:
+    with collector() as spans, traced(tmp_path, spans.url, options=SLOW) as running:
+        async with omni_stub(running.address) as stub:
+            answer = await ask(stub, request("hello", 3, request_id="r-1"), metadata=GIVEN)
+    answer.check_toy(3, "hello")
+    root = spans.one("omnistage-router", "generate")
+    assert (root.trace_id, root.parent) == (TRACE, PARENT)
+    assert {span.trace_id for span in spans.spans} == {TRACE}
+    found = chain(spans, root)
+    for outer, inner in pairwise(found):
+        assert outer.holds(inner), (outer, inner)
+    for span in found:
+        parts = spans.below(span)
+        assert all(span.holds(part) for part in parts.values())
+        assert span.error == "" and span.attributes["omnistage.reason"] == "OK"
+    assert len(spans.spans) == sum(1 + len(spans.below(span)) for span in found)
+    _check_router(spans, root, answer.started.session_id if answer.started else "")
+    for span, further in zip(found[1:], ({"transfer"}, {"transfer"}, set()), strict=True):
+        _check_stage(spans, span, further)
+        assert span.attributes["omnistage.replica"] == running.addresses[span.name]
+        assert span.attributes["omnistage.session_id"] == root.attributes["omnistage.session_id"]
+        assert span.resource["process.pid"] == running.stages[span.name].pid
+    assert running.router is not None
+    (line,) = lines(running.router, "answer.done")
+    assert (line["trace_id"], line["request_id"]) == (TRACE, "r-1")
+
+
+def _check_router(spans: Collector, root: Span, session_id: str) -> None:
+    told = {"session_id": session_id, "request_id": "r-1", "pipeline": "toy", "client": "127.0.0.1", "finish_reason": "stop"}
+    assert {name: root.attributes[f"omnistage.{name}"] for name in told} == told
+    assert root.attributes["gen_ai.usage.output_tokens"] == formulas.NATURAL_LENGTH
+    assert set(spans.below(root)) == {"open"}  # It did not have to wait for its place.
+    opened, text, audio = spans.below(root)["open"], root.event("first_text"), root.event("first_audio")
+    assert opened.ended_ns <= text.at_ns <= audio.at_ns <= root.ended_ns
+
+
+def _check_stage(spans: Collector, span: Span, further: set[str]) -> None:
+    parts = spans.below(span)
+    assert set(parts) == STAGE_PHASES | further
+    opened, prefill, generate = (parts[name] for name in ("open", "prefill", "generate"))
+    assert opened.ended_ns <= prefill.begun_ns <= prefill.ended_ns == span.event("first_output").at_ns == generate.begun_ns
+    if "transfer" in parts:
+        transfer = parts["transfer"]
+        assert generate.begun_ns <= transfer.begun_ns
+        assert transfer.attributes["omnistage.pieces"] > 0 and transfer.attributes["omnistage.waited_s"] >= 0
+    if span.name == "thinker":
+        sent = {name: value for name, value in parts["transfer"].attributes.items() if name.startswith("omnistage.bytes.")}
+        assert sum(sent.values()) == span.attributes["omnistage.output.hidden"] * formulas.WIDTH * 4
+
+
+async def test_without_a_span_of_the_client_the_router_begins_a_trace(tmp_path: Path) -> None:
+    with collector() as spans, traced(tmp_path, spans.url) as running:
+        async with omni_stub(running.address) as stub:
+            for _ in range(2):
+                await ask(stub, request("hello", 3))
+            await ask(stub, request("hello", 3), metadata=[("traceparent", f"00-{'0' * 32}-{PARENT}-01")])  # Not a possible one.
+    roots = spans.of("omnistage-router", "generate")
+    assert len(roots) == 3 and len({root.trace_id for root in roots}) == 3 and {root.parent for root in roots} == {""}
+    for root in roots:
+        assert {span.trace_id for span in chain(spans, root)} == {root.trace_id}
+
+
+async def test_what_the_client_does_not_record_nobody_records(tmp_path: Path) -> None:
+    with collector() as spans, traced(tmp_path, spans.url) as running:
+        async with omni_stub(running.address) as stub:
+            for metadata in (UNSAMPLED, GIVEN, UNSAMPLED):
+                (await ask(stub, request("hello", 3), metadata=metadata)).check_toy(3, "hello")
+    assert {span.trace_id for span in spans.spans} == {TRACE}
+    chain(spans, spans.one("omnistage-router", "generate"))
+
+
+async def test_an_error_is_on_the_span_of_who_found_it_and_of_who_passed_it_on(tmp_path: Path) -> None:
+    with collector() as spans, traced(tmp_path, spans.url) as running:
+        async with omni_stub(running.address) as stub:
+            await refused(stub, request("tell nobody", model="gpt"))
+            await refused(stub, request("tell nobody", thinker={"stop": ["tell nobody" * 99]}))
+    unknown, bad = spans.of("omnistage-router", "generate")
+    assert (unknown.error, unknown.attributes["error.type"], spans.below(unknown)) == ("UNKNOWN_MODEL", "UNKNOWN_MODEL", {})
+    assert (bad.error, bad.attributes["omnistage.field"]) == ("BAD_REQUEST", "thinker.stop")
+    thinker = spans.one("omnistage-thinker", "thinker")
+    assert (thinker.parent, thinker.error) == (bad.id, "BAD_REQUEST")
+    assert [spans.below(span)["open"].error for span in (bad, thinker)] == ["BAD_REQUEST"] * 2
+    assert "tell nobody" not in repr(spans.spans)
+
+
+async def test_waiting_for_a_place_is_a_span(tmp_path: Path) -> None:
+    with collector() as spans, traced(tmp_path, spans.url, options=SLOW, router_args=["--max-sessions", "1"]) as running:
+        async with omni_stub(running.address) as stub:
+            first = stub.Generate(request("hello", 3), timeout=60)
+            assert (await read(first)).HasField("started")
+            second = stub.Generate(request("hello", 4), timeout=60, metadata=[*GIVEN, ("x-api-key", "other")])
+            assert [event async for event in read_all(first)][-1].HasField("usage")
+            assert [event async for event in read_all(second)][-1].HasField("usage")
+    one, other = spans.of("omnistage-router", "generate")
+    assert "queue" not in spans.below(one)
+    queue, opened = (spans.below(other)[name] for name in ("queue", "open"))
+    assert queue.begun_ns < queue.ended_ns <= opened.begun_ns and one.begun_ns < queue.begun_ns
+
+
+async def test_a_stack_of_the_command_gives_its_servers_the_collector(tmp_path: Path) -> None:
+    with collector() as spans:
+        running = LaunchedStack(layout_of(Choice(pipeline="toy", servers=ServerOptions(otlp=spans.url))), log_folder=tmp_path)
+        await running.start()
+        try:
+            async with omni_stub(running.address) as stub:
+                await ask(stub, request("hello", 3))
+        finally:
+            await running.stop()
+    chain(spans, spans.one("omnistage-router", "generate"))
+
+
+# Losses ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, seed: int) -> None:
+    """And in the line of the answer. What the killed process knew is gone with it."""
+    killed: list[str] = []
+    with collector() as spans:
+        arguments = ["--otlp", spans.url]
+        with fleet(
+            tmp_path, replicas={"talker": 2}, options=SLOW, options_of=SLOWER_SOUND, stage_args=arguments, router_args=arguments
+        ) as toys:
+
+            async def kill() -> None:
+                killed.append(toys.address(await killed_holder(toys, "talker")))
+
+            async with omni_stub(toys.address("router")) as stub:
+                asked = request("hello", seed, thinker={"max_tokens": 150, "ignore_eos": True})
+                answer = await ask_through(stub, asked, Step(text_chunks(5), kill))
+        (line,) = lines(toys.server("router"), "answer.done")
+        answer.check_toy(seed, "hello", 150)
+        (other,) = [toys.address(name) for name in toys.of("talker") if toys.address(name) not in killed]
+        code2wav = toys.address("code2wav-0")
+    assert (line["failovers"], line["reason"]) == (1, "OK")
+    assert line["replicas"] == {"thinker": [toys.address("thinker-0")], "talker": [*killed, other], "code2wav": [code2wav]}
+    root = spans.one("omnistage-router", "generate")
+    thinker, talker = spans.one("omnistage-thinker", "thinker"), spans.one("omnistage-talker", "talker")
+    assert (thinker.parent, talker.parent) == (root.id, thinker.id)
+    assert (talker.attributes["omnistage.replica"], talker.attributes["omnistage.resumed"]) == (other, True)
+    for span in (root, thinker):
+        event = span.event("failover")
+        told = {name: event.attributes[f"omnistage.{name}"] for name in ("stage", "lost", "replica")}
+        assert told == {"stage": "talker", "lost": killed[0], "replica": other}
+        assert span.begun_ns <= event.at_ns <= span.ended_ns and event.attributes["omnistage.why"]
+    assert talker.begun_ns <= thinker.event("failover").at_ns
+    lost, resumed = spans.of("omnistage-code2wav", "code2wav")
+    assert (resumed.parent, resumed.error) == (talker.id, "")
+    assert lost.parent not in {span.id for span in spans.spans} and lost.trace_id == root.trace_id
+    assert {span.trace_id for span in spans.spans} == {root.trace_id}
+
+
+# Collectors that are of no use -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_processes_end_although_their_collector_never_answers(tmp_path: Path) -> None:
+    """Without an error, and by themselves: the log says that spans were given up."""
+    with collector(silent=True) as spans:
+        with traced(tmp_path, spans.url) as running:
+            async with omni_stub(running.address) as stub:
+                (await ask(stub, request("hello", 3))).check_toy(3, "hello")
+        for server in running.processes():
+            (line,) = lines(server, "tracing.cut")
+            assert (line["level"], line["collector"]) == ("warning", spans.url)
+            _check_no_tracebacks(server)
+        assert spans.asked.is_set() and not spans.spans
+
+
+@pytest.mark.slow
+async def test_a_collector_that_is_not_there_is_told_and_does_no_harm(tmp_path: Path) -> None:
+    with traced(tmp_path, f"http://{take_address()}") as running:
+        async with omni_stub(running.address) as stub:
+            for _ in range(3):
+                (await ask(stub, request("hello", 3))).check_toy(3, "hello")
+    for server in running.processes():
+        _check_no_tracebacks(server)
+        assert [line["event"] for line in _warnings(server) if "traces" in line["event"] or line["event"] == "tracing.cut"]
+
+
+def _warnings(server: ServerProcess) -> Sequence[Mapping[str, Any]]:
+    logged = [json.loads(line) for line in server.log().splitlines()]
+    return [line for line in logged if line["level"] not in ("info", "debug")]
+
+
+def _check_no_tracebacks(server: ServerProcess) -> None:
+    assert [line for line in _warnings(server) if "exception" in line] == []
+
+
+# What it costs where it is off -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("otlp", [False, True])
+async def test_a_server_imports_opentelemetry_where_spans_are_wanted_only(tmp_path: Path, otlp: bool) -> None:
+    with collector() as spans:
+        arguments = ["--otlp", spans.url] if otlp else []
+        environment = {"PYTHONPROFILEIMPORTTIME": "1"}
+        thinker = ServerProcess("omnistage.thinker", "--family", "toy", *arguments, log_folder=tmp_path, environment=environment)
+        with thinker:
+            thinker.wait_ready()
+            flags = ["--pipeline", str(_text_pipeline(tmp_path)), "--stages", f"thinker={thinker.address}", *arguments]
+            with ServerProcess("omnistage.router", *flags, log_folder=tmp_path, environment=environment) as router:
+                router.wait_ready()
+                async with omni_stub(router.address) as stub:
+                    assert (await ask(stub, request("hello", 3))).text() == formulas.text(3, "hello", formulas.NATURAL_LENGTH)
+        for server in (thinker, router):
+            assert "grpc.aio" in server.log()
+            assert ("opentelemetry" in server.log()) is otlp
+
+
+def _text_pipeline(folder: Path) -> Path:
+    path = folder / "words.yaml"
+    stages, defaults = "[{kind: thinker, family: toy}]", "{thinker: {max_tokens: 99}}"
+    path.write_text(f"name: words\ndescription: x\ninputs: [text]\noutputs: [text]\nstages: {stages}\ndefaults: {defaults}\n")
+    return path
