@@ -1,0 +1,44 @@
+"""Arrival processes: when requests of an open loop come, whatever runs by then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+Process = Literal["poisson", "constant", "burst"]
+
+_DRAWN = 256
+"""Gaps that are drawn at a time."""
+
+
+def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) -> Iterator[float]:
+    """Seconds after the beginning, ascending and without end, `rate` a second in the long run.
+
+    constant: one after another, from 0 on, equally far apart. poisson: gaps that are drawn from the exponential distribution, before the
+    first one too; the same seed gives the same times. burst: so many at once, from 0 on, and the bursts equally far apart."""
+    match process:
+        case "constant":
+            return _constant(rate, 1)
+        case "burst":
+            return _constant(rate, burst)
+        case "poisson":
+            return _poisson(rate, seed)
+
+
+def _constant(rate: float, together: int) -> Iterator[float]:
+    number = 0
+    while True:
+        # Each by a division of its own: a sum of gaps would drift.
+        yield number // together * together / rate
+        number += 1
+
+
+def _poisson(rate: float, seed: int) -> Iterator[float]:
+    rng = np.random.default_rng(seed)
+    at_s = 0.0
+    while True:
+        for gap_s in rng.exponential(1.0 / rate, _DRAWN):
+            at_s += float(gap_s)
+            yield at_s

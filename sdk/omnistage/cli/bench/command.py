@@ -1,0 +1,206 @@
+"""`omnistage bench`: what can be typed. The work is in the modules beside this one, imported when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from omnistage.cli import interrupt
+from omnistage.cli.ask import MaxTokens, Profile, TextOnly, Voice
+from omnistage.cli.lists import Running
+from omnistage.cli.options import Json, Timeout, Verbose
+from omnistage.cli.report import errors_reported
+
+if TYPE_CHECKING:
+    from omnistage.cli.bench.question import Task
+    from omnistage.cli.bench.run import Plan, Result
+    from omnistage.cli.output import OutputFile
+    from omnistage.client.options import Options
+
+MOST_REQUESTS, MOST_TOKENS, MOST_AT_ONCE = 1_000_000, 32768, 4096
+
+Pipeline = Annotated[str, typer.Option(*("--pipeline", "--model"), metavar="NAME", help="See `omnistage pipelines`; default: its own.")]
+Concurrency = Annotated[
+    str | None,
+    typer.Option("--concurrency", "-c", metavar="N,..", help="So many ask at once, each again when it has its answer; default: 1,4."),
+]
+Rate = Annotated[
+    str | None, typer.Option("--rate", "-r", metavar="R,..", help="Instead: so many requests come in a second, whatever runs by then.")
+]
+Arrivals = Annotated[
+    Literal["poisson", "constant", "burst"] | None, typer.Option(help="How they come with --rate; default: poisson, random and repeatable.")
+]
+BurstSize = Annotated[int | None, typer.Option(min=2, max=MOST_AT_ONCE, metavar="N", help="So many at once, with --arrivals burst.")]
+MaxOpen = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST_AT_ONCE, metavar="N", help="With --rate: while so many are open, more are only counted; default: 256."),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        *("--requests", "-n"),
+        min=1,
+        max=MOST_REQUESTS,
+        metavar="N",
+        help="Of each level; default: 10 for each that asks at once.",
+    ),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--seconds", min=0.001, metavar="S", help="Start requests for so long at each level; default with --rate: 30."),
+]
+WarmUp = Annotated[int, typer.Option(min=0, max=10_000, metavar="N", help="Requests before each level that no figure counts.")]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="F", help='A prompt a line; in a .jsonl {"prompt": .., "max_tokens": ..}. Default: some built in.'),
+]
+InputWords = Annotated[str | None, typer.Option(metavar="N[-M]", help="Prompts of so many random short words instead, about a token each.")]
+OutputTokens = Annotated[
+    str | None, typer.Option(metavar="N[-M]", help="Make each answer so long, random between the two, whatever else would end it.")
+]
+Say = Annotated[bool, typer.Option("--say", help="Have the prompts spoken instead of answered.")]
+Draw = Annotated[bool, typer.Option("--draw", help="Have them drawn.")]
+MAX_SIDE = 16384
+Steps = Annotated[int | None, typer.Option(min=1, max=1000, metavar="N", help="Of a picture; default: the model's own.")]
+Width = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="Of a picture, likewise.")]
+Height = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="Likewise.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, metavar="N", help="Of the first request; each one after it has the next.")]
+Slo = Annotated[
+    str | None,
+    typer.Option(metavar="NAME=LIMIT,..", help="Goodput counts answers within all of these, such as ttft=0.5,ttfa=1,rtf=0.5."),
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="F.json", help="Write all of it, each request too, to this file.")]
+Plot = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw it: .png or .svg.")]
+
+
+def bench(
+    address: Running = None,
+    pipeline: Pipeline = "",
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    arrivals: Arrivals = None,
+    burst_size: BurstSize = None,
+    max_open: MaxOpen = None,
+    requests: Requests = None,
+    seconds: Seconds = None,
+    warmup: WarmUp = 2,
+    prompts: PromptFile = None,
+    input_words: InputWords = None,
+    output_tokens: OutputTokens = None,
+    max_tokens: MaxTokens = None,
+    text_only: TextOnly = False,
+    say: Say = False,
+    draw: Draw = False,
+    steps: Steps = None,
+    width: Width = None,
+    height: Height = None,
+    voice: Voice = None,
+    profile: Profile = None,
+    seed: Seed = 0,
+    slo: Slo = None,
+    out: Out = None,
+    plot: Plot = None,
+    json: Json = False,
+    timeout: Timeout = 120.0,
+    verbose: Verbose = False,
+) -> None:
+    """Measure a running router under load.
+
+    First text, first sound, speed, gaps, errors: docs/bench.md says what each figure is. Ctrl-C ends early and tells what was measured by
+    then, a second one ends now. Starts nothing.
+    """
+    _check_together(say=say, draw=draw, text_only=text_only, sound=voice or profile, drawn=steps or width or height)
+    if (max_tokens is not None or output_tokens is not None) and (say or draw):
+        raise typer.BadParameter("--max-tokens and --output-tokens are of answers; leave --say and --draw out")
+    if max_tokens is not None and output_tokens is not None:
+        raise typer.BadParameter("--output-tokens says how long each answer is; leave --max-tokens out")
+    _check_finite("--timeout", timeout)
+    if seconds is not None:
+        _check_finite("--seconds", seconds)
+
+    from omnistage.cli.bench import typed
+    from omnistage.cli.bench.objectives import Objectives
+    from omnistage.cli.bench.question import Questions
+    from omnistage.cli.bench.run import Plan
+
+    loads = typed.loads_of(concurrency, rate, arrivals, burst_size, max_open)
+    tokens = None if output_tokens is None else typed.span_of("--output-tokens", output_tokens, MOST_TOKENS)
+    try:
+        objectives = None if slo is None else Objectives.parse(slo)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    given: dict[str, object] = {"pipeline": pipeline or None, "max_tokens": max_tokens, "voice": voice, "profile": profile}
+    given |= {"steps": steps, "width": width, "height": height, "timeout_s": timeout, "outputs": ["text"] if text_only else None}
+    options = cast("Options", {name: value for name, value in given.items() if value is not None})
+    task: Task = "say" if say else "draw" if draw else "ask"
+    with errors_reported(verbose):
+        from omnistage.cli.targets import must_run
+
+        questions = Questions(task, typed.prompts_of(prompts, input_words, seed, to_draw=draw), options, seed, tokens)
+        where = address if address is not None else must_run()
+        extent = partial(typed.extent_of, requests=requests, seconds=seconds)
+        _run(Plan(where, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
+
+
+def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, drawn: object) -> None:
+    if say + draw + text_only > 1:
+        raise typer.BadParameter("--say, --draw and --text-only exclude each other; give one of them")
+    if sound and (text_only or draw):
+        raise typer.BadParameter("--voice and --profile are those of sound; leave --text-only and --draw out")
+    if drawn and not draw:
+        raise typer.BadParameter("--steps, --width and --height are of pictures; add --draw")
+
+
+def _check_finite(option: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{option} {value}: this is no number; give one, such as 60")
+
+
+def _run(plan: Plan, out: Path | None, plot: Path | None, verbose: bool) -> None:
+    """Measure, tell and write. Exits with 1 where nothing was completed, as after the signal that ended it early."""
+    from contextlib import ExitStack
+
+    from omnistage.cli.bench import table
+    from omnistage.cli.bench.plot import KINDS
+    from omnistage.cli.bench.run import run
+    from omnistage.cli.output import OutputFile
+
+    with ExitStack() as files:
+        # Before anything is asked: figures that cannot be kept are lost.
+        out_file = files.enter_context(OutputFile(out, "--out", {".json": "JSON"})) if out is not None else None
+        plot_file = files.enter_context(OutputFile(plot, "--plot", KINDS)) if plot is not None else None
+        screen = None if plan.is_quiet else table.Screen()
+        result = asyncio.run(run(plan, screen, verbose))
+        if screen is not None:
+            screen.end(result)
+        _write(result, out_file, plot_file)
+    if result.interrupted_by:
+        raise typer.Exit(interrupt.exit_code(result.interrupted_by))
+    if not result.completed:
+        raise typer.Exit(1)
+
+
+def _write(result: Result, out: OutputFile | None, plot: OutputFile | None) -> None:
+    """The files first: who reads the object that is printed may read them too."""
+    import json
+
+    from omnistage.cli.bench.plot import draw
+    from omnistage.cli.bench.record import as_object
+
+    told = as_object(result)
+    if out is not None:
+        out.write(lambda path: write_text(path, json.dumps(told, indent=1) + "\n"))
+    if plot is not None:
+        kind = plot.path.suffix[1:].lower()
+        plot.write(lambda path: draw(path, result, kind))
+    if result.plan.is_quiet:
+        print(json.dumps(told))
+
+
+def write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

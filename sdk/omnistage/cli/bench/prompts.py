@@ -1,0 +1,182 @@
+"""What is asked: sentences that are built in, those of a file, or words drawn at random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from omnistage.client.errors import BadRequestError, RequestError
+
+OPTION = "--prompts"
+
+QUESTIONS = (
+    "Why does ice float on water?",
+    "How does a letter find its way across the world?",
+    "What makes a good cup of tea?",
+    "Tell me how a bridge carries its own weight.",
+    "Why do cats purr?",
+    "What is the difference between weather and climate?",
+    "Explain to a child what a shadow is.",
+    "How would you pack for three days in the mountains?",
+    "What does a conductor do that an orchestra could not do alone?",
+    "Why do some trees keep their leaves in winter?",
+    "Describe a harbour early in the morning.",
+    "How does a lock keep out whoever has no key?",
+    "What are three uses for an old newspaper?",
+    "Why is the night sky dark?",
+    "How do I keep a houseplant alive?",
+    "Tell me a short story about a lighthouse.",
+    "What happens to a stone in a river over a thousand years?",
+    "How does soap clean hands?",
+    "Why do we have different time zones?",
+    "What should I look at when I buy a used bicycle?",
+    "Explain how a sundial works.",
+    "What would a day without electricity be like?",
+    "How do bakers get holes into bread?",
+    "Why does a spinning top stay up?",
+    "Give me two reasons to learn another language.",
+    "How do ants find the shortest way to food?",
+    "What is a good way to begin a speech?",
+    "Why does metal feel colder than wood?",
+    "Describe the sound of rain on a tin roof.",
+    "How could a small town get rid of its traffic?",
+)
+
+SCENES = (
+    "a red kite above a green hill",
+    "a lighthouse in a storm",
+    "a bowl of oranges on a blue table",
+    "a narrow street after rain",
+    "a wooden boat on a still lake",
+    "two cats on a window sill",
+    "a snowy forest at dusk",
+    "an old bicycle against a brick wall",
+    "a field of sunflowers",
+    "a teapot and two cups",
+)
+
+WORDS = (
+    *("the", "a", "of", "and", "to", "in", "is", "it", "that", "for", "on", "with", "as", "was", "at", "by", "an", "be", "this", "from"),
+    *("or", "have", "not", "are", "but", "had", "his", "they", "she", "which", "you", "one", "we", "all", "her", "would", "there", "their"),
+    *("will", "when", "who", "him", "been", "has", "more", "if", "no", "out", "do", "so", "can", "what", "up", "said", "about", "other"),
+    *("into", "than", "its", "time", "only", "could", "new", "them", "man", "some", "these", "then", "two", "first", "may", "any", "like"),
+    *("now", "my", "such", "make", "over", "our", "even", "most", "me", "state", "after", "also", "made", "many", "did", "must", "before"),
+    *("back", "see", "through", "way", "where", "get", "much", "go", "well", "your", "know", "should", "down", "work", "year", "because"),
+)
+"""Short and frequent: one token each in most vocabularies."""
+
+MOST_LINES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """max_tokens: of its answer; None: it says nothing of that."""
+
+    text: str
+    max_tokens: int | None = None
+
+
+class Prompts(Protocol):
+    """One prompt for every number."""
+
+    @property
+    def told(self) -> str:
+        """Which they are, for people."""
+
+    def at(self, number: int) -> Prompt: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """In turn, and again from the first."""
+
+    prompts: Sequence[Prompt]
+    source: str
+
+    @property
+    def told(self) -> str:
+        return f"{len(self.prompts)} {self.source}"
+
+    def at(self, number: int) -> Prompt:
+        return self.prompts[number % len(self.prompts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A number of things between two bounds, both included, each as likely as the others."""
+
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
+    def draw(self, rng: np.random.Generator) -> int:
+        return int(rng.integers(self.low, self.high + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWords:
+    """So many words of `WORDS`, which depend on the seed and the number of the request alone: hardly any finds the beginning of another one
+    in a server's cache."""
+
+    count: Span
+    seed: int
+
+    @property
+    def told(self) -> str:
+        return f"prompts of {self.count} random words"
+
+    def at(self, number: int) -> Prompt:
+        rng = np.random.default_rng([self.seed, number])
+        return Prompt(" ".join(WORDS[place] for place in rng.integers(len(WORDS), size=self.count.draw(rng))))
+
+
+def built_in(*, to_draw: bool) -> Listed:
+    """Questions, or scenes of pictures."""
+    return Listed([Prompt(text) for text in (SCENES if to_draw else QUESTIONS)], "built-in prompts")
+
+
+def of_file(path: Path) -> Listed:
+    """A prompt a line, empty lines left out; of a file that ends in .jsonl an object a line, {"prompt": TEXT, "max_tokens": N}, the second
+    if there is one. Raises RequestError for a file that holds none or cannot be read, and for a line that is no prompt."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{OPTION} {path}: this is no text in UTF-8", hint="Give a prompt a line.") from error
+    except OSError as error:
+        raise RequestError(f"{OPTION} {path}: cannot be read: {error.strerror or error}", hint="Give the name of a file.") from error
+    read = _of_object if path.suffix.lower() == ".jsonl" else Prompt
+    prompts = [_numbered(path, number, line, read) for number, line in enumerate(lines, 1) if line.strip()]
+    if not 1 <= len(prompts) <= MOST_LINES:
+        told = f"it has {len(prompts)} prompts" if prompts else "there is no prompt in it"
+        raise RequestError(f"{OPTION} {path}: {told}", hint=f"Give a prompt a line, 1 to {MOST_LINES} of them.")
+    return Listed(prompts, f"prompts of {path.name}")
+
+
+def _numbered(path: Path, number: int, line: str, read: Any) -> Prompt:
+    try:
+        prompt: Prompt = read(line)
+    except BadRequestError as error:
+        hint = 'A line is such as {"prompt": "Why?", "max_tokens": 64}.'
+        raise RequestError(f"{OPTION} {path}: line {number}: {error.message}", hint=hint) from error
+    return prompt
+
+
+def _of_object(line: str) -> Prompt:
+    """Raises BadRequestError."""
+    try:
+        given = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadRequestError.of("prompt", f"this is no JSON: {error.msg} at character {error.pos}") from error
+    if not isinstance(given, Mapping) or not isinstance(given.get("prompt"), str) or not given["prompt"].strip():
+        raise BadRequestError.of("prompt", "is to be a text that is not empty")
+    most = given.get("max_tokens")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 32768):
+        raise BadRequestError.of("max_tokens", f"is {most!r}; give a number from 1 to 32768, or leave it out")
+    return Prompt(given["prompt"], most)

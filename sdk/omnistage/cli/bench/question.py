@@ -1,0 +1,68 @@
+"""One request of a load: what is asked under its number, and how."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from omnistage.cli.bench.prompts import Prompts, Span
+from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.events import Event
+from omnistage.client.options import Options
+
+Task = Literal["ask", "say", "draw"]
+
+LAST_SEED = 2**64
+
+_LENGTHS = 1
+"""Apart from what the words of a prompt are drawn with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """number: of the request, counted over all levels and warm-ups."""
+
+    number: int
+    task: Task
+    text: str
+    options: Options
+
+    @property
+    def seed(self) -> int:
+        return self.options["seed"]
+
+    def stream(self, omni: AsyncOmni) -> AsyncGenerator[Event, None]:
+        """The events of its answer."""
+        match self.task:
+            case "ask":
+                return omni.stream(self.text, **self.options)
+            case "say":
+                return omni.stream_say(self.text, **self.options)
+            case "draw":
+                return omni.stream_draw(self.text, **self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """All requests of a run. options: of each of them. seed: of the request with number 0; each one after it has the next. tokens: how many
+    each answer is made to have, whatever else says so; None: as it comes."""
+
+    task: Task
+    prompts: Prompts
+    options: Options
+    seed: int = 0
+    tokens: Span | None = None
+
+    def at(self, number: int) -> Question:
+        prompt = self.prompts.at(number)
+        options = cast("Options", {**self.options, "seed": (self.seed + number) % LAST_SEED})
+        if prompt.max_tokens is not None and self.task == "ask":
+            options["max_tokens"] = prompt.max_tokens
+        if self.tokens is not None:
+            count = self.tokens.draw(np.random.default_rng([self.seed, number, _LENGTHS]))
+            options["max_tokens"] = options["min_tokens"] = count
+            options["ignore_eos"] = True
+        return Question(number, self.task, prompt.text, options)

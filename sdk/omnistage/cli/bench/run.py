@@ -1,0 +1,155 @@
+"""A benchmark from its first warm-up to its last level."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from omnistage.cli.bench.level import Closed, Extent, Level, Load
+from omnistage.cli.bench.objectives import Objectives
+from omnistage.cli.bench.question import Questions
+from omnistage.cli.bench.sample import Failure, Sample, take
+from omnistage.cli.bench.stop import Stop
+from omnistage.cli.bench.summary import Summary
+from omnistage.cli.bench.watching import watched
+from omnistage.cli.connect import connected
+from omnistage.cli.interruptible import Interrupted
+from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.errors import RequestError, UnknownModelError
+from omnistage.client.listing import Replica
+
+LISTED_S = 10.0
+"""How long a router may take to say what it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured. extent_of: how long each level goes on. warmup: requests before each level that no figure
+    counts. timeout_s: of each request."""
+
+    address: str
+    questions: Questions
+    loads: Sequence[Load]
+    extent_of: Callable[[Load], Extent]
+    warmup: int
+    timeout_s: float
+    objectives: Objectives | None = None
+    is_quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Replicas of a stage that served when the benchmark began. settings: of the first of them."""
+
+    pipeline: str
+    stage: str
+    model: str
+    replicas: int
+    settings: dict[str, str]
+
+
+@dataclass(slots=True)
+class Result:
+    """What was measured by now. interrupted_by: number of the signal that ended it early; 0: none did."""
+
+    plan: Plan
+    stages: tuple[Stage, ...]
+    levels: list[Summary]
+    interrupted_by: int = 0
+
+    @property
+    def completed(self) -> int:
+        return sum(level.completed for level in self.levels)
+
+
+class Audience(Protocol):
+    """Whoever is told while it is measured."""
+
+    def begin(self, result: Result) -> None:
+        """The router is there; nothing has been measured."""
+
+    def level(self, summary: Summary) -> None:
+        """One more level is over."""
+
+
+async def run(plan: Plan, audience: Audience | None, verbose: bool) -> Result:
+    """Measure level after level. Raises OmniError where nothing can be measured,
+    Interrupted by a second signal, or by one before anything was measured."""
+    stop = Stop()
+    try:
+        async with connected(plan.address, plan.timeout_s, verbose) as omni:
+            return await _measure(plan, omni, stop, audience)
+    except asyncio.CancelledError:
+        if not stop.came:
+            raise
+        raise Interrupted(stop.number) from None
+
+
+async def _measure(plan: Plan, omni: AsyncOmni, stop: Stop, audience: Audience | None) -> Result:
+    await _check_pipeline(omni, plan.questions.options.get("pipeline", ""))
+    result = Result(plan, _stages(await omni.replicas(timeout_s=LISTED_S)), [])
+    if audience is not None:
+        audience.begin(result)
+    number = 0
+
+    async def ask(number: int, due_s: float, t0: float) -> Sample:
+        return await take(omni, plan.questions.at(number), due_s, t0)
+
+    for load in plan.loads:
+        level = Level(load, plan.extent_of(load), ask, number + plan.warmup, plan.questions.seed)
+        async with watched(level, is_quiet=plan.is_quiet):
+            await stop.unless_stopped(_level(plan, omni, level, number))
+        number += plan.warmup + level.started
+        if level.offered:
+            result.levels.append(Summary.of(level, plan.objectives))
+            if audience is not None:
+                audience.level(result.levels[-1])
+        if stop.came:
+            result.interrupted_by = stop.number
+            break
+    if stop.came and not result.levels:
+        raise Interrupted(stop.number)
+    return result
+
+
+async def _level(plan: Plan, omni: AsyncOmni, level: Level, first: int) -> None:
+    at_once = level.load.concurrency if isinstance(level.load, Closed) else 1
+    await _warm_up(plan, omni, range(first, first + plan.warmup), at_once)
+    await level.measure()
+
+
+async def _warm_up(plan: Plan, omni: AsyncOmni, numbers: range, at_once: int) -> None:
+    """Raises RequestError where the router refuses what is asked: it would refuse all of the load. Other errors are no matter here."""
+    left: Iterator[int] = iter(numbers)
+
+    async def one_after_another() -> None:
+        for number in left:
+            sample = await take(omni, plan.questions.at(number), 0.0, 0.0)
+            if isinstance(sample.outcome, Failure) and sample.outcome.is_refusal:
+                refused.append(sample.outcome)
+                return
+
+    refused: list[Failure] = []
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(len(numbers), at_once)):
+            group.create_task(one_after_another())
+    if refused:
+        raise RequestError(refused[0].message, hint=refused[0].hint, reason=refused[0].reason)
+
+
+async def _check_pipeline(omni: AsyncOmni, name: str) -> None:
+    if not name:
+        return
+    served = [pipeline.name for pipeline in await omni.pipelines(timeout_s=LISTED_S)]
+    if name not in served:
+        raise UnknownModelError(f"--pipeline {name}: this router has no such pipeline", hint=f"It has {', '.join(served) or 'none'}.")
+
+
+def _stages(replicas: Sequence[Replica]) -> tuple[Stage, ...]:
+    serving = [replica for replica in replicas if replica.state == "serving"]
+    counts = Counter((replica.pipeline, replica.stage, replica.model) for replica in serving)
+    settings = {(replica.pipeline, replica.stage, replica.model): dict(replica.settings) for replica in reversed(serving)}
+    return tuple(Stage(*which, count, settings[which]) for which, count in counts.items())

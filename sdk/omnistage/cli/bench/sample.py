@@ -1,0 +1,157 @@
+"""What came of one request: the figures of its answer, or why there is none. Times are seconds by the clock of this client."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import pairwise
+
+from omnistage.cli.bench.question import Question
+from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.errors import OmniError, ProtocolError, RequestError, UnavailableError
+from omnistage.client.events import Done, Picture, Progress, TextDelta
+from omnistage.client.playback import CONTINUITY_LIMIT_S
+
+RETRY_S = 0.5
+"""After a refusal that does not say when to ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenArrival:
+    """A message with tokens, seconds after t0."""
+
+    arrival_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of an answer, see docs/bench.md; None where there was nothing to measure. Seconds, but for counts and for rtf."""
+
+    tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+    itl_s: tuple[float, ...]
+    e2e_s: float
+    audio_ttfp_s: float | None
+    ttfa_s: float | None
+    audio_s: float
+    rtf: float | None
+    rtf_generation: float | None
+    underrun_s: float | None
+    starved_s: float | None
+    queued_s: float
+    steps: int
+    pictures: int
+    failovers: int
+    finish_reason: str
+
+    @property
+    def is_continuous(self) -> bool | None:
+        """Whether whoever plays the sound as it comes hears no gap worth the name; None without sound."""
+        return None if self.underrun_s is None else self.underrun_s <= CONTINUITY_LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no answer. error: name of the class. retry_s: when to ask again; None: that does not help. is_refusal: the
+    request itself was wrong."""
+
+    error: str
+    reason: str
+    message: str
+    hint: str
+    retry_s: float | None
+    is_refusal: bool
+
+    @classmethod
+    def of(cls, error: OmniError) -> Failure:
+        retry_s = None
+        if isinstance(error, UnavailableError):
+            retry_s = RETRY_S if error.retry_delay_s is None else error.retry_delay_s
+        return cls(type(error).__name__, error.reason, error.message, error.hint, retry_s, isinstance(error, RequestError))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request. due_s, begun_s, ended_s: when it was to begin, began and ended, seconds after its level began."""
+
+    number: int
+    seed: int
+    due_s: float
+    begun_s: float
+    ended_s: float
+    outcome: Measured | Failure
+
+    @property
+    def late_s(self) -> float:
+        """By how much this client began it too late."""
+        return self.begun_s - self.due_s
+
+
+async def take(omni: AsyncOmni, question: Question, due_s: float, t0: float) -> Sample:
+    """Ask, and measure what comes. t0: time.perf_counter() at the beginning of the level. What a client or a server raises is
+    an outcome."""
+    begun_s = time.perf_counter() - t0
+    outcome: Measured | Failure
+    try:
+        outcome = await _measured(omni, question)
+    except OmniError as error:
+        outcome = Failure.of(error)
+    return Sample(question.number, question.seed, due_s, begun_s, time.perf_counter() - t0, outcome)
+
+
+async def _measured(omni: AsyncOmni, question: Question) -> Measured:
+    pieces: list[TokenArrival] = []
+    steps = pictures = 0
+    async with aclosing(question.stream(omni)) as events:
+        async for event in events:
+            match event:
+                case TextDelta() if event.token_ids:
+                    _note(pieces, event.arrival_s, len(event.token_ids))
+                case Progress():
+                    steps = event.done
+                case Picture() if event.preview_step is None:
+                    pictures += 1
+                case Done():
+                    return _figures(event, pieces, steps, pictures)
+    raise ProtocolError("the stream ended without its account")
+
+
+def _note(pieces: list[TokenArrival], arrival_s: float, tokens: int) -> None:
+    """Pieces of one message have come together."""
+    if pieces and pieces[-1].arrival_s == arrival_s:
+        tokens += pieces.pop().tokens
+    pieces.append(TokenArrival(arrival_s, tokens))
+
+
+def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) -> Measured:
+    timing = done.timing
+    sounds = [chunk for chunk in timing.audio if chunk.samples]
+    rest_s = timing.audio_s - sounds[0].duration_s if sounds else 0.0
+    return Measured(
+        tokens=sum(piece.tokens for piece in pieces),
+        ttft_s=timing.ttft_s,
+        tpot_s=per_token_s(pieces),
+        itl_s=tuple(after.arrival_s - before.arrival_s for before, after in pairwise(pieces)),
+        e2e_s=timing.e2e_s,
+        audio_ttfp_s=sounds[0].arrival_s if sounds else None,
+        ttfa_s=timing.ttfa_s,
+        audio_s=timing.audio_s,
+        rtf=timing.rtf if sounds else None,
+        rtf_generation=(sounds[-1].arrival_s - sounds[0].arrival_s) / rest_s if rest_s > 0 else None,
+        underrun_s=timing.underrun_s if sounds else None,
+        starved_s=timing.starved_s if sounds else None,
+        queued_s=done.usage.queued_s,
+        steps=steps,
+        pictures=pictures,
+        failovers=len(done.failovers),
+        finish_reason=done.finish_reason,
+    )
+
+
+def per_token_s(pieces: list[TokenArrival]) -> float | None:
+    """Seconds per token, those of the first message left out: between the first arrival and the last. None where one had all."""
+    later = sum(piece.tokens for piece in pieces[1:])
+    return (pieces[-1].arrival_s - pieces[0].arrival_s) / later if later else None

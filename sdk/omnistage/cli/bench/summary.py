@@ -1,0 +1,164 @@
+"""A level in figures: what was asked, what came of it, how much a second, and how each figure was distributed over the answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from omnistage.cli.bench.distribution import Distribution
+from omnistage.cli.bench.level import Level, Load
+from omnistage.cli.bench.objectives import Objectives
+from omnistage.cli.bench.sample import Failure, Measured, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """All failures of one kind. message, hint: those of the first."""
+
+    error: str
+    reason: str
+    count: int
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A level that was measured. Its counts add up: offered = completed + failed + interrupted + not_started.
+
+    interrupted: requests that were open when the command was told to end. client_cpu: share of one core that this process computed with.
+    continuous: share of the answers with sound. goodput: requests a second that met all objectives. figures: by name; those that no answer
+    has are left out."""
+
+    load: Load
+    samples: Sequence[Sample]
+    wall_s: float
+    client_cpu: float
+    offered: int
+    interrupted: int
+    not_started: int
+    errors: Sequence[Error]
+    figures: Mapping[str, Distribution]
+    request_goodput: float | None
+
+    @classmethod
+    def of(cls, level: Level, objectives: Objectives | None) -> Summary:
+        answers = _answers(level.samples)
+        wall_s = max(level.wall_s, 1e-9)  # A level without a request has taken no time.
+        good = None if objectives is None else sum(map(objectives.are_met_by, answers)) / wall_s
+        return cls(
+            load=level.load,
+            samples=tuple(sorted(level.samples, key=lambda sample: sample.number)),
+            wall_s=level.wall_s,
+            client_cpu=level.client_cpu_s / wall_s,
+            offered=level.offered,
+            interrupted=level.started - len(level.samples),
+            not_started=level.not_started,
+            errors=_errors(level.samples),
+            figures=_distributions(level.samples, answers),
+            request_goodput=good,
+        )
+
+    @property
+    def answers(self) -> list[Measured]:
+        return _answers(self.samples)
+
+    @property
+    def completed(self) -> int:
+        return len(self.answers)
+
+    @property
+    def failed(self) -> int:
+        return len(self.samples) - self.completed
+
+    @property
+    def tokens(self) -> int:
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def audio_s(self) -> float:
+        return sum(answer.audio_s for answer in self.answers)
+
+    @property
+    def steps(self) -> int:
+        return sum(answer.steps for answer in self.answers)
+
+    @property
+    def pictures(self) -> int:
+        return sum(answer.pictures for answer in self.answers)
+
+    @property
+    def failovers(self) -> int:
+        return sum(answer.failovers for answer in self.answers)
+
+    @property
+    def request_throughput(self) -> float:
+        return self.a_second(self.completed)
+
+    @property
+    def token_throughput(self) -> float:
+        return self.a_second(self.tokens)
+
+    @property
+    def audio_throughput(self) -> float:
+        """Seconds of sound."""
+        return self.a_second(self.audio_s)
+
+    @property
+    def step_throughput(self) -> float:
+        return self.a_second(self.steps)
+
+    @property
+    def continuous(self) -> float | None:
+        heard = [answer.is_continuous for answer in self.answers if answer.is_continuous is not None]
+        return sum(heard) / len(heard) if heard else None
+
+    def a_second(self, amount: float) -> float:
+        """Of the wall time."""
+        return amount / self.wall_s if self.wall_s else 0.0
+
+
+def _answers(samples: Sequence[Sample]) -> list[Measured]:
+    return [sample.outcome for sample in samples if isinstance(sample.outcome, Measured)]
+
+
+def _errors(samples: Sequence[Sample]) -> list[Error]:
+    """The most frequent first."""
+    failures = [sample.outcome for sample in samples if isinstance(sample.outcome, Failure)]
+    counts = Counter((failure.error, failure.reason) for failure in failures)
+    first = {(failure.error, failure.reason): failure for failure in reversed(failures)}
+    return [Error(*kind, count, first[kind].message, first[kind].hint) for kind, count in counts.most_common()]
+
+
+OF_ANSWERS: Mapping[str, Callable[[Measured], float | None]] = {
+    "ttft_s": lambda answer: answer.ttft_s,
+    "tpot_s": lambda answer: answer.tpot_s,
+    "e2e_s": lambda answer: answer.e2e_s,
+    "audio_ttfp_s": lambda answer: answer.audio_ttfp_s,
+    "ttfa_s": lambda answer: answer.ttfa_s,
+    "rtf": lambda answer: answer.rtf,
+    "rtf_generation": lambda answer: answer.rtf_generation,
+    "underrun_s": lambda answer: answer.underrun_s,
+    "starved_s": lambda answer: answer.starved_s,
+    "queued_s": lambda answer: answer.queued_s,
+    "tokens": lambda answer: answer.tokens or None,
+    "audio_s": lambda answer: answer.audio_s or None,
+}
+"""Figures of which an answer has one, or none."""
+
+
+def _distributions(samples: Sequence[Sample], answers: Sequence[Measured]) -> dict[str, Distribution]:
+    values: dict[str, list[float]] = {
+        name: [value for answer in answers if (value := of(answer)) is not None] for name, of in OF_ANSWERS.items()
+    }
+    values["itl_s"] = [gap_s for answer in answers for gap_s in answer.itl_s]
+    values["late_s"] = [sample.late_s for sample in samples]
+    return {name: found for name in FIGURES if (found := Distribution.of(values[name])) is not None}
+
+
+FIGURES = (
+    *("ttft_s", "tpot_s", "itl_s", "e2e_s", "audio_ttfp_s", "ttfa_s", "rtf", "rtf_generation", "underrun_s", "starved_s", "queued_s"),
+    *("tokens", "audio_s", "late_s"),
+)
+"""In the order in which they are shown."""

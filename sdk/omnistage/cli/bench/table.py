@@ -1,0 +1,171 @@
+"""What was measured, for people: a block for each level, and a table of all levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from omnistage.cli.bench.level import Closed
+from omnistage.cli.bench.run import Result
+from omnistage.cli.bench.summary import Summary
+
+LABELS = {"rtf": "rtf", "rtf_generation": "rtf generation", "audio_s": "audio s", "tokens": "tokens"}
+"""Of figures that are not in milliseconds; the name of others is the label, with that unit."""
+
+BUSY = 0.8
+"""Of one core: from there on a client that computes on one has little left to measure with."""
+
+LATE_S = 0.05
+"""Requests that began so late, in the middle, came by another arrival process than the one that was asked for."""
+
+DROPPED = ("e2e p99", "ttft p99", "audio s/s", "tok/s")
+"""Columns of the last table that a narrow terminal does without, the first of them first."""
+
+
+class Screen:
+    """Prints on stdout, as wide as the terminal, or 100 columns where there is none."""
+
+    def __init__(self) -> None:
+        console = Console(highlight=False)
+        self._console = console if console.is_terminal else Console(width=100, highlight=False)
+
+    def begin(self, result: Result) -> None:
+        """Who is asked what."""
+        plan = result.plan
+        named = plan.questions.options.get("pipeline", "")
+        models = [stage.model for stage in result.stages if stage.pipeline == named or not named]
+        parts = [f"asking {plan.address}", named, ", ".join(dict.fromkeys(models)), plan.questions.prompts.told]
+        if plan.questions.tokens is not None:
+            parts.append(f"answers of {plan.questions.tokens} tokens")
+        self._line(" · ".join(filter(None, parts)), "dim")
+
+    def level(self, summary: Summary) -> None:
+        """The block of one level."""
+        self._console.print()
+        self._line(str(summary.load), "bold")
+        self._line(" · ".join(_counts(summary)))
+        self._line(" · ".join(_throughputs(summary)))
+        if summary.completed:
+            self._console.print(_figures(summary))
+        for error in summary.errors:
+            reason = f" ({error.reason})" if error.reason else ""
+            self._line(f"{error.count} × {error.error}{reason}: {error.message}", "red")
+        for warning in warnings(summary):
+            self._line(f"note: {warning}", "yellow")
+
+    def end(self, result: Result) -> None:
+        """The table of all levels, where there are several."""
+        if result.interrupted_by:
+            self._console.print()
+            self._line("interrupted: this is what was measured by then", "yellow")
+        if len(result.levels) > 1:
+            self._console.print()
+            self._console.print(_fitting(result.levels, self._console))
+
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(escape(text), style=style)
+
+
+def warnings(summary: Summary) -> list[str]:
+    """What makes the figures of a level other than they look."""
+    told = []
+    if summary.client_cpu >= BUSY:
+        told.append(f"this client computed for {summary.client_cpu:.0%} of one core; part of every time is its own")
+    late = summary.figures.get("late_s")
+    if late is not None and late.median >= LATE_S:
+        told.append(f"half of the requests began more than {late.median * 1e3:.0f} ms after their time")
+    if summary.not_started:
+        told.append(f"{summary.not_started} requests were not started: as many as may be were open (--max-open)")
+    return told
+
+
+def _counts(summary: Summary) -> list[str]:
+    parts = [f"{summary.completed} of {summary.offered} completed in {summary.wall_s:.1f} s"]
+    for name in ("failed", "interrupted", "not_started", "failovers"):
+        if count := getattr(summary, name):
+            parts.append(f"{count} {name.replace('_', ' ')}")
+    return parts
+
+
+def _throughputs(summary: Summary) -> list[str]:
+    parts = [f"{number(summary.request_throughput)} requests/s"]
+    if summary.tokens:
+        parts.append(f"{number(summary.token_throughput)} tokens/s")
+    if summary.audio_s:
+        parts.append(f"audio {number(summary.audio_throughput)} s/s")
+    if summary.steps:
+        parts.append(f"{number(summary.step_throughput)} steps/s")
+    if summary.continuous is not None:
+        parts.append(f"continuous {summary.continuous:.0%}")
+    if summary.request_goodput is not None:
+        parts.append(f"goodput {number(summary.request_goodput)} requests/s")
+    return parts
+
+
+def _figures(summary: Summary) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in ("mean", "median", "p90", "p99", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, values in summary.figures.items():
+        if name == "late_s" and isinstance(summary.load, Closed):
+            continue  # Nobody had a time to begin at.
+        label, scale = (LABELS[name], 1.0) if name in LABELS else (f"{name.removesuffix('_s')} ms", 1e3)
+        row = (values.mean, values.median, values.p90, values.p99, values.max)
+        table.add_row(label, *(number(scale * value) for value in row))
+    return table
+
+
+def _fitting(levels: Sequence[Summary], console: Console) -> Table:
+    """With as many columns as fit; what stays is whole."""
+    unbounded = console.options.update(width=1000)
+    rows = [_row(level) for level in levels]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    for dropped in ("", *DROPPED):
+        columns = [name for name in columns if name != dropped]
+        table = _levels_table(rows, columns)
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+    return table
+
+
+def _levels_table(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "load" else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    return table
+
+
+def _row(level: Summary) -> dict[str, str]:
+    def of(name: str, percentile: str, scale: float = 1e3) -> str:
+        values = level.figures.get(name)
+        return "" if values is None else number(scale * getattr(values, percentile))
+
+    good = level.request_goodput
+    return {
+        "load": level.load.amount,
+        "failed": str(level.failed + level.not_started) if level.failed + level.not_started else "",
+        "req/s": number(level.request_throughput),
+        "tok/s": number(level.token_throughput) if level.tokens else "",
+        "audio s/s": number(level.audio_throughput) if level.audio_s else "",
+        "steps/s": number(level.step_throughput) if level.steps else "",
+        "ttft ms": of("ttft_s", "median"),
+        "ttft p99": of("ttft_s", "p99"),
+        "ttfa ms": of("ttfa_s", "median"),
+        "e2e ms": of("e2e_s", "median"),
+        "e2e p99": of("e2e_s", "p99"),
+        "rtf": of("rtf", "median", 1.0),
+        "goodput": "" if good is None else number(good),
+    }
+
+
+def number(value: float) -> str:
+    """Three digits, and more of what is larger: 0, 0.012, 1.23, 12.3, 123, 12345."""
+    size = abs(value)
+    digits = 0 if size >= 99.95 or not size else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
+    return f"{value:.{digits}f}"

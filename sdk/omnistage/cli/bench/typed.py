@@ -1,0 +1,84 @@
+"""From what was typed to the levels, the lengths and the prompts of a run. What cannot be raises typer.BadParameter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+from omnistage.cli.bench.arrivals import Process
+from omnistage.cli.bench.level import Closed, Extent, Load, Open
+from omnistage.cli.bench.prompts import Prompts, RandomWords, Span, built_in, of_file
+
+MOST_LEVELS, MOST_AT_ONCE, HIGHEST_RATE = 32, 4096, 10_000.0
+MOST_WORDS = 100_000
+CONCURRENCY = "1,4"
+MAX_OPEN = 256
+REQUESTS_EACH = 10
+"""Requests of a closed loop for each that asks at once, unless something else is said."""
+SECONDS = 30.0
+"""Of an open loop, likewise."""
+
+
+def loads_of(
+    concurrency: str | None,
+    rate: str | None,
+    arrivals: Process | None,
+    burst: int | None,
+    max_open: int | None,
+) -> list[Load]:
+    """The levels of a run."""
+    if rate is None:
+        for option, value in (("--arrivals", arrivals), ("--burst-size", burst), ("--max-open", max_open)):
+            if value is not None:
+                raise typer.BadParameter(f"{option} is for requests that come by themselves; say how many in a second with --rate")
+        counts = _numbers("--concurrency", concurrency if concurrency is not None else CONCURRENCY, MOST_AT_ONCE, "1,4,16")
+        if any(count != int(count) for count in counts):
+            raise typer.BadParameter(f"--concurrency {concurrency}: give whole numbers, such as 1,4,16")
+        return [Closed(int(count)) for count in counts]
+    if concurrency is not None:
+        raise typer.BadParameter("--concurrency and --rate are two kinds of load; give one of them")
+    process = arrivals or "poisson"
+    if (process == "burst") != (burst is not None):
+        raise typer.BadParameter("--arrivals burst and --burst-size N go together; give both or none")
+    return [Open(one, process, max_open or MAX_OPEN, burst or 1) for one in _numbers("--rate", rate, HIGHEST_RATE, "0.5,1,2")]
+
+
+def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
+    """Of a sweep."""
+    try:
+        values = [float(one) for one in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text}: give numbers with commas between, such as {example}") from None
+    if not all(0 < value <= most for value in values):
+        raise typer.BadParameter(f"{option} {text}: give numbers above 0, at most {most:g}, such as {example}")
+    if len(values) > MOST_LEVELS:
+        raise typer.BadParameter(f"{option}: {len(values)} levels; give {MOST_LEVELS} at most")
+    return values
+
+
+def span_of(option: str, text: str, most: int) -> Span:
+    """Of 100, or 100-900."""
+    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
+    low = int(match[1]) if match else 0
+    high = int(match[2] or match[1]) if match else 0
+    if not 1 <= low <= high <= most:
+        raise typer.BadParameter(f"{option} {text}: give a number from 1 to {most}, or two such as 100-900")
+    return Span(low, high)
+
+
+def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw: bool) -> Prompts:
+    """What is asked. Raises RequestError for a file that holds no prompts."""
+    if file is not None and input_words is not None:
+        raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
+    if input_words is not None:
+        return RandomWords(span_of("--input-words", input_words, MOST_WORDS), seed)
+    return of_file(file) if file is not None else built_in(to_draw=to_draw)
+
+
+def extent_of(load: Load, requests: int | None, seconds: float | None) -> Extent:
+    """How long a level goes on."""
+    if requests is not None or seconds is not None:
+        return Extent(requests, seconds)
+    return Extent(REQUESTS_EACH * load.concurrency, None) if isinstance(load, Closed) else Extent(None, SECONDS)

@@ -1,0 +1,63 @@
+"""What a person sees while a level is measured: a line on stderr that is gone afterwards, where that is a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+
+from omnistage.cli.bench.level import Level
+from omnistage.cli.bench.sample import Failure
+from omnistage.cli.notices import Notices
+
+SHOWN_S = 0.25
+"""How often. Each time takes about a millisecond of the event loop that also measures."""
+
+BAR = 24
+
+
+@asynccontextmanager
+async def watched(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
+    """Show how far the level is, until the end of the block."""
+    notices = Notices()
+    if is_quiet or not notices.is_terminal:
+        yield
+        return
+    label, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=BAR))
+    # Its own thread would take the interpreter from the one that measures whenever it likes.
+    with Progress(label, bar, TextColumn("{task.fields[told]}"), console=notices, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task(str(level.load), total=1.0, told="")
+        showing = asyncio.create_task(_show(level, progress, task))
+        try:
+            yield
+        finally:
+            showing.cancel()
+            await asyncio.wait({showing})
+
+
+async def _show(level: Level, progress: Progress, task: int) -> None:
+    while True:
+        progress.update(task, completed=_share(level), told=_told(level))  # type: ignore[arg-type]
+        progress.refresh()
+        await asyncio.sleep(SHOWN_S)
+
+
+def _share(level: Level) -> float:
+    """How much of the level is done, of 1."""
+    extent = level.extent
+    shares = [
+        (level.offered - level.running) / extent.requests if extent.requests else 0.0,
+        level.elapsed_s / extent.seconds if extent.seconds else 0.0,
+    ]
+    return min(1.0, max(shares))
+
+
+def _told(level: Level) -> str:
+    failed = sum(isinstance(sample.outcome, Failure) for sample in level.samples)
+    parts = [f"{len(level.samples) - failed} done", f"{level.running} run"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{level.not_started} not started"] if level.not_started else []
+    return " · ".join(parts)

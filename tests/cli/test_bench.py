@@ -1,0 +1,332 @@
+"""`omnistage bench` against real toy stacks: figures, errors by reason, files, what a terminal shows, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from helpers.terminal import CTRL_C, Terminal
+from helpers.waiting import until
+from omnistage.cli.bench.prompts import QUESTIONS
+from omnistage.cli.bench.stop import Stop
+from omnistage.cli.main import app
+from omnistage.client import AsyncOmni, Omni
+from omnistage.client.events import TextDelta
+from omnistage.client.options import Options
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+SLOW = """
+name: slow
+description: Takes its time.
+inputs: [text]
+outputs: [text]
+stages:
+  - kind: thinker
+    family: toy
+    options: {interval_s: 0.05}
+"""
+
+ENDLESS: Options = {"max_tokens": 2000, "min_tokens": 2000, "ignore_eos": True, "timeout_s": 110.0}
+
+KEYS = {
+    *("version", "measured_at", "client", "address", "stages", "task", "prompts", "output_tokens", "options", "seed", "warmup", "slo"),
+    *("interrupted", "levels"),
+}
+KEYS_OF_LEVEL = {
+    *("load", "wall_s", "offered", "completed", "failed", "interrupted", "not_started", "failovers", "tokens", "audio_s", "steps"),
+    *("pictures", "request_throughput", "token_throughput", "audio_throughput", "step_throughput", "request_goodput", "continuous"),
+    *("client_cpu", "errors", "figures", "requests"),
+}
+FIGURES_WITH_SOUND = {
+    *("ttft_s", "tpot_s", "itl_s", "e2e_s", "audio_ttfp_s", "ttfa_s", "rtf", "rtf_generation", "underrun_s", "starved_s", "queued_s"),
+    *("tokens", "audio_s", "late_s"),
+}
+
+
+def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "omnistage.cli", "bench", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+
+
+def measured(*words: str | Path) -> dict[str, Any]:
+    """The object of a run that goes well."""
+    done = bench(*words, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-c", "1,x"], "--concurrency 1,x: give numbers with commas between, such as 1,4,16"),
+        (["-c", "2.5"], "--concurrency 2.5: give whole numbers"),
+        (["-c", "0"], "--concurrency 0: give numbers above 0, at most 4096"),
+        (["-r", "nan"], "--rate nan: give numbers above 0"),
+        (["-c", "1", "-r", "1"], "--concurrency and --rate are two kinds of load"),
+        (["--arrivals", "constant"], "--arrivals is for requests that come by themselves; say how many in a second with --rate"),
+        (["--max-open", "3"], "--max-open is for requests that come by themselves"),
+        (["-r", "1", "--arrivals", "burst"], "--arrivals burst and --burst-size N go together"),
+        (["-r", "1", "--burst-size", "4"], "--arrivals burst and --burst-size N go together"),
+        (["--seconds", "inf"], "--seconds inf: this is no number"),
+        (["--timeout", "inf"], "--timeout inf: this is no number"),
+        (["--slo", "speed=1"], "--slo speed=1: 'speed=1' is no limit; give NAME=LIMIT"),
+        (["--slo", "ttft=0"], "--slo ttft=0: give a number of seconds above 0"),
+        (["--slo", "rtf=1,rtf=2"], "rtf is there twice"),
+        (["--say", "--draw"], "--say, --draw and --text-only exclude each other"),
+        (["--say", "--max-tokens", "3"], "--max-tokens and --output-tokens are of answers"),
+        (["--max-tokens", "3", "--output-tokens", "3"], "--output-tokens says how long each answer is"),
+        (["--output-tokens", "9-3"], "--output-tokens 9-3: give a number from 1 to 32768, or two such as 100-900"),
+        (["--input-words", "0"], "--input-words 0: give a number from 1 to 100000"),
+        (["--input-words", "3", "--prompts", "f"], "--prompts and --input-words both say what is asked"),
+        (["--text-only", "--voice", "toy"], "--voice and --profile are those of sound"),
+        (["--steps", "3"], "--steps, --width and --height are of pictures; add --draw"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line(words: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *words], terminal_width=200)
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.replace("│", " ").split())
+
+
+def test_the_page_tells_every_figure_and_every_key() -> None:
+    told = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "bench.md").read_text()))
+    assert told >= KEYS | FIGURES_WITH_SOUND
+    assert KEYS_OF_LEVEL - {"completed", "failed"} <= told
+
+
+# Against a router
+
+
+@pytest.fixture(scope="module")
+def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of a router that takes one answer at a time, of many seconds."""
+    pipeline = tmp_path_factory.mktemp("slow") / "slow.yaml"
+    pipeline.write_text(SLOW)
+    with Omni(pipeline=str(pipeline), max_sessions=1) as omni:
+        yield omni.address
+
+
+def test_counts_and_figures_are_those_of_the_answers(toy_address: str, tmp_path: Path) -> None:
+    out, plot = tmp_path / "figures.json", tmp_path / "figures.png"
+    words = ("--address", toy_address, "-c", "1,3", "-n", "6", "--warmup", "1", "--seed", "40", "--slo", "e2e=1000", "--out", out)
+    told = measured(*words, "--plot", plot)
+    assert told == json.loads(out.read_text())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert set(told) == KEYS
+    assert (told["task"], told["seed"], told["interrupted"], told["slo"]) == ("ask", 40, False, {"e2e": 1000.0})
+    assert [stage["stage"] for stage in told["stages"]] == ["thinker", "talker", "code2wav"]
+    first, second = told["levels"]
+    assert first["load"] == {"loop": "closed", "concurrency": 1} and second["load"] == {"loop": "closed", "concurrency": 3}
+    with Omni(address=toy_address) as omni:
+        for level, begin in ((first, 1), (second, 8)):  # Behind its warm-up.
+            assert set(level) == KEYS_OF_LEVEL
+            assert (level["offered"], level["completed"], level["failed"], level["interrupted"], level["not_started"]) == (6, 6, 0, 0, 0)
+            assert [request["number"] for request in level["requests"]] == list(range(begin, begin + 6))
+            answers = [omni.generate(QUESTIONS[number], seed=40 + number) for number in range(begin, begin + 6)]
+            assert [request["tokens"] for request in level["requests"]] == [len(answer.token_ids) for answer in answers]
+            assert level["tokens"] == sum(len(answer.token_ids) for answer in answers) > 0
+            assert level["audio_s"] == pytest.approx(sum(answer.timing.audio_s for answer in answers), abs=1e-5)
+            assert level["audio_s"] > 0
+            for rate, amount in (("request", 6), ("token", level["tokens"]), ("audio", level["audio_s"])):
+                assert level[f"{rate}_throughput"] * level["wall_s"] == pytest.approx(amount, rel=1e-3)
+            assert level["request_goodput"] == level["request_throughput"]
+            check_figures(level)
+
+
+def check_figures(level: dict[str, Any]) -> None:
+    """Each of them is that of its requests, and what has to come before something else did."""
+    requests, figures = level["requests"], level["figures"]
+    assert set(figures) == FIGURES_WITH_SOUND
+    for name in FIGURES_WITH_SOUND - {"itl_s", "late_s"}:
+        values = [request[name] for request in requests if request[name] is not None]
+        assert figures[name]["count"] == len(values)
+        assert figures[name]["mean"] == pytest.approx(math.fsum(values) / len(values), abs=2e-6)
+        assert figures[name]["p90"] == pytest.approx(np.percentile(values, 90), abs=2e-6)
+    assert figures["itl_s"]["count"] == sum(request["itl_count"] for request in requests)
+    for request in requests:
+        assert 0 < request["ttft_s"] <= request["e2e_s"] <= request["ended_s"] - request["begun_s"] + 1e-5
+        assert request["ttft_s"] < request["audio_ttfp_s"] <= request["ttfa_s"] <= request["rtf"] * request["audio_s"] + 1e-5
+        assert request["starved_s"] <= request["underrun_s"] + 1e-5
+
+
+def test_text_alone_has_no_figures_of_sound_and_its_length(toy_address: str) -> None:
+    words = ("--address", toy_address, "--text-only", "--input-words", "3-4", "--output-tokens", "30-40", "-c", "2", "-n", "5")
+    (level,) = measured(*words, "--warmup", "0")["levels"]
+    assert set(level["figures"]) <= {"ttft_s", "tpot_s", "itl_s", "e2e_s", "queued_s", "tokens", "late_s"}
+    assert level["continuous"] is None and level["audio_s"] == 0
+    assert all(30 <= request["tokens"] <= 40 and request["finish_reason"] == "length" for request in level["requests"])
+
+
+def test_texts_are_spoken(toy_address: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("one two three\nfour five\n")
+    words = ("--address", toy_address, "--say", "--prompts", tmp_path / "texts.txt", "--rate", "20", "--arrivals", "constant", "-n", "4")
+    told = measured(*words, "--warmup", "0")
+    (level,) = told["levels"]
+    assert (told["task"], told["prompts"]) == ("say", "2 prompts of texts.txt")
+    assert level["load"] == {"loop": "open", "arrivals": "constant", "rate": 20.0, "max_open": 256}
+    assert [request["due_s"] for request in level["requests"]] == [0.0, 0.05, 0.1, 0.15]
+    assert all(request["begun_s"] >= request["due_s"] for request in level["requests"])
+    with Omni(address=toy_address) as omni:
+        lengths = [omni.say(text).timing.audio_s for text in ("one two three", "four five")]
+    assert [request["audio_s"] for request in level["requests"]] == [pytest.approx(length) for length in lengths * 2]
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    plot = tmp_path / "figures.svg"
+    with Omni(pipeline="toy-film") as omni:
+        words = ("--address", omni.address, "--draw", "--steps", "5", "--width", "16", "--height", "16", "-c", "1,2", "-n", "3")
+        told = measured(*words, "--plot", plot)
+    assert [(level["completed"], level["steps"], level["pictures"]) for level in told["levels"]] == [(3, 15, 3)] * 2
+    assert set(told["levels"][0]["figures"]) == {"e2e_s", "queued_s", "late_s"}
+    assert "<svg" in plot.read_text()
+
+
+async def test_what_has_no_room_is_counted_by_its_reason(slow_address: str) -> None:
+    """The only place is taken for as long as it lasts."""
+    words = ("--address", slow_address, "--rate", "200", "--arrivals", "burst", "--burst-size", "4", "-n", "8", "--json")
+    async with AsyncOmni(address=slow_address) as omni, aclosing(omni.stream("wait", **ENDLESS)) as events:
+        assert isinstance(await anext(events), TextDelta)
+        done = await asyncio.to_thread(bench, *words)
+    assert done.returncode == 1, "nothing was measured"
+    (level,) = json.loads(done.stdout)["levels"]
+    assert (level["offered"], level["completed"], level["failed"], level["not_started"]) == (8, 0, 8, 0)
+    assert [(error["error"], error["reason"], error["count"]) for error in level["errors"]] == [("OverloadedError", "OVERLOADED", 8)]
+    assert {request["outcome"] for request in level["requests"]} == {"failed"}
+    assert set(level["figures"]) == {"late_s"}
+    assert level["request_throughput"] == 0
+
+
+def test_a_time_limit_is_one_more_reason(slow_address: str) -> None:
+    words = ("--address", slow_address, "-c", "1", "-n", "2", "--output-tokens", "2000", "--timeout", "0.5", "--warmup", "0", "--json")
+    done = bench(*words)
+    (level,) = json.loads(done.stdout)["levels"]
+    assert done.returncode == 1 and level["failed"] == 2
+    assert "DeadlineError" in {error["error"] for error in level["errors"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["--pipeline", "none"], "--pipeline none: this router has no such pipeline", "It has toy."),
+        (["--voice", "nobody"], "no voice 'nobody'", "Correct the named field"),
+        (["--draw"], "toy has no diffusion", "No pipeline of this router draws"),
+        (["--out", "x.txt"], "--out x.txt: only JSON can be written", "Give a name that ends in .json."),
+        (["--plot", "none/x.png"], "--plot none/x.png: its folder does not exist", "mkdir"),
+        (["--prompts", "none.txt"], "--prompts none.txt: cannot be read: No such file", "Give the name of a file."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_measured_is_one_line(
+    toy_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = bench("--address", toy_address, *words, "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    told, advice = done.stderr.splitlines()
+    assert told.startswith("error: ") and error in told
+    assert advice.startswith("hint: ") and hint in advice
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_router_nothing_is_started() -> None:
+    done = bench("-n", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--address HOST:PORT" in done.stderr
+
+
+# On a terminal
+
+
+def visible(terminal: Terminal) -> list[str]:
+    """All lines that were ever printed, without what only moves or colours."""
+    return [line.split("\r")[-1] for line in ESCAPES.sub("", terminal.written.decode()).replace("\r\n", "\n").split("\n")]
+
+
+def test_the_tables_fit_into_80_columns(toy_address: str) -> None:
+    terminal = Terminal(80, 100)
+    words = ("bench", "--address", toy_address, "--pipeline", "toy", "-c", "1,16", "-n", "20", "--slo", "ttft=10,ttfa=10,rtf=100")
+    assert terminal.run(words) == 0
+    assert max(map(len, visible(terminal))) <= 80
+    lines = terminal.lines
+    assert not [line for line in lines if "…" in line]
+    assert "20 of 20 completed in" in " ".join(lines)
+    names = {"ttft ms", "tpot ms", "itl ms", "e2e ms", "audio_ttfp ms", "ttfa ms", "rtf", "rtf generation", "underrun ms", "starved ms"}
+    assert names <= {re.split(r"  +", line)[0] for line in lines}
+    header, *rows = lines[-3:]
+    assert header.split()[0] == "load" and header.split()[-1] == "goodput"
+    assert [row.split()[0] for row in rows] == ["1", "16"]
+
+
+def test_ctrl_c_ends_early_and_tells_what_was_measured(toy_address: str, tmp_path: Path) -> None:
+    terminal, pressed = Terminal(100, 60), list[bool]()
+
+    def press(terminal: Terminal) -> None:
+        if not pressed and re.search(rb"[1-9]\d* done", terminal.written):
+            pressed.append(True)
+            terminal.press(CTRL_C)
+
+    out = tmp_path / "figures.json"
+    words = ("bench", "--address", toy_address, "-c", "2,4", "-n", "100000", "--out", str(out))
+    assert terminal.run(words, press) == 130
+    assert b"Traceback" not in terminal.written
+    told = json.loads(out.read_text())
+    (level,) = told["levels"]
+    assert told["interrupted"] is True
+    assert level["completed"] >= 1 and level["interrupted"] <= 2 < level["offered"]
+    assert level["offered"] == level["completed"] + level["failed"] + level["interrupted"]
+    assert f"{level['completed']} of {level['offered']} completed in" in " ".join(terminal.lines)
+    assert terminal.lines[-1] == "interrupted: this is what was measured by then"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+async def test_a_second_signal_does_not_wait_for_the_end_of_the_measuring() -> None:
+    began, ended = asyncio.Event(), list[str]()
+
+    async def never_ends() -> None:
+        began.set()
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                if len(ended) == 2:
+                    raise
+
+    async def work() -> int:
+        stop = Stop()
+        try:
+            await stop.unless_stopped(never_ends())
+        except asyncio.CancelledError:
+            return -stop.number
+        return stop.number
+
+    working = asyncio.create_task(work())
+    await began.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: ended == ["cancelled"])
+    assert not working.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await working == -signal.SIGTERM
+    for handled in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().remove_signal_handler(handled)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
