@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVIC
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo demo-draw up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -26,6 +26,9 @@ demo-draw: setup ## draw a picture: demo.png
 
 demo: model ## ask a question, hear the answer: demo.wav and demo-timeline.png
 	@$(BIN)/omnistage ask "How do plants make food?" --out demo.wav --timeline demo-timeline.png
+
+examples: setup-dev ## install, build and run the clients in Node, Go, C++ and Java (ARGS="node go" picks some)
+	@$(BIN)/python -m tools.examples $(ARGS)
 
 up: ## the same stack in containers: build, start, wait until it answers (ARGS="--scale talker=2" for a second Talker)
 	@$(COMPOSE) up --build --detach --wait $(ARGS)

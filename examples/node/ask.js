@@ -1,0 +1,54 @@
+// Asks a router, prints the text as it comes and writes the speech to answer.wav. Ctrl-C cancels.
+//
+//     omnistage protos protos --errors && npm install
+//     node ask.js HOST:PORT QUESTION [SEED [MODEL]]
+import { writeFileSync } from 'node:fs';
+import grpc from '@grpc/grpc-js';
+import loader from '@grpc/proto-loader';
+
+const files = ['omnistage/v1/omni.proto', 'google/rpc/status.proto', 'google/rpc/error_details.proto'];
+const options = { includeDirs: [process.env.PROTOS ?? 'protos'], defaults: true, enums: String, longs: String };
+const types = loader.loadSync(files, options);
+const { OmniService } = grpc.loadPackageDefinition(types).omnistage.v1;
+
+// What went wrong: the reason, and when to ask again, are in a google.rpc.Status in the trailing metadata.
+function explain(error) {
+  let [reason, more] = [grpc.status[error.code], ''];
+  const [packed] = error.metadata.get('grpc-status-details-bin');
+  for (const any of packed ? types['google.rpc.Status'].deserialize(packed).details : []) {
+    const detail = types[any.type_url.split('/').pop()]?.deserialize(any.value);
+    if (detail?.reason) reason = detail.reason; // ErrorInfo
+    for (const { field } of detail?.fieldViolations ?? []) more += `; field ${field}`; // BadRequest
+    if (detail?.retryDelay) more += `; ask again in ${+detail.retryDelay.seconds + detail.retryDelay.nanos / 1e9} s`; // RetryInfo
+  }
+  return `error: ${reason}: ${error.details}${more}`;
+}
+
+// The 44 bytes before signed 16-bit samples, in which sound comes unless another encoding is asked for.
+function wavHead(bytes, { sampleRateHz: rate, channelCount: channels }) {
+  const head = Buffer.from('RIFF....WAVEfmt ....................data....');
+  [[4, 36 + bytes], [16, 16], [24, rate], [28, 2 * channels * rate], [40, bytes]].forEach(([at, value]) => head.writeUInt32LE(value, at));
+  [[20, 1], [22, channels], [32, 2 * channels], [34, 16]].forEach(([at, value]) => head.writeUInt16LE(value, at));
+  return head;
+}
+
+const [address, question, seed, model] = process.argv.slice(2);
+if (!question) throw new Error('usage: node ask.js HOST:PORT QUESTION [SEED [MODEL]]');
+const client = new OmniService(address, grpc.credentials.createInsecure());
+const thinker = { messages: [{ role: 'user', parts: [{ text: question }] }] };
+const call = client.Generate({ model, seed, thinker }, { deadline: Date.now() + 120_000 });
+process.on('SIGINT', () => call.cancel());
+const sound = [];
+try {
+  for await (const { chunk } of call) {
+    if (chunk?.text) process.stdout.write(chunk.text.text);
+    if (chunk?.audio) sound.push(chunk.audio);
+  }
+  console.log();
+  const samples = Buffer.concat(sound.map((piece) => piece.data));
+  if (sound.length) writeFileSync('answer.wav', Buffer.concat([wavHead(samples.length, sound[0]), samples]));
+} catch (error) {
+  console.error(`\n${explain(error)}`);
+  process.exitCode = 1;
+}
+client.close();

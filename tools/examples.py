@@ -1,0 +1,228 @@
+"""`make examples`: installs what the clients of examples/ in other languages need, builds them, and runs each against stacks of toys beside
+the Python client: the same text, the same samples, and errors with their reasons. Prints a line for each language."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import wave
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from omnistage.client import Omni
+from omnistage.client.wav import to_pcm16
+from tools.languages import LANGUAGES, PROTOS, ROOT, Language, ToolchainError, build, install
+
+QUESTION, SEED = "Why is the sky blue?", 2**63 + 7
+"""A seed that does not fit into a signed number: languages without unsigned ones, or with none of 64 bits, must pass it on all the same."""
+
+SLOW_INTERVAL_S = 0.05
+SLOW_TOKENS = 30_000
+ANSWER_TIMEOUT_S = 110.0
+"""The examples themselves give up after 120 s."""
+
+
+class Mismatch(AssertionError):
+    """An example did something else than it is to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the Python client gets. samples: little-endian signed 16 bit."""
+
+    text: str
+    samples: bytes
+    sample_rate_hz: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A built example. folder: where it runs, and so writes its file."""
+
+    command: Sequence[str]
+    folder: Path
+
+    def start(self, address: str, *words: str) -> subprocess.Popen[str]:
+        # A proxy of the environment is for the web; some languages would send calls of this machine there.
+        environment = {**os.environ, "PROTOS": str(PROTOS), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
+        # What a shell starts in the background is told to ignore Ctrl-C, and tells its children.
+        command = ["env", "--default-signal=INT", *self.command, address, QUESTION, *words]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, address: str, *words: str) -> tuple[int, str, str]:
+        """Exit status, standard output, standard error."""
+        with self.start(address, *words) as process:
+            return _end_of(process)
+
+
+def expected(address: str) -> Expected:
+    """The answer to the question, as the Python client gets it."""
+    with Omni(address=address) as omni:
+        answer = omni.generate(QUESTION, seed=SEED)
+    if answer.audio is None:
+        raise Mismatch("the pipeline gives no sound")
+    return Expected(answer.text, to_pcm16(answer.audio.samples), answer.audio.sample_rate)
+
+
+def check_answer(example: Example, address: str, wanted: Expected) -> None:
+    """The same text on standard output, the same samples in answer.wav. Raises Mismatch."""
+    status, out, err = example.run(address, str(SEED))
+    _is((status, err), (0, ""), "exit status and standard error")
+    _is(out, wanted.text + "\n", "text")
+    with wave.open(str(example.folder / "answer.wav")) as file:
+        form = (file.getframerate(), file.getsampwidth(), file.getnchannels())
+        samples = file.readframes(file.getnframes())
+    _is(form, (wanted.sample_rate_hz, 2, 1), "sample rate, bytes a sample, channels")
+    _is(len(samples), len(wanted.samples), "bytes of samples in answer.wav")
+    different = np.flatnonzero(np.frombuffer(samples, "<i2") != np.frombuffer(wanted.samples, "<i2"))
+    _is(different.tolist()[:8], [], "samples that are others")
+
+
+def check_unknown(example: Example, address: str) -> None:
+    """A model that is not there: the reason, and which field is bad. Raises Mismatch."""
+    status, _, err = example.run(address, str(SEED), "no-such-model")
+    _is(status, 1, "exit status for an unknown model")
+    _matches(err, r"error: UNKNOWN_MODEL: .*'no-such-model'.*; field model")
+
+
+def check_full_and_cancelled(example: Example, address: str) -> str:
+    """At a router with one place and slow stages: while it answers, another one is told when to ask again, and Ctrl-C cancels the first.
+    Returns the delay as it was shown. Raises Mismatch."""
+    with _answering(example, address) as first:
+        status, _, err = example.run(address)
+        _is(status, 1, "exit status when the house is full")
+        delay = _matches(err, r"error: OVERLOADED: .*; ask again in ([0-9.]+) s")
+        first.send_signal(signal.SIGINT)
+        status, _, err = _end_of(first)
+    _is(status, 1, "exit status after Ctrl-C")
+    _matches(err, r"error: (?i:.*cancell?ed.*)")
+    return delay
+
+
+@contextmanager
+def _answering(example: Example, address: str) -> Iterator[subprocess.Popen[str]]:
+    """An example that has begun to print an answer which takes half an hour. It asks again while the place of the one before is not yet
+    free; whatever happens, it is ended."""
+    until = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        with example.start(address) as process:
+            try:
+                if _has_begun(process, until - time.monotonic()):
+                    yield process
+                    return
+            finally:
+                process.kill()
+            _, err = process.communicate()
+        if "OVERLOADED" not in err or time.monotonic() > until:
+            raise Mismatch(f"no text came of the slow answer: {err}")
+
+
+def _has_begun(process: subprocess.Popen[str], patience_s: float) -> bool:
+    """Whether it has printed text, and is not at its end."""
+    assert process.stdout is not None
+    readable = select.select([process.stdout], [], [], max(patience_s, 0.0))[0]
+    return bool(readable) and bool(os.read(process.stdout.fileno(), 1).strip())
+
+
+def _end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=ANSWER_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise Mismatch(f"it did not end: {out[-500:]!r} {err[-500:]!r}") from None
+    return process.returncode, out, err
+
+
+def _is(found: object, wanted: object, what: str) -> None:
+    if found != wanted:
+        raise Mismatch(f"{what}: {found!r}, expected {wanted!r}")
+
+
+def _matches(err: str, pattern: str) -> str:
+    """The last line of standard error; its first group, or all of it."""
+    last = err.strip().rpartition("\n")[2]
+    match = re.fullmatch(pattern, last)
+    if match is None:
+        raise Mismatch(f"the error is told as {err!r}, expected {pattern}")
+    return match[1] if match.re.groups else match[0]
+
+
+def slow_pipeline(folder: Path) -> Path:
+    """A file of a chain of toys whose answers take half an hour."""
+    pipeline = yaml.safe_load((ROOT / "deploy" / "pipelines" / "toy.yaml").read_text(encoding="utf-8"))
+    pipeline["stages"][0]["options"] = {"interval_s": SLOW_INTERVAL_S, "length": SLOW_TOKENS, "max_chunk": 1}
+    pipeline["defaults"] = {"thinker": {"max_tokens": SLOW_TOKENS}}
+    path = folder / "slow.yaml"
+    path.write_text(yaml.safe_dump(pipeline), encoding="utf-8")
+    return path
+
+
+def main() -> int:
+    """Exit status 1 when an example could not be built, or did something else than it is to do."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("languages", nargs="*", default=list(LANGUAGES), help=f"some of {', '.join(LANGUAGES)}; default: all")
+    parser.add_argument("--pipeline", default="toy", help="which answers are compared (default: toy, which needs no model)")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.languages) - set(LANGUAGES)):
+        parser.error(f"no example in {', '.join(unknown)}; there are {', '.join(LANGUAGES)}")
+    commands, failed = _built([LANGUAGES[name] for name in options.languages])
+    if commands:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Omni(pipeline=options.pipeline) as omni,
+            Omni(pipeline=str(slow_pipeline(Path(folder))), max_sessions=1) as slow,
+        ):
+            wanted = expected(omni.address)
+            for name, command in commands.items():
+                example = Example(command, Path(folder, name))
+                example.folder.mkdir()
+                try:
+                    check_answer(example, omni.address, wanted)
+                    check_unknown(example, omni.address)
+                    delay = check_full_and_cancelled(example, slow.address)
+                except Mismatch as error:
+                    failed.append(name)
+                    print(f"FAIL {name:<5} {error}", flush=True)
+                    continue
+                said = f"the text and the {len(wanted.samples) // 2} samples of the Python client"
+                print(f"ok   {name:<5} {said}; UNKNOWN_MODEL, OVERLOADED with {delay} s, Ctrl-C", flush=True)
+    print(f"examples: {len(failed)} failed ({', '.join(failed)})" if failed else "examples: all good")
+    return 1 if failed else 0
+
+
+def _built(languages: Sequence[Language]) -> tuple[dict[str, list[str]], list[str]]:
+    """The commands of those that were built, and the names of the others."""
+    commands, failed = {}, []
+    for language in languages:
+        try:
+            install(language)
+            commands[language.name] = build(language)
+        except ToolchainError as error:
+            failed.append(language.name)
+            print(f"FAIL {language.name:<5} {error}", flush=True)
+    return commands, failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

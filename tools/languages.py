@@ -1,0 +1,176 @@
+"""Languages of which examples/ has a client: what each needs on this machine, and how its example is built."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.cli.protos import write_protos
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT = ROOT / "build" / "examples"
+PROTOS = BUILT / "protos"
+INSTALL_TIMEOUT_S = 600.0
+BUILD_TIMEOUT_S = 900.0
+
+GO_PACKAGES = Path("/usr/share/gocode/src/google.golang.org")
+JARS = Path("/usr/share/java")
+
+
+class ToolchainError(RuntimeError):
+    """What a language needs is not here, or failed; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """programs, files: by which its toolchain is found. packages: of Debian 12, that bring them. command: of the built example, in the
+    folder of what was built."""
+
+    name: str
+    programs: tuple[str, ...]
+    files: tuple[Path, ...]
+    packages: tuple[str, ...]
+    command: tuple[str, ...] = ("{built}/ask",)
+
+    @property
+    def source(self) -> Path:
+        return ROOT / "examples" / self.name
+
+    @property
+    def built(self) -> Path:
+        return BUILT / self.name
+
+    def missing(self) -> list[str]:
+        """Programs and files that are not on this machine."""
+        return [
+            *(program for program in self.programs if shutil.which(program) is None),
+            *(str(path) for path in self.files if not path.exists()),
+        ]
+
+
+# protoc's package only recommends the protos that ours import.
+_PROTOC = ("protobuf-compiler", "libprotobuf-dev", "make")
+_DURATION = Path("/usr/include/google/protobuf/duration.proto")
+
+LANGUAGES: Mapping[str, Language] = {
+    language.name: language
+    for language in (
+        Language("node", ("node", "npm"), (), ("nodejs", "npm"), ("node", "{built}/ask.js")),
+        Language(
+            "go",
+            ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc", "make"),
+            (_DURATION, GO_PACKAGES / "grpc", GO_PACKAGES / "protobuf"),
+            # Of the two protobuf packages that its gRPC goes with, the newer one, by name: the other one lacks what protoc-gen-go writes.
+            (
+                "golang-go",
+                "golang-google-grpc-dev",
+                "golang-github-golang-protobuf-1-5-dev",
+                "protoc-gen-go",
+                "protoc-gen-go-grpc",
+                *_PROTOC,
+            ),
+        ),
+        Language(
+            "cpp",
+            ("g++", "protoc", "grpc_cpp_plugin", "pkg-config", "make"),
+            (_DURATION, Path("/usr/include/grpcpp/grpcpp.h")),
+            ("g++", "libgrpc++-dev", "protobuf-compiler-grpc", "pkg-config", *_PROTOC),
+        ),
+        Language(
+            "java",
+            ("javac", "java", "protoc", "grpc_java_plugin", "make"),
+            (_DURATION, *(JARS / f"{name}.jar" for name in ("grpc-netty", "protobuf", "guava", "netty-codec-http2", "perfmark-api"))),
+            (
+                *("default-jdk-headless", "libgrpc-java", "protobuf-compiler-grpc-java-plugin", "libprotobuf-java", "libguava-java"),
+                # What libgrpc-java uses without asking for it.
+                *("libnetty-java", "libperfmark-java", "libgeronimo-annotation-1.3-spec-java"),
+                *_PROTOC,
+            ),
+        ),
+    )
+}
+
+
+def install(language: Language) -> None:
+    """Have its toolchain, from Debian where something is missing. Raises ToolchainError."""
+    missing = language.missing()
+    if not missing:
+        return
+    told = f"{language.name}: {', '.join(missing)} missing"
+    command = ["apt-get", "install", "--yes", "--quiet=2", "--no-install-recommends", "--no-remove", *language.packages]
+    if shutil.which("apt-get") is None:
+        raise ToolchainError(f"{told}; install what Debian has as {' '.join(language.packages)}")
+    if os.geteuid() != 0:
+        raise ToolchainError(f"{told}; install them first: sudo apt-get install {' '.join(language.packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    with _alone():
+        try:
+            _run(command, environment, INSTALL_TIMEOUT_S)
+        except ToolchainError:
+            # Where the lists of packages are old, or none.
+            _run(["apt-get", "update", "--quiet=2"], environment, INSTALL_TIMEOUT_S)
+            _run(command, environment, INSTALL_TIMEOUT_S)
+    if missing := language.missing():
+        raise ToolchainError(f"{language.name}: {', '.join(missing)} missing after {' '.join(command)}")
+
+
+def build(language: Language) -> list[str]:
+    """Build its example from the protos of this checkout. Returns the command that runs it. Raises ToolchainError."""
+    with _alone():
+        _write_protos()
+        language.built.mkdir(parents=True, exist_ok=True)
+        if language.name == "node":
+            _install_modules(language)
+        else:
+            make = ["make", "--silent", "--jobs=2", f"--directory={language.source}", f"PROTOS={PROTOS}", f"OUT={language.built}"]
+            _run(make, os.environ, BUILD_TIMEOUT_S)
+    return [word.format(built=language.built) for word in language.command]
+
+
+def _write_protos() -> None:
+    """Only where they changed: what is made from them is older than they are, and would be made again."""
+    fresh = BUILT / "fresh"
+    for path in write_protos(fresh, errors=True):
+        place = PROTOS / path.relative_to(fresh)
+        if not place.exists() or place.read_bytes() != path.read_bytes():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+    shutil.rmtree(fresh)
+
+
+def _install_modules(language: Language) -> None:
+    """Beside a copy of the program: npm puts what it fetches where package.json is. Nothing is fetched where that is done already."""
+    shutil.copy(language.source / "ask.js", language.built)
+    wanted, done = (language.source / "package.json").read_bytes(), language.built / "installed.json"
+    if done.exists() and done.read_bytes() == wanted and (language.built / "node_modules").is_dir():
+        return
+    (language.built / "package.json").write_bytes(wanted)
+    quiet = ["--no-package-lock", "--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--prefer-offline"]
+    _run(["npm", "install", f"--prefix={language.built}", *quiet], os.environ, INSTALL_TIMEOUT_S)
+    done.write_bytes(wanted)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """While no other process builds here."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with (BUILT / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> None:
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolchainError(f"{' '.join(command)}: took more than {timeout_s:g} s") from None
+    if done.returncode:
+        raise ToolchainError(f"{' '.join(command)}: exit status {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}")
