@@ -1,4 +1,4 @@
-"""What the kernel says of a process: CPU time and memory."""
+"""What the kernel says of a process: CPU time, memory, wake-ups, and the processes that it started."""
 
 from __future__ import annotations
 
@@ -22,6 +22,20 @@ def peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise LookupError(f"no VmHWM for process {pid}")
+
+
+def wakeups(pid: int) -> int:
+    """How often the threads that a process has now went to sleep by themselves since they began (proc(5), voluntary_ctxt_switches)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    lines = [line for thread in threads for line in (thread / "status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+
+
+def with_children(pid: int) -> list[int]:
+    """A process and all that came from it and are its children still."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    return [pid, *(each for child in children for each in with_children(child))]
 
 
 @dataclass

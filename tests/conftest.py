@@ -21,6 +21,10 @@ from omnistage.models.errors import LoadError
 # Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Whatever serves on this machine is not of the tests.
+os.environ["OMNISTAGE_ROUTER"] = "none"
+os.environ["OMNISTAGE_PLAYER"] = "none"  # and whoever works on it need not hear them
+
 # Before anything imports Triton, as Transformers does: where no GPU can be, its kernels are interpreted.
 try:
     check_possible("cuda")

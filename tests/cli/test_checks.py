@@ -37,6 +37,8 @@ def refused(family: Family, *words: str | Path, environment: Mapping[str, str] |
         (["--address", ":50051"], "--address: ':50051' has no host: give HOST:PORT such as 127.0.0.1:50051"),
         (["--address", "0.0.0.0:99999"], "--address: '0.0.0.0:99999' has no possible port"),
         (["--metrics-address", "http://127.0.0.1:9464"], "--metrics-address: 'http://127.0.0.1:9464' is a URL: leave http:// out"),
+        (["--metrics", "9464"], "--metrics: '9464' has no host: give HOST:PORT such as 127.0.0.1:9464"),
+        (["--metrics", "192.0.2.1:9464"], "cannot listen on 192.0.2.1:9464: 192.0.2.1 is not an address of this machine"),
         (["--address", "192.0.2.1:50050"], "cannot listen on 192.0.2.1:50050: 192.0.2.1 is not an address of this machine"),
         (["--device", "talker=cuda:0"], "device cuda:0: the talker of smol computes on cpu only"),
         (["--device", "gpu"], "--device: 'gpu' is no device: give cpu, cuda or cuda:N"),
@@ -74,6 +76,9 @@ def test_two_servers_on_one_port(family: Family, free_port: int) -> None:
     address = f"127.0.0.1:{free_port}"
     assert refused(family, "--address", address, "--metrics-address", address).startswith(
         f"--metrics-address: {address} is the --address too"
+    )
+    assert refused(family, "--address", "127.0.0.1:0", "--metrics-address", address, "--metrics", address).startswith(
+        f"--metrics: {address} is the --metrics-address too"
     )
 
 

@@ -190,7 +190,7 @@ def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None
 
 def test_make_tiny_names_all_that_it_can_make() -> None:
     told = CliRunner().invoke(app, ["make-tiny", "--help"], terminal_width=200).output
-    documented = (ROOT / "docs" / "client.md").read_text()
+    documented = (ROOT / "docs" / "command.md").read_text()
     for name, maker in MAKERS.items():
         assert re.search(rf"{re.escape(name)}[,.]", told) and f"`{name}`" in documented
         assert all(size in told for size in maker.sizes)

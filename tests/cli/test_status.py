@@ -20,9 +20,10 @@ from omnistage.client.listing import Replica
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 WATCHED = """
-import json, sys
-from omnistage.cli import targets
-targets.DEFAULT_ADDRESS = sys.argv[1]  # that of this machine may have anything behind it
+import json, os, sys
+del os.environ["OMNISTAGE_ROUTER"]  # the tests have it turned off
+from omnistage.client import found
+found.LOCAL_ADDRESS = sys.argv[1]  # that of this machine may have anything behind it
 started = []
 sys.addaudithook(lambda event, arguments: started.append(str(arguments[1])) if event == "subprocess.Popen" else None)
 from omnistage.cli.main import app

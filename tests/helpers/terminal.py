@@ -17,11 +17,22 @@ import pyte
 CTRL_C = b"\x03"
 
 
+class _Screen(pyte.HistoryScreen):
+    """Answers whoever asks it where the cursor is."""
+
+    def __init__(self, terminal: Terminal, columns: int, rows: int) -> None:
+        super().__init__(columns, rows, history=100_000)
+        self._terminal = terminal
+
+    def write_process_input(self, data: str) -> None:
+        self._terminal.press(data.encode())
+
+
 class Terminal:
     """An emulator, and after `run` the exit code of the command that ran on it."""
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
-        self._screen = pyte.HistoryScreen(columns, rows, history=100_000)
+        self._screen = _Screen(self, columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._master = -1
         self.written = b""

@@ -19,6 +19,11 @@ def main() -> None:
     """Run the command line of this process; ends in SystemExit with the exit code."""
     interrupt.exit_at_once()
     _open_standard_streams()
+    if sys.argv[1:] in (["--version"], ["-V"]):  # Without the imports of all commands: scripts ask for it.
+        from importlib.metadata import version
+
+        print(f"omnistage {version('omnistage')}")
+        return
     # A router that ends while it is asked is told about in the words of this command, not also in those of gRPC.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     gc.disable()  # What is imported stays to the end: to look for garbage in it takes a fifth of the time of a short command.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from omnistage.cli.layout import Layout
 from omnistage.client.errors import StackError
 from omnistage.host.addresses import check_address, check_can_listen
@@ -22,7 +24,10 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
     """The servers' own checks of what they will be given. of_models: the models' too. Raises StackError, in one line."""
     servers = layout.servers
     try:
-        for option, address in (("--address", servers.address), ("--metrics-address", servers.metrics_address)):
+        listening = {"--address": servers.address, "--metrics-address": servers.metrics_address}
+        if servers.metrics:
+            listening["--metrics"] = servers.metrics
+        for option, address in listening.items():
             _check_typed(option, address)
         for stage in layout.stages:
             settings = read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
@@ -30,12 +35,20 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
                 check_model(stage.family, stage.kind, LoadOptions.of(settings))
         words = layout.router_arguments([(stage.kind, UNKNOWN) for stage in layout.stages])
         read(RouterSettings, [*words, "--address", servers.address, "--metrics-address", servers.metrics_address], PROGRAM)
-        if servers.address == servers.metrics_address and not servers.address.endswith(":0"):
-            raise StartError(f"--metrics-address: {servers.metrics_address} is the --address too; give each its own port")
-        check_can_listen(servers.address, "--address")
-        check_can_listen(servers.metrics_address, "--metrics-address")
+        _check_apart(listening)
+        for option, address in listening.items():
+            check_can_listen(address, option)
     except (StartError, LoadError) as error:
         raise StackError(str(error)) from None
+
+
+def _check_apart(listening: Mapping[str, str]) -> None:
+    """listening: addresses by their options."""
+    taken: dict[str, str] = {}
+    for option, address in listening.items():
+        other = taken.setdefault(address, option)
+        if other != option and not address.endswith(":0"):
+            raise StartError(f"{option}: {address} is the {other} too; give each its own port")
 
 
 def _check_typed(option: str, address: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,8 +22,9 @@ class Child:
     """A process of ours.
 
     name: for humans, such as talker-1. address: where it is to listen; port 0 becomes, with the first start, a port that it keeps.
-    metrics_address: the same, without that. log: the file that gets its output; None: this process's stderr. environment: all variables
-    that it gets; None: those of this process. fds: file descriptors that it inherits besides those of its own start.
+    metrics_address: where its metrics are to be; once it serves, where they are. log: the file that gets its output; None: this
+    process's stderr. environment: all variables that it gets; None: those of this process. fds: file descriptors that it inherits besides
+    those of its own start.
     """
 
     def __init__(
@@ -38,31 +40,55 @@ class Child:
     ) -> None:
         self.name = name
         self.address = address
+        self.metrics_address = metrics_address
         self._command = [sys.executable, "-m", module, *arguments, "--metrics-address", metrics_address]
         self._log = log
         self._environment = environment
         self._fds = tuple(fds)
         self._process: asyncio.subprocess.Process | None = None
+        self._serves = False
+        self._asking: socket.socket | None = None
+
+    @property
+    def serves(self) -> bool:
+        """It said so, and has not ended since."""
+        return self._serves and self._process is not None and self._process.returncode is None
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    async def start(self, lifeline_fd: int) -> None:
-        """Start it and wait until it serves; the one before has ended. Raises StackError with its last words if it ends before, and if it
-        cannot be started at all."""
+    @property
+    def asking(self) -> socket.socket:
+        """To ask whether it still answers (liveness.py), from when it serves until it is started again or stopped."""
+        if self._asking is None:
+            raise RuntimeError(f"{self.name} does not serve")
+        return self._asking
+
+    async def start(self, lifeline_fd: int, start_fd: int | None = None) -> None:
+        """Start it and wait until it serves; the one before has ended. start_fd: of a pipe, whose end tells a router to go on. Raises
+        StackError with its last words if it ends before, and if it cannot be started at all."""
         try:
-            line = await self._ready_line(lifeline_fd)
+            line = await self._ready_line({"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})})
         except OSError as error:
             raise StackError(f"{self.name} cannot be started: {error}") from error
         ready = json.loads(line) if line.endswith(b"\n") else {}
         if "address" not in ready:
             raise await self._died_at_start(ready.get("error", ""))
-        self.address = str(ready["address"])
+        self.address, self.metrics_address = str(ready["address"]), str(ready["metrics_address"])
+        self._serves = True
 
-    async def _ready_line(self, lifeline_fd: int) -> bytes:
-        """Start it; what it says of itself when it serves or knows that it cannot. Empty: it ended. Raises OSError."""
+    async def _ready_line(self, fds: Mapping[str, int]) -> bytes:
+        """Start it; what it says of itself when it serves or knows that it cannot. Empty: it ended. fds: by flag, with which it is told.
+        Raises OSError."""
+        self._serves = False
+        self._ask_no_more()
         with ExitStack() as ends:
+            asking, asked = socket.socketpair()
+            ends.enter_context(asked)
+            failed = ends.enter_context(ExitStack())
+            failed.enter_context(asking)
+            asking.setblocking(False)
             ready_read, ready_write = os.pipe()
             writer = ends.enter_context(os.fdopen(ready_write, "wb"))
             reader = asyncio.StreamReader()
@@ -70,26 +96,33 @@ class Child:
                 lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
             )
             ends.callback(transport.close)
-            await self._spawn(ready_write, lifeline_fd)
+            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()})
             writer.close()  # So that its end is the end of the pipe.
-            return await reader.readline()
+            asked.close()
+            line = await reader.readline()
+            if line:
+                self._asking = asking
+                failed.pop_all()
+            return line
 
-    async def _spawn(self, ready_fd: int, lifeline_fd: int) -> None:
+    def _ask_no_more(self) -> None:
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
+
+    async def _spawn(self, fds: Mapping[str, int]) -> None:
         output = sys.stderr.fileno() if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 "--address",
                 self.address,
-                "--ready-fd",
-                str(ready_fd),
-                "--lifeline-fd",
-                str(lifeline_fd),
+                *(word for flag, fd in fds.items() for word in (flag, str(fd))),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=self._environment,
-                pass_fds=(ready_fd, lifeline_fd, *self._fds),
+                pass_fds=(*fds.values(), *self._fds),
                 start_new_session=True,  # a Ctrl-C in the terminal reaches the launcher only, which then drains in order
             )
         finally:
@@ -98,6 +131,7 @@ class Child:
 
     async def _died_at_start(self, reason: str) -> StackError:
         """reason: what it said of it, empty for a process that could not."""
+        self._ask_no_more()
         code = await self.wait()
         hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
         if reason:
@@ -120,6 +154,7 @@ class Child:
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, wait for the drain, and SIGKILL if that takes longer than the grace and a margin."""
+        self._ask_no_more()
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -132,9 +167,14 @@ class Child:
 
     async def kill(self) -> None:
         """SIGKILL, if it is there, and wait for its end."""
+        self.kill_now()
+        if self._process is not None:
+            await self._process.wait()
+
+    def kill_now(self) -> None:
+        """SIGKILL, if it is there."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-            await self._process.wait()
 
 
 def describe_exit(code: int) -> str:

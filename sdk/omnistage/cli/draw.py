@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from omnistage.cli.layout import Layout, by_stage
 from omnistage.cli.options import Address, Json, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
@@ -85,6 +84,8 @@ def draw(
     if address is not None and pipeline:
         typed["pipeline"] = pipeline
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
+    from omnistage.cli.layout import by_stage
+
     try:
         devices = by_stage(device or (), "--device")
     except ValueError as error:
@@ -107,19 +108,10 @@ def _sides(size: str) -> tuple[int, int]:
 def _draw(order: Order, address: str | None, pipeline: str, devices: dict[str, str], verbose: bool) -> None:
     from omnistage.cli.drawing import draw_order
     from omnistage.cli.interruptible import Interruptible
-
-    if address is None:
-        import omnistage.cli.pipelines  # noqa: F401  now, while an interrupt still just ends the process
+    from omnistage.cli.targets import Need, target_for
 
     with errors_reported(verbose):
         complete = order.checked()
-        target = address if address is not None else _layout(pipeline, complete, devices)
+        need = Need(["text", *(["image"] if complete.images else [])], ["image"], "diffusion")
+        target = target_for(need, address, pipeline, devices=devices, is_quiet=complete.as_json)
         Interruptible().run(lambda work: draw_order(work, complete, target, verbose))
-
-
-def _layout(pipeline: str, order: Order, devices: dict[str, str]) -> Layout:
-    """What to start for this call."""
-    from omnistage.cli.pipelines import Choice, layout_of
-
-    inputs = ["text", *(["image"] if order.images else [])]
-    return layout_of(Choice(pipeline, devices=devices, kind="diffusion", inputs=inputs, outputs=["image"]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from omnistage.cli import interrupt
 
@@ -36,6 +37,26 @@ class Interruptible:
         """Whatever comes now is written, told, and put away in order."""
         self._is_complete = True
         interrupt.ignore()
+
+    async def unless_interrupted(self, rest: Coroutine[Any, Any, None]) -> None:
+        """Run what an interrupt may cut short though the work is complete, such as listening to it. Raises Interrupted."""
+        task = asyncio.create_task(rest)
+        loop = asyncio.get_running_loop()
+
+        def interrupted(number: int) -> None:
+            self._number = number
+            loop.call_soon_threadsafe(task.cancel)
+
+        interrupt.call_once(interrupted)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not self._number:
+                raise
+            raise Interrupted(self._number) from None
+        finally:
+            task.cancel()
+            interrupt.ignore()
 
     async def _run(self, work: Callable[[Interruptible], Awaitable[None]]) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

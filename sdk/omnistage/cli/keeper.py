@@ -55,7 +55,7 @@ class Keeper:
     async def _end(self) -> tuple[str, str]:
         """Wait until it has ended, and end it when it does not answer; what to tell of that."""
         who = f"{self.child.name} (pid {self.child.pid})"
-        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(no_answer(self.child.address))
+        ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(no_answer(self.child.asking))
         either: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from omnistage.wire.kinds import KINDS
-
 ANY_PORT = "127.0.0.1:0"
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
@@ -34,15 +32,19 @@ class StageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the servers of one stack have in common. address, metrics_address: of the router. 0 and None: the default of the server."""
+    """What the servers of one stack have in common. address, metrics_address: of the router. metrics: where the launcher shows the metrics
+    of all processes; empty: nowhere. otlp: URL of the collector that gets the spans of all; empty: none, unless a variable says so. 0 and
+    None: the default of the server."""
 
     address: str = ANY_PORT
     metrics_address: str = ANY_PORT
+    metrics: str = ""
     max_sessions: int = 0
     inline_limit: int | None = None
     stall_limit_s: float | None = None
     client_share: float | None = None
     grace_s: float = 5.0
+    otlp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Layout:
             words += ["--max-sessions", str(servers.max_sessions)]
         if servers.inline_limit is not None:
             words += ["--inline-limit", str(servers.inline_limit)]
+        if servers.otlp:
+            words += ["--otlp", servers.otlp]
         return words
 
     def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
@@ -81,6 +85,8 @@ class Layout:
             words += ["--stall-limit", str(servers.stall_limit_s)]
         if servers.client_share is not None:
             words += ["--client-share", str(servers.client_share)]
+        if servers.otlp:
+            words += ["--otlp", servers.otlp]
         return words
 
 
@@ -91,6 +97,8 @@ def flag(setting: str) -> str:
 
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
     """Read STAGE=VALUE words. A bare VALUE stands for every stage and has the key "". Raises ValueError that says what is wrong."""
+    from omnistage.wire.kinds import KINDS  # Beside the protos: whoever only shows a help text does without them.
+
     values: dict[str, str] = {}
     for word in words:
         stage, equals, value = word.partition("=")

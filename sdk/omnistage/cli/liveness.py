@@ -1,46 +1,49 @@
 """Whether a server process still answers. A call of native code that keeps Python's lock stops the whole process, its own watchdog too:
-only another process can find that."""
+only another process can find that.
+
+It is asked on a socket of its own and not by gRPC, whose threads would be awake for seconds after each question.
+"""
 
 from __future__ import annotations
 
 import asyncio
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from omnistage.client.channel import open_channel
+import socket
 
 PERIOD_S = 5.0
-"""Between two questions, and the time to answer one."""
+"""Between two questions, and the time to answer one. All servers are asked at the same moments, so that this process wakes once."""
 
 MAX_UNANSWERED = 6
 """Questions in a row; then the process hangs. They are counted, not the seconds of a clock: however long this process itself was held up,
 that is one question."""
 
-OPTIONS = (
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-"""Of a channel without keepalive: the questions are enough."""
-
-NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-"""Any other status, also a refusal, was sent by the process."""
+_MAX_ANSWERS = 4096
+"""Read at a time: those of a process that was slow may come together."""
 
 
-async def no_answer(address: str) -> str:
-    """Return when the server at HOST:PORT has left too many questions unanswered, with what there is to say of it."""
-    question = health_pb2.HealthCheckRequest(service="liveness")
-    clock = asyncio.get_running_loop().time
+async def no_answer(asking: socket.socket) -> str:
+    """Return when the process at the other end has left too many questions unanswered, with what there is to say of it. asking: does not
+    block."""
+    loop = asyncio.get_running_loop()
     unanswered = 0
-    async with open_channel(address, OPTIONS) as channel:
-        check = health_pb2_grpc.HealthStub(channel).Check
-        while unanswered < MAX_UNANSWERED:
-            next_at = clock() + PERIOD_S
-            try:
-                await check(question, timeout=PERIOD_S, wait_for_ready=True)
-                unanswered = 0
-            except grpc.aio.AioRpcError as error:
-                unanswered = unanswered + 1 if error.code() in NO_ANSWER else 0
-            await asyncio.sleep(next_at - clock())
+    next_at = _moment_after(loop.time())
+    while unanswered < MAX_UNANSWERED:
+        await asyncio.sleep(next_at - loop.time())
+        # Who comes late itself gives half of a period more.
+        next_at = _moment_after(loop.time() + PERIOD_S / 2)
+        unanswered = 0 if await _answers(asking, next_at) else unanswered + 1
     return f"did not answer for {MAX_UNANSWERED * PERIOD_S:g} s"
+
+
+def _moment_after(time_s: float) -> float:
+    return (time_s // PERIOD_S + 1) * PERIOD_S
+
+
+async def _answers(asking: socket.socket, until_s: float) -> bool:
+    """Whether it answers a question; an answer to an earlier one counts as well."""
+    loop = asyncio.get_running_loop()
+    try:
+        asking.send(b"?")
+        async with asyncio.timeout_at(until_s):
+            return bool(await loop.sock_recv(asking, _MAX_ANSWERS))
+    except (OSError, TimeoutError):  # It was closed, or is full of questions that nobody has read.
+        return False

@@ -7,10 +7,14 @@ from typing import Annotated
 import typer
 
 Address = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="A running router, or several with commas between; without it one is started.")
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="A router, or several with commas between; default: OMNISTAGE_ROUTER, or that of this machine, or one is started.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
-Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same answer.")]
 PipelineName = Annotated[
     str,
     typer.Option(

@@ -12,24 +12,27 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from omnistage.cli import interrupt
-from omnistage.cli.interruptible import Interrupted
-from omnistage.client.errors import BadRequestError, OmniError, StackError, UnavailableError
+
+if TYPE_CHECKING:
+    from omnistage.client.errors import OmniError
 
 
 @contextmanager
 def errors_reported(verbose: bool = False) -> Iterator[None]:
     """Turn the errors of the client and the launcher into a message on stderr and exit code 1, and Ctrl-C into exit code 130."""
+    from omnistage.cli.interruptible import Interrupted  # Not for a help text: these two take longer than the rest of the command.
+    from omnistage.client.errors import OmniError
+
     try:
         interrupt.raise_interrupts()
         yield
     except OmniError as error:
-        _print(error, verbose)
+        tell(error, verbose)
         raise typer.Exit(1) from error
     except BrokenPipeError as error:
         # Whoever read the output has seen enough. What is left of it must not be flushed into the broken pipe at the end.
@@ -46,7 +49,12 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
         raise typer.Exit(interrupt.exit_code(signal.SIGINT)) from error
 
 
-def _print(error: OmniError, verbose: bool) -> None:
+def tell(error: OmniError, verbose: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from omnistage.client.errors import BadRequestError, StackError, UnavailableError
+
     if verbose:
         traceback.print_exc()
     if isinstance(error, StackError) and error.log:
@@ -62,6 +70,9 @@ def _print(error: OmniError, verbose: bool) -> None:
 
 
 def _line(message: str, hint: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(message)}")
     if hint:

@@ -27,15 +27,20 @@ DOWN = "\x1bD"
 UP = "\x1b[A"
 SAVE, RESTORE = "\x1b7", "\x1b8"
 
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+TURNS_PER_S = 10
+TOLD_FROM_S = 2.0
+
 FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 """A smaller window has no place for more than the text."""
 
 
 @dataclass(slots=True)
 class Spoken:
-    """What has come so far. sounds is filled only if a file is wanted, words if captions are."""
+    """What has come so far. sounds is filled only if a file is wanted, words if captions are. tokens: of the text."""
 
     text: str = ""
+    tokens: int = 0
     audio_s: float = 0.0
     sounds: list[AudioChunk] = field(default_factory=list)
     words: list[SpokenWord] = field(default_factory=list)
@@ -50,6 +55,9 @@ class Screen(Protocol):
 
     def show(self, spoken: Spoken, new_text: str) -> None: ...
 
+    def wait(self, waited_s: float) -> None:
+        """Nothing has come yet."""
+
 
 class Quiet:
     """Shows nothing: for --json."""
@@ -63,21 +71,25 @@ class Quiet:
     def show(self, spoken: Spoken, new_text: str) -> None:
         return None
 
+    def wait(self, waited_s: float) -> None:
+        return None
+
 
 class Plain(Quiet):
-    """Text and nothing else, each piece at once: for pipes and files."""
+    """Text and nothing else, each piece at once: for pipes and files. text: where it goes; by default to stdout."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: TextIO | None = None) -> None:
+        self._text = text or sys.stdout
         self._written = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._written:
-            _write(sys.stdout, "\n")
+            _write(self._text, "\n")
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         if new_text:
             self._written = True
-            _write(sys.stdout, new_text)
+            _write(self._text, new_text)
 
 
 class Silent(Plain):
@@ -100,11 +112,17 @@ class Silent(Plain):
         self._below.erase()
         self._below.draw("", speaking_line(spoken))
 
+    def wait(self, waited_s: float) -> None:
+        self._below.erase()
+        self._below.draw("", waiting_line(waited_s))
+
 
 class Live(Quiet):
-    """For a terminal: the text grows, in lines that are not broken within a word, and below it a line tells how much sound there is."""
+    """For a terminal: the text grows, in lines that are not broken within a word, and below it a line tells how much sound there is.
+    text: where the text goes; by default to stdout."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: TextIO | None = None) -> None:
+        self._text = text or sys.stdout
         self._below = Below(sys.stderr)
         self._wrap = Wrap()
 
@@ -114,12 +132,16 @@ class Live(Quiet):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._below.erase()
-        _write(sys.stdout, self._wrap.finish(self._below.columns))
+        _write(self._text, self._wrap.finish(self._below.columns))
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         self._below.erase()
-        _write(sys.stdout, self._wrap.add(new_text, self._below.columns))
+        _write(self._text, self._wrap.add(new_text, self._below.columns))
         self._below.draw(self._wrap.unfinished, speaking_line(spoken))
+
+    def wait(self, waited_s: float) -> None:
+        self._below.erase()
+        self._below.draw("", waiting_line(waited_s))
 
 
 class Keeping:
@@ -141,6 +163,9 @@ class Keeping:
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         self._try(lambda: self._screen.show(spoken, new_text))
+
+    def wait(self, waited_s: float) -> None:
+        self._try(lambda: self._screen.wait(waited_s))
 
     def _try(self, step: Callable[[], object]) -> None:
         if self.lost is None:
@@ -200,17 +225,26 @@ class Below:
 def speaking_line(spoken: Spoken) -> Text:
     """Four notes a second of sound, the last twelve of them."""
     if not spoken.audio_s:
-        return Text("thinking", style="dim")
+        return waiting_line(0.0)
     notes = "".join("▂▄▆█▆▄"[i % 6] for i in range(int(spoken.audio_s * 4)))[-12:]
     return Text.assemble(("speaking ", "dim"), (f"{spoken.audio_s:.1f} s ", "dim"), (notes, "cyan"))
 
 
-def screen_for(as_json: bool) -> Screen:
-    """The screen that fits where stdout and stderr go."""
+def waiting_line(waited_s: float) -> Text:
+    """Turns as long as nothing comes, and says for how long when that is worth saying."""
+    turning = SPINNER[int(waited_s * TURNS_PER_S) % len(SPINNER)]
+    return Text(f"{turning} thinking{f' {waited_s:.0f} s' if waited_s >= TOLD_FROM_S else ''}", style="dim")
+
+
+def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
+    """The screen that fits where stdout and stderr go. is_sound_piped: stdout is for the sound, text goes to stderr."""
     if as_json:
         return Quiet()
     console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal or not sys.stderr.isatty():
+    is_watched = console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty()
+    if is_sound_piped:
+        return Live(sys.stderr) if is_watched else Plain(sys.stderr)
+    if not is_watched:
         return Plain()
     if sys.stdout.isatty():
         return Live() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()

@@ -7,16 +7,18 @@ import json
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import typer
 
 from omnistage.cli import interrupt
+from omnistage.cli.ending import Ending
 from omnistage.cli.layout import Layout, flag
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.served import Served, registered
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
 from omnistage.client.errors import OmniError, StackError
@@ -26,7 +28,8 @@ from omnistage.models.options import GPU_MEMORY
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
     """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError when the last process of a kind has to be given up.
 
-    ready_fd: gets one line of JSON, {"address"} or {"error", "hint", "log"}. Who gets an error there tells it; here typer.Exit is raised.
+    ready_fd: gets one line of JSON, {"address", "metrics"} or {"error", "hint", "log"}. Who gets an error there tells it; here typer.Exit
+    is raised.
     """
     ready = ReadyLine(ready_fd)
     if log_folder is not None:
@@ -65,23 +68,27 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: 
     if task is None:
         raise RuntimeError("serve runs as a task")
     notices = Notices()
-
-    def end(why: str) -> None:
-        task.cancel()
-        if not ready.is_wanted:
-            notices.say(f"[bold]ending[/] on {why}: answers that run get up to {layout.servers.grace_s:g} s")
-
+    is_private = lifeline_fd >= 0
     _tell_meaningless(layout, notices)
-    ended = _call_once_at_end(lifeline_fd, end)
+    ending = Ending(task, layout.servers.grace_s, None if is_private else notices)
+    ending.heed(lifeline_fd)
     try:
         async with started(layout, log_folder, verbose) as stack:
-            ready.tell({"address": stack.address})
-            if not ready.is_wanted:
-                _announce(stack, notices)
-            raise await stack.broken()
+            ending.stack = stack
+            metrics = _show_metrics(layout.servers.metrics, stack)
+            served = Served(stack.address, os.getpid(), layout.pipeline, str(stack.log_folder or ""), layout.servers.grace_s)
+            with nullcontext() if is_private else registered(served):
+                ready.tell({"address": stack.address, "metrics": metrics})
+                if not ready.is_wanted:
+                    _announce(stack, metrics, notices)
+                raise await stack.broken()
     except asyncio.CancelledError:
-        if not ended():
+        if not ending.came:
             raise
+    finally:
+        await ending.close()
+    if ending.is_now:
+        raise typer.Exit(interrupt.exit_code(ending.number))
 
 
 @contextmanager
@@ -113,33 +120,19 @@ def _tell_meaningless(layout: Layout, notices: Notices) -> None:
         notices.say(f"{flag(GPU_MEMORY)} {', '.join(sorted(given))} means nothing on a CPU")
 
 
-def _announce(stack: Stack, notices: Notices) -> None:
+def _show_metrics(address: str, stack: Stack) -> str:
+    """Where the metrics of all processes are from now on; empty where nobody asked for them. Raises StackError."""
+    if not address:
+        return ""
+    from omnistage.cli.stack_metrics import serve_stack_metrics
+
+    return serve_stack_metrics(address, stack.metrics_addresses)
+
+
+def _announce(stack: Stack, metrics: str, notices: Notices) -> None:
     notices.say(f"[bold green]serving[/] on {stack.address}   (Ctrl-C ends it)")
     notices.say(f'[dim]ask it:   omnistage ask --address {stack.address} "What is a kite?"[/]')
+    if metrics:
+        notices.say(f"[dim]metrics:  http://{metrics}/metrics[/]")
     if stack.log_folder is not None:
         notices.say(f"[dim]logs:     {stack.log_folder}[/]")
-
-
-def _call_once_at_end(lifeline_fd: int, end: Callable[[str], object]) -> Callable[[], bool]:
-    """Call `end` with the reason at the first interrupt or end of the lifeline; later ones do not disturb the clean-up.
-
-    Returns a function that says whether the end came.
-    """
-    loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-
-    def once(why: str) -> None:
-        if not came.is_set():
-            came.set()
-            end(why)
-
-    def lifeline_readable() -> None:
-        if os.read(lifeline_fd, 1) == b"":
-            loop.remove_reader(lifeline_fd)
-            once("the end of its owner")
-
-    for number in interrupt.heeded():
-        loop.add_signal_handler(number, once, number.name)
-    if lifeline_fd >= 0:
-        loop.add_reader(lifeline_fd, lifeline_readable)
-    return came.is_set

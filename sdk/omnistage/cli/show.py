@@ -12,10 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from omnistage.cli.connect import connected
+from omnistage.cli.inventory import models_here
 from omnistage.cli.notices import Notices
-from omnistage.cli.targets import DEFAULT_ADDRESS, must_run, running
+from omnistage.cli.targets import must_run, running
+from omnistage.client import found
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.models.humans import bytes_told
+from omnistage.models.registry import voices
 from omnistage.router.pipeline import load_pipeline, shipped_pipelines
 
 STATUS_KEYS = ("stage", "address", "pid", "state", "sessions", "queue", "transport", "settings")
@@ -36,10 +39,10 @@ async def show_pipelines(address: str | None, as_json: bool, timeout_s: float, v
 
     address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve.
     """
-    target = address if address is not None else await running()
+    target = address if address is not None else running()
     if target is None:
         pipelines = [_pipeline_of(name) for name in shipped_pipelines()]
-        Notices().say(f"[dim]nothing serves at {DEFAULT_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
+        Notices().say(f"[dim]nothing serves at {found.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
     else:
         async with connected(target, timeout_s, verbose) as omni:
             pipelines = await omni.pipelines(timeout_s=timeout_s)
@@ -53,7 +56,7 @@ async def show_status(address: str | None, as_json: bool, timeout_s: float, verb
 
     address: None for the one where `omnistage serve` puts it. Raises UnavailableError where nothing runs.
     """
-    async with connected(address if address is not None else await must_run(), timeout_s, verbose) as omni:
+    async with connected(address if address is not None else must_run(), timeout_s, verbose) as omni:
         replicas = await omni.replicas(timeout_s=timeout_s)
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas]}))
@@ -62,6 +65,47 @@ async def show_status(address: str | None, as_json: bool, timeout_s: float, verb
         console.print(_fitting(replicas, console))
         for line in settings_lines(replicas):
             console.print(line, highlight=False)
+
+
+async def show_voices(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
+    """Who speaks; as JSON {"voices": {pipeline: [name]}}. The first of a pipeline is the usual one.
+
+    address: None for the router that runs, and without one those that pipelines have whatever their checkpoint.
+    """
+    target = address if address is not None else running()
+    if target is None:
+        pipelines = [load_pipeline(name) for name in shipped_pipelines()]
+        speaking = {one.name: [voice for stage in one.stages for voice in voices(stage.family, stage.kind)] for one in pipelines}
+        Notices().say("[dim]nothing serves; of checkpoints that have voices of their own, a router that serves them tells[/]")
+    else:
+        async with connected(target, timeout_s, verbose) as omni:
+            speaking = {pipeline.name: list(pipeline.voices) for pipeline in await omni.pipelines(timeout_s=timeout_s)}
+    speaking = {name: who for name, who in speaking.items() if who}
+    if as_json:
+        print(json.dumps({"voices": speaking}))
+        return
+    table = Table(box=None, header_style="dim")
+    for name in ("pipeline", "voices"):
+        table.add_column(name)
+    for name, who in speaking.items():
+        table.add_row(f"[bold]{escape(name)}[/]", escape(", ".join(who)))
+    _console().print(table)
+
+
+def show_models(as_json: bool) -> None:
+    """The models on this machine; as JSON {"models": [{name, family, bytes, is_here, pipelines, takes, gives}]}."""
+    models = models_here()
+    if as_json:
+        print(json.dumps({"models": [asdict(model) for model in models]}))
+        return
+    table = Table(box=None, header_style="dim")
+    for name in ("name", "size", "takes", "gives", "pipelines"):
+        table.add_column(name, no_wrap=name in ("name", "size"))
+    for model in models:
+        size = bytes_told(model.bytes) if model.is_here else "not here yet"
+        table.add_row(f"[bold]{escape(model.name)}[/]", size, *(", ".join(names) for names in (model.takes, model.gives, model.pipelines)))
+    _console().print(table)
+    Notices().say("[dim]serve one: omnistage serve NAME; fetch another: omnistage pull OWNER/NAME[/]")
 
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:

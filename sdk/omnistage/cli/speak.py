@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
+from omnistage.cli.listening import Listening, listening
 from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import as_object, sentence
-from omnistage.cli.screen import Keeping, Screen, Spoken, screen_for
+from omnistage.cli.screen import TURNS_PER_S, Keeping, Screen, Spoken, screen_for
+from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.timeline import draw
 from omnistage.cli.words import MAX_TEXT_BYTES, words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
@@ -42,11 +46,15 @@ REFUSED = (
 """Field of a request, the option that set it, and what to do."""
 
 
+SEPARATOR = " · "
+"""Between two figures."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline, captions: files to
-    write. system: what the model is told first. attached: goes before the text. parts: of these, when they are read. schema: a file to
-    read, until checked."""
+    write; out may be -, standard output. system: what the model is told first. attached: goes before the text. parts: of these, when they
+    are read. schema: a file to read, until checked. play: whether it is heard while it comes; None: where a person is there to hear it."""
 
     text: str
     verbatim: bool
@@ -59,6 +67,19 @@ class Question:
     parts: Sequence[Medium] = ()
     schema: Path | None = None
     captions: Path | None = None
+    play: bool | None = None
+
+    @property
+    def is_sound_piped(self) -> bool:
+        """Whether standard output is for the sound."""
+        return self.out is not None and str(self.out) == "-"
+
+    @property
+    def is_to_be_heard(self) -> bool:
+        """Whether it is to be played while it comes."""
+        if self.play is not None:
+            return self.play
+        return self.out is None and not self.as_json and sys.stderr.isatty() and "audio" in self.options.get("outputs", ("audio",))
 
     @property
     def inputs(self) -> list[str]:
@@ -88,7 +109,7 @@ class Question:
                 raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
         with ExitStack() as tried:
             _open_files(self, tried)
-        if self.out is not None:
+        if self.out is not None and not self.is_sound_piped:
             format_of(self.out).check(self.options.get("sample_rate_hz", 0), self.options.get("encoding", "pcm16"))
         options = self.options if self.schema is None else Options(**self.options, json_schema=_read_schema(self.schema))
         text = words(self.text) if self.text or not self.attached else ""
@@ -126,28 +147,51 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.
         out = _open_files(question, files)
+        hearing = await listening(question.is_to_be_heard)
+        files.callback(hearing.stop)
+        pipe = SoundPipe() if question.is_sound_piped else None
         async with connected(target, question.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
-            screen = screen_for(question.as_json)
+            screen = screen_for(question.as_json, question.is_sound_piped)
             keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
             if question.verbatim:
                 events = omni.stream_say(question.text, **question.options)
             else:
                 events = omni.stream_chat(question.conversation, **question.options)
+            ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
             with _refusals(question):
-                spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None)
+                spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=ears)
             work.complete()
             try:
                 # Before another word, which may have lost its reader.
                 written = _write(question, out, spoken, done)
             finally:
                 if not question.as_json:
-                    _tell(*(sentence(failover, done.timing) for failover in done.failovers), figures(done))
+                    _tell(*_remarks(question, spoken, done, hearing))
             if question.as_json:
                 print(as_json(spoken, done), flush=True)
             elif written:
                 _tell(f"wrote {', '.join(written)}")
+            if pipe is not None:
+                pipe.end()
+                await work.unless_interrupted(_taken(pipe))
+            await hearing.finish(work)
             if keeping is not None and keeping.lost is not None:
                 raise keeping.lost
+
+
+def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening) -> Iterator[str]:
+    """What there is to say of an answer, a line each."""
+    for failover in done.failovers:
+        yield sentence(failover, done.timing)
+    if done.finish_reason == "length" and not question.verbatim:
+        yield f"cut at {spoken.tokens} tokens; --max-tokens N lets it say more"
+    yield figures(done)
+    if hearing.lacks_loudspeaker and question.is_to_be_heard:
+        yield "no loudspeaker here; --out F.wav keeps the sound"
+
+
+async def _taken(pipe: SoundPipe) -> None:
+    await pipe.over
 
 
 @contextmanager
@@ -177,7 +221,7 @@ def _open_files(question: Question, files: ExitStack) -> _Files:
     def opened(path: Path | None, option: str, kinds: Mapping[str, str]) -> OutputFile | None:
         return None if path is None else files.enter_context(OutputFile(path, option, kinds))
 
-    sound = opened(question.out, "--out", {ending: form.name for ending, form in FORMATS.items()})
+    sound = opened(None if question.is_sound_piped else question.out, "--out", {ending: form.name for ending, form in FORMATS.items()})
     picture = opened(question.timeline, "--timeline", {".png": "PNG"})
     return _Files(sound, picture, opened(question.captions, "--captions", KINDS))
 
@@ -205,29 +249,52 @@ def _tell(*lines: str) -> None:
     """For people, at once: the end of a private stack takes a while."""
     notices = Notices()
     for line in lines:
-        notices.say(f"[dim]{escape(line)}[/]")
+        for part in folded(line, notices.width if notices.is_terminal else None):
+            notices.say(f"[dim]{escape(part)}[/]")
 
 
-async def follow(events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool) -> tuple[Spoken, Done]:
-    """Show an answer while it comes."""
+async def follow(
+    events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool, ears: Sequence[Callable[[AudioChunk], object]] = ()
+) -> tuple[Spoken, Done]:
+    """Show an answer while it comes. ears: get each piece of sound, and do not wait."""
     spoken = Spoken()
     async with aclosing(events):
         with screen:
-            async for event in events:
-                match event:
-                    case TextDelta():
-                        spoken.text += event.text
-                        screen.show(spoken, event.text)
-                    case AudioChunk():
-                        spoken.audio_s += event.duration_s
-                        if keep_sound:
-                            spoken.sounds.append(event)
-                        screen.show(spoken, "")
-                    case Alignment():
-                        spoken.words += event.words
-                    case Done():
-                        return spoken, event
+            turning = asyncio.create_task(_turn(screen))
+            try:
+                async for event in events:
+                    match event:
+                        case TextDelta():
+                            turning.cancel()
+                            spoken.text += event.text
+                            spoken.tokens += len(event.token_ids)
+                            screen.show(spoken, event.text)
+                        case AudioChunk():
+                            turning.cancel()
+                            spoken.audio_s += event.duration_s
+                            if keep_sound:
+                                spoken.sounds.append(event)
+                            for ear in ears:
+                                ear(event)
+                            screen.show(spoken, "")
+                        case Alignment():
+                            spoken.words += event.words
+                        case Done():
+                            return spoken, event
+            finally:
+                turning.cancel()
+                await asyncio.wait({turning})
     raise ProtocolError("the stream ended without its account")
+
+
+async def _turn(screen: Screen) -> None:
+    """Until the first word there is nothing else to see."""
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    with suppress(OSError):  # Nobody sees it any more, which the next word tells.
+        while True:
+            await asyncio.sleep(1 / TURNS_PER_S)
+            screen.wait(clock() - begun)
 
 
 def save(spoken: Spoken, path: Path, kind: str) -> None:
@@ -270,7 +337,19 @@ def figures(done: Done) -> str:
         f"pipeline {done.pipeline}",
         f"seed {done.seed}",
     ]
-    return " · ".join(part for part in parts if part)
+    return SEPARATOR.join(part for part in parts if part)
+
+
+def folded(line: str, columns: int | None) -> Iterator[str]:
+    """A line of figures as lines of a terminal, broken between two figures. columns: None where it has no width."""
+    first, *others = line.split(SEPARATOR)
+    for part in others:
+        if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:
+            yield first
+            first = part
+        else:
+            first += SEPARATOR + part
+    yield first
 
 
 def _rounded(value: float | None) -> float | None:

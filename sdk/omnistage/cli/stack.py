@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omnistage.cli.child import Child
@@ -61,6 +61,7 @@ class Stack:
         self._keepers: list[asyncio.Task[None]] = []
         self._lifeline: tuple[int, int] | None = None
         self._broken: asyncio.Future[StackError] | None = None
+        self._stages_serve_at = 0.0
         self._failed = False
         self._environment = with_token(os.environ)
         self._ports = Ports()
@@ -94,11 +95,21 @@ class Stack:
         """The names that the report is called with."""
         return [*(_name(stage, index) for stage in self._layout.stages for index in range(stage.replicas)), ROUTER]
 
+    def metrics_addresses(self) -> dict[str, str]:
+        """HOST:PORT of every process's metrics, by its name; empty for one that does not serve now. May be called from any thread."""
+        serving = {child.name: child.metrics_address for child in self.children if child.serves}
+        return {name: serving.get(name, "") for name in self.names}
+
     async def broken(self) -> StackError:
         """Wait until the stack cannot go on, and say why: the last process of a kind was given up."""
         if self._broken is None:
             raise RuntimeError("broken() before start()")
         return await asyncio.shield(self._broken)
+
+    def kill(self) -> None:
+        """End every process now, whatever runs; `stop` puts the rest away."""
+        for child in self.children:
+            child.kill_now()
 
     async def stop(self) -> None:
         """End the router first, so that running answers can finish, then all stages; wait for each. Nothing is started again from here."""
@@ -139,37 +150,51 @@ class Stack:
                 for name in [_name(stage, index)]
             ]
         stages = [(kind, child) for kind, children in self._children.items() for child in children]
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for kind, child in stages:
-                    tasks.create_task(self._start_child(kind, child))
-        except ExceptionGroup as group:
-            failures = group.subgroup(StackError)
-            if failures is None:
-                raise
-            raise failures.exceptions[0] from None
         arguments = self._layout.router_arguments([(kind, child.address) for kind, child in stages])
         if router_address != servers.address:
             arguments += KEPT_PORT
         log, metrics_address = self._log(ROUTER), servers.metrics_address
         router = Child(ROUTER, "omnistage.router", arguments, router_address, metrics_address, log, self._environment, self._ports.fds)
         self._children[ROUTER] = [router]
-        await self._unless_broken(self._start_child(ROUTER, router))
+        await self._start_in_order(stages, router)
 
-    async def _start_child(self, kind: str, child: Child) -> None:
+    async def _start_in_order(self, stages: Sequence[tuple[str, Child]], router: Child) -> None:
+        """The router is loaded beside the stages, and looks for them when all of them serve."""
+        wait_fd, go_fd = os.pipe()
+        loading = asyncio.create_task(self._start_child(ROUTER, router, wait_fd))
+        try:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for kind, child in stages:
+                        tasks.create_task(self._start_child(kind, child))
+            finally:
+                os.close(go_fd)
+                self._stages_serve_at = time.perf_counter()
+            await self._unless_broken(loading)
+        except ExceptionGroup as group:
+            failures = group.subgroup(StackError)
+            if failures is None:
+                raise
+            raise failures.exceptions[0] from None
+        finally:
+            loading.cancel()
+            await asyncio.wait({loading})
+            os.close(wait_fd)
+
+    async def _start_child(self, kind: str, child: Child, wait_fd: int | None = None) -> None:
         if self._lifeline is None:
             raise StackError("the stack was stopped while it started")
         begin = time.perf_counter()
-        await child.start(self._lifeline[0])
+        await child.start(self._lifeline[0], wait_fd)
         if self._report is not None:
-            self._report(child.name, time.perf_counter() - begin)
+            self._report(child.name, time.perf_counter() - (begin if wait_fd is None else self._stages_serve_at))
         keeper = asyncio.create_task(self._keep(kind, Keeper(child, self._lifeline[0], self._tell)))
         keeper.add_done_callback(self._kept)
         self._keepers.append(keeper)
 
-    async def _unless_broken(self, start: Coroutine[None, None, None]) -> None:
+    async def _unless_broken(self, starting: asyncio.Task[None]) -> None:
         """The router is ready when its stages are: without one of them it would wait for ever."""
-        starting, breaking = asyncio.create_task(start), asyncio.create_task(self.broken())
+        breaking = asyncio.create_task(self.broken())
         either: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -177,9 +202,8 @@ class Stack:
                 raise breaking.result()
             starting.result()
         finally:
-            starting.cancel()
             breaking.cancel()
-            await asyncio.wait(either)
+            await asyncio.wait({breaking})
 
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 

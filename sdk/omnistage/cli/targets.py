@@ -1,19 +1,69 @@
-"""Which router a command means: the one it names, or the one that runs where `omnistage serve` puts it."""
+"""Which router a command means: the one it names, the one that runs, or one that is started for the call."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from omnistage.cli.layout import DEFAULT_ADDRESS
+from omnistage.cli import interrupt
+from omnistage.cli.layout import Layout
+from omnistage.cli.notices import Notices
+from omnistage.client import found
 from omnistage.client.address import is_unknown, split
 from omnistage.client.errors import BadRequestError, UnavailableError
+from omnistage.client.found import OFF, VARIABLE, find_router, is_off, named_router
+from omnistage.client.listing import Pipeline
 from omnistage.host.addresses import host_and_port
 
-__all__ = ["DEFAULT_ADDRESS", "check_target", "must_run", "running"]
-
-LOOK_S = 0.5
 LOOKUP_S = 2.0
 """How long a name may take to be found, and after that it is left to the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a router must be able to do for a call. inputs, outputs: such as image and audio. kind: of a stage that it must have."""
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    kind: str
+
+    def is_met_by(self, pipelines: Sequence[Pipeline]) -> bool:
+        """Whether one of them does all of it."""
+        return any(self._is_met(pipeline) for pipeline in pipelines)
+
+    def _is_met(self, pipeline: Pipeline) -> bool:
+        gives = {*pipeline.outputs, *pipeline.on_request}
+        return self.kind in pipeline.stages and {*self.inputs} <= {*pipeline.inputs} and {*self.outputs} <= gives
+
+
+def target_for(
+    need: Need, address: str | None, pipeline: str, *, devices: Mapping[str, str] | None = None, is_quiet: bool = False
+) -> str | Layout:
+    """HOST:PORT of the router to ask, or the stack to start for this call. address: one that was typed. pipeline: one that was typed, which
+    is started where no router was; so is whatever has settings. devices: likewise. is_quiet: do not tell which it is.
+
+    Raises an OmniError where neither can be."""
+    if address is not None:
+        return address
+    notices = Notices()
+    told = not is_quiet and notices.is_terminal
+    if not pipeline and not devices and (router := asyncio.run(find_router())) is not None:
+        if router.is_named or need.is_met_by(router.pipelines):
+            if told:
+                notices.say(f"[dim]asking the router at {router.address}{f' ({VARIABLE})' if router.is_named else ''}[/]")
+            return router.address
+        if told:
+            notices.say(f"[dim]the router at {router.address} cannot do this; starting a stack for this call[/]")
+    elif told:
+        notices.say("[dim]starting a stack for this call; `omnistage serve --detach` keeps one[/]")
+    # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
+    interrupt.exit_at_once()
+    from omnistage.cli.pipelines import Choice, layout_of
+
+    interrupt.raise_interrupts()
+    kind = need.kind if need.kind == "diffusion" else ""
+    return layout_of(Choice(pipeline, devices=devices or {}, kind=kind, inputs=need.inputs, outputs=need.outputs))
 
 
 async def check_target(address: str) -> None:
@@ -27,23 +77,28 @@ async def check_target(address: str) -> None:
         raise BadRequestError.of("--address", f"no host {hosts} is known here")
 
 
-async def running() -> str | None:
-    """The address where `omnistage serve` listens by default, if something does; told at once."""
-    try:
-        async with asyncio.timeout(LOOK_S):
-            _, writer = await asyncio.open_connection(*host_and_port(DEFAULT_ADDRESS))
-    except OSError:  # nobody listens; TimeoutError is one too
+def running() -> str | None:
+    """The router that a command means which starts nothing: named by the variable, or somebody of this user listens where `omnistage serve`
+    does."""
+    if is_off():
         return None
-    writer.close()
-    return DEFAULT_ADDRESS
+    if (named := named_router()) is not None:
+        return named.address
+    return found.LOCAL_ADDRESS if found.is_ours(found.LOCAL_ADDRESS) else None
 
 
-async def must_run() -> str:
+def must_run() -> str:
     """The same. Raises UnavailableError."""
-    if (address := await running()) is None:
-        hint = "Start it with `omnistage serve`, or name a router: --address HOST:PORT."
-        raise UnavailableError(f"nothing serves at {DEFAULT_ADDRESS}", hint=hint)
-    return address
+    if (address := running()) is not None:
+        return address
+    where = found.LOCAL_ADDRESS
+    if is_off():
+        raise UnavailableError(f"{VARIABLE}={OFF}: no router is looked for", hint="Name one: --address HOST:PORT.")
+    if found.is_taken(where):
+        hint = f"If you trust it, name it: --address {where}"
+        raise UnavailableError(f"who listens at {where} is another user of this machine", hint=hint)
+    hint = f"Start it with `omnistage serve`, or name a router: --address HOST:PORT, or {VARIABLE}."
+    raise UnavailableError(f"nothing serves at {where}", hint=hint)
 
 
 async def _is_unknown(address: str) -> bool:

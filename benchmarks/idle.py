@@ -1,0 +1,80 @@
+"""How often the processes of a stack wake up while nobody asks, beside as many that only speak gRPC.
+
+A wake-up is a time that a thread went to sleep by itself, whatever it waited for: the kernel counts them. The bare processes are grpc.aio
+as it comes: a server with nothing registered, a channel that is connected to the next one's, no option set, no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+
+from benchmarks.processes import wakeups
+
+FIRST = "first"
+"""Upstream of the process that has none."""
+
+_STOP_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeups:
+    """Wake-ups a second, of all processes of a side together."""
+
+    stack: float
+    bare: float
+
+
+def measure(stack: Sequence[int], settle_s: float, period_s: float) -> Wakeups:
+    """Count both sides in the same period. stack: its processes. settle_s: time before, in which nobody asks either."""
+    with _bare_processes(len(stack)) as bare:
+        time.sleep(settle_s)
+        before = [_all_wakeups(side) for side in (stack, bare)]
+        begun = time.monotonic()
+        time.sleep(period_s)
+        after = [_all_wakeups(side) for side in (stack, bare)]
+        elapsed_s = time.monotonic() - begun
+    ours, bares = ((now - then) / elapsed_s for then, now in zip(before, after, strict=True))
+    return Wakeups(ours, bares)
+
+
+def _all_wakeups(pids: Sequence[int]) -> int:
+    return sum(wakeups(pid) for pid in pids)
+
+
+@contextmanager
+def _bare_processes(number: int) -> Iterator[list[int]]:
+    with ExitStack() as ending:
+        upstream, pids = FIRST, []
+        for _ in range(number):
+            process = subprocess.Popen([sys.executable, "-m", "benchmarks.idle", upstream], stdout=subprocess.PIPE, text=True)
+            ending.callback(process.wait, _STOP_S)
+            ending.callback(process.terminate)
+            if process.stdout is None:
+                raise RuntimeError("a pipe was asked for")
+            ending.enter_context(process.stdout)
+            upstream = process.stdout.readline().strip()
+            pids.append(process.pid)
+        yield pids
+
+
+async def _serve(upstream: str) -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    if upstream != FIRST:
+        channel = grpc.aio.insecure_channel(upstream)
+        await channel.channel_ready()
+    print(f"127.0.0.1:{port}", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1]))

@@ -1,0 +1,135 @@
+"""`python -m benchmarks.use`: what a person waits for before the answer begins, and what a stack costs while nobody asks, as
+benchmarks/out/use.json and as a table. Nothing else should run beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks import idle
+from benchmarks.figures import Figure, Report, arguments, median
+from benchmarks.processes import with_children
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "omnistage.cli"]
+QUESTION = ("ask", "--text-only", "--seed", "7", "What is a kite?")
+
+COMMANDS = 20
+STARTS = 3
+ASKS = 3
+LIMIT_S = 600.0
+
+SETTLE_S = 30.0
+"""After the last answer: the router stops listening to the stages after 10 s."""
+IDLE_S = 60.0
+"""The router looks at its stages once in so long."""
+
+
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("use")
+    with report.part("command"):
+        _command(report)
+    with report.part("install"):
+        _install(report)
+    with report.part("asks"):
+        _asks(report)
+    return report.finish(judge=not given.report)
+
+
+def _command(report: Report) -> None:
+    seconds = [_run("--version") for _ in range(COMMANDS)]
+    note = f"omnistage --version, median of {COMMANDS}"
+    report.add(Figure("command_start", median(seconds), "s", "<= 0.25", note))
+
+
+def _install(report: Report) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _check_call("hatchling", "build", "-t", "wheel", "-d", str(folder))
+        (wheel,) = folder.glob("*.whl")
+        environment = folder / "environment"
+        _check_call("venv", "--without-pip", str(environment))
+        _check_call("pip", "--python", str(environment), "install", "--quiet", "--disable-pip-version-check", str(wheel))
+        files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
+        megabytes = sum(path.stat().st_size for path in files) / 1e6
+        report.add(Figure("client_install", megabytes, "MB", "<= 105", "a new environment with this tree's wheel, pip itself left out"))
+
+
+def _asks(report: Report) -> None:
+    """The first question starts a stack of its own; the others find one."""
+    firsts = [_run(*QUESTION) for _ in range(ASKS)]
+    starts = []
+    for _ in range(STARTS - 1):
+        with _stack() as (_, _, seconds):
+            starts.append(seconds)
+    with _stack() as (pid, address, seconds):
+        starts.append(seconds)
+        report.add(Figure("stack_start", median(starts), "s", "<= 5", f"serve smol until it says that it serves, median of {STARTS}"))
+        seconds_found = [_run(*QUESTION, router=address) for _ in range(ASKS + 1)][1:]
+        first, second = median(firsts), median(seconds_found)
+        report.add(
+            Figure("first_ask", first, "s", note=f"omnistage ask --text-only with a stack of its own, median of {ASKS}"),
+            Figure("second_ask", second, "s", note="the same, a running stack found"),
+            Figure("second_ask_over_first", second / first, "ratio", "<= 0.15"),
+        )
+        processes = with_children(pid)
+        counted = idle.measure(processes, SETTLE_S, IDLE_S)
+        note = f"{len(processes)} processes, {SETTLE_S:g} s after answers, for {IDLE_S:g} s"
+        report.add(
+            Figure("idle_wakeups", counted.stack, "1/s", note=note),
+            Figure("bare_wakeups", counted.bare, "1/s", note="as many processes with grpc.aio alone, at the same time"),
+            Figure("idle_wakeups_over_bare", counted.stack / counted.bare, "ratio", "<= 2"),
+        )
+
+
+@contextmanager
+def _stack() -> Iterator[tuple[int, str, float]]:
+    """A stack of the default pipeline: the process that started it, the address of its router, and the seconds until it served."""
+    ready, told = os.pipe()
+    begun = time.monotonic()
+    words = [*COMMAND, "serve", "--address", "127.0.0.1:0", "--ready-fd", str(told)]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(words, pass_fds=(told,), stdout=output, stderr=output, env=_environment("none"))
+        try:
+            os.close(told)
+            with os.fdopen(ready) as pipe:
+                line = pipe.readline() if select.select([pipe], [], [], LIMIT_S)[0] else ""
+            seconds = time.monotonic() - begun
+            found = json.loads(line) if line else {}
+            if "address" not in found:
+                output.seek(0)
+                raise RuntimeError(f"the stack did not start: {found.get('error', '')} {output.read().decode(errors='replace')}")
+            yield process.pid, str(found["address"]), seconds
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)
+
+
+def _run(*words: str, router: str = "none") -> float:
+    """Seconds of a command. router: the running one that it is to find."""
+    begun = time.monotonic()
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=LIMIT_S, env=_environment(router), check=False)
+    if done.returncode:
+        raise RuntimeError(f"omnistage {' '.join(words)} ended with {done.returncode}: {done.stderr}")
+    return time.monotonic() - begun
+
+
+def _environment(router: str) -> dict[str, str]:
+    return {**os.environ, "OMNISTAGE_ROUTER": router}
+
+
+def _check_call(module: str, *words: str) -> None:
+    subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

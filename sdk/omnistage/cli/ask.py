@@ -1,0 +1,199 @@
+"""`omnistage ask` and `omnistage say`: what can be typed. The work is in `speak`, imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from omnistage.cli.attached import ATTACHED, Attached
+from omnistage.cli.options import Address, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.report import errors_reported
+
+if TYPE_CHECKING:
+    from omnistage.cli.speak import Question
+    from omnistage.client.request import Options
+
+TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="F", help="Write the sound to this file: .wav, .flac, .ogg, .opus or .mp3; - is standard output."),
+]
+Play = Annotated[
+    bool | None,
+    typer.Option("--play/--no-play", help="Whether the sound is heard while it is made; default: on a terminal, without --out and --json."),
+]
+SampleRate = Annotated[
+    int | None, typer.Option("--sample-rate", min=1, max=2**32 - 1, metavar="HZ", help="Samples a second; default: the model's own.")
+]
+Encoding = Annotated[
+    Literal["pcm16", "float32"] | None, typer.Option(help="In what form samples come, and stand in a .wav; default: pcm16.")
+]
+Voice = Annotated[str | None, typer.Option(metavar="NAME", help="Who speaks: `omnistage voices` tells whom there is.")]
+Speed = Annotated[float | None, typer.Option(min=0.5, max=2.0, metavar="X", help="Of the speech; 1 is usual.")]
+Profile = Annotated[
+    Literal["latency", "balanced", "quality", "offline"] | None,
+    typer.Option(help="How soon sound is heard, against what it costs and how good it is; default: balanced."),
+]
+MaxFrames = Annotated[
+    int | None, typer.Option("--max-frames", min=1, metavar="N", help="Longest speech, in frames; Qwen2.5-Omni has 50 a second.")
+]
+TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")]
+Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
+Captions = Annotated[Path | None, typer.Option(metavar="F", help="Write when which words are spoken to this file: .srt or .vtt.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the question, such as how to answer.")]
+Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to ask about: PNG, JPEG ... Repeatable.")]
+Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="A sound: WAV, FLAC, MP3 ... Repeatable.")]
+Videos = Annotated[list[str] | None, typer.Option("--video", metavar="F", help="A film: MP4, WebM ... Repeatable.")]
+VideoSound = Annotated[bool, typer.Option("--video-sound", help="Films are heard too; one without sound is refused with it.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, metavar="N", help="Longest answer, in tokens.")]
+JsonSchema = Annotated[Path | None, typer.Option("--json-schema", metavar="FILE", help="The text is JSON that keeps to this schema.")]
+Regex = Annotated[str | None, typer.Option(metavar="REGEX", help="The whole text keeps to this regular expression.")]
+Choice = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text is this, or that of another --choice.")]
+Temperature = Annotated[float | None, typer.Option(min=0.0, max=2.0, metavar="X", help="0 is greedy.")]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", min=0.0, max=1.0, metavar="PART", help="Choose among the likeliest tokens that have so much of 1."),
+]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The answer ends before this. Repeatable.")]
+
+SPOKEN_AND_TOLD = ("text", "audio", "alignment")
+"""Outputs of an answer with captions."""
+
+
+def ask(
+    context: typer.Context,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The words; - reads them from standard input.")] = None,
+    images: Images = None,
+    audios: Audios = None,
+    videos: Videos = None,
+    video_sound: VideoSound = False,
+    system: System = None,
+    address: Address = None,
+    out: Out = None,
+    play: Play = None,
+    voice: Voice = None,
+    speed: Speed = None,
+    profile: Profile = None,
+    max_frames: MaxFrames = None,
+    sample_rate: SampleRate = None,
+    encoding: Encoding = None,
+    text_only: TextOnly = False,
+    timeline: Timeline = None,
+    captions: Captions = None,
+    json: Json = False,
+    seed: Seed = None,
+    pipeline: PipelineName = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    stop: Stop = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    choice: Choice = None,
+    timeout: Timeout = 120.0,
+    verbose: Verbose = False,
+) -> None:
+    """Ask a question and get the answer, spoken.
+
+    Also about pictures, sounds and films; spoken where the pipeline has a voice. Media stand before the words, in the order given.
+    """
+    if text_only and (out is not None or captions is not None or play):
+        raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")
+    sound = _given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    if text_only and sound:
+        raise typer.BadParameter(
+            "--voice, --speed, --profile, --max-frames, --sample-rate and --encoding are those of sound; leave --text-only out"
+        )
+    if video_sound and not videos:
+        raise typer.BadParameter("--video-sound is for films; give one with --video")
+    attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
+    if text is None and not attached:
+        raise typer.BadParameter("give the words of the question, or what to ask about: --image, --audio, --video")
+    if sum((json_schema is not None, regex is not None, bool(choice))) > 1:
+        raise typer.BadParameter("a text keeps to one of --json-schema, --regex and --choice only")
+    if top_p == 0:
+        raise typer.BadParameter("--top-p is above 0; 1 is all tokens, --temperature 0 the likeliest alone")
+    _check_play(play, out, json)
+    from omnistage.cli.speak import Question
+
+    said = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
+    options = cast("Options", {**_options(address, pipeline, seed, timeout, sound), **said})
+    if text_only:
+        options["outputs"] = ["text"]
+    elif captions is not None:
+        options["outputs"] = SPOKEN_AND_TOLD
+    elif out is not None:
+        options["outputs"] = ["text", "audio"]
+    question = Question(
+        *(text or "", False, out, timeline, json, options, system, attached),
+        schema=json_schema,
+        captions=captions,
+        play=False if text_only else play,
+    )
+    _speak(question, address, pipeline, verbose)
+
+
+def say(
+    text: TextArgument,
+    address: Address = None,
+    out: Out = None,
+    play: Play = None,
+    voice: Voice = None,
+    speed: Speed = None,
+    profile: Profile = None,
+    max_frames: MaxFrames = None,
+    sample_rate: SampleRate = None,
+    encoding: Encoding = None,
+    timeline: Timeline = None,
+    captions: Captions = None,
+    json: Json = False,
+    seed: Seed = None,
+    pipeline: PipelineName = "",
+    timeout: Timeout = 120.0,
+    verbose: Verbose = False,
+) -> None:
+    """Speak exactly this text."""
+    _check_play(play, out, json)
+    from omnistage.cli.speak import Question
+
+    sound = _given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
+    options = _options(address, pipeline, seed, timeout, sound)
+    if captions is not None:
+        options["outputs"] = SPOKEN_AND_TOLD
+    _speak(Question(text, True, out, timeline, json, options, captions=captions, play=play), address, pipeline, verbose)
+
+
+def _check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
+    if out is not None and str(out) == "-":
+        if as_json:
+            raise typer.BadParameter("--out - and --json both want standard output; give --out the name of a file")
+        if play:
+            raise typer.BadParameter("--out - is for the program that reads it; leave --play out")
+
+
+def _given(**typed: object) -> Options:
+    """What was typed, by name of the option of a call."""
+    return cast("Options", {name: value for name, value in typed.items() if value is not None})
+
+
+def _options(address: str | None, pipeline: str, seed: int | None, timeout: float, sound: Options) -> Options:
+    """What both commands ask of a router. pipeline: the router that is started for a call has no other."""
+    options = cast("Options", {"timeout_s": timeout, **sound})
+    if seed is not None:
+        options["seed"] = seed
+    if address is not None and pipeline:
+        options["pipeline"] = pipeline
+    return options
+
+
+def _speak(question: Question, address: str | None, pipeline: str, verbose: bool) -> None:
+    from omnistage.cli.interruptible import Interruptible
+    from omnistage.cli.speak import speak
+    from omnistage.cli.targets import Need, target_for
+
+    with errors_reported(verbose):
+        complete = question.checked()
+        target = target_for(Need(complete.inputs, complete.outputs, "thinker"), address, pipeline, is_quiet=complete.as_json)
+        Interruptible().run(lambda work: speak(work, complete, target, verbose))

@@ -1,0 +1,61 @@
+"""`omnistage pull`, `fetch-default` and `make-tiny`: what can be typed to have a checkpoint on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omnistage.cli.options import Verbose
+from omnistage.cli.report import errors_reported
+from omnistage.models.makers import MAKERS
+
+SIZES = tuple(dict.fromkeys(size for maker in MAKERS.values() for size in maker.sizes))
+"""Of checkpoints that can be made."""
+
+
+def pull(
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME[@REVISION]", help="Of a model at the hub; default revision: main.")],
+    verbose: Verbose = False,
+) -> None:
+    """Fetch a model by its name into the cache.
+
+    `serve` does so too. An interrupted fetch goes on where it stopped.
+    """
+    from omnistage.cli.fetch import pull as fetch_named
+
+    with errors_reported(verbose):
+        print(fetch_named(name))
+
+
+def fetch_default(verbose: Verbose = False) -> None:
+    """Download and convert the default model, once.
+
+    Later calls find it in the cache.
+    """
+    from omnistage.cli.fetch import fetch
+
+    with errors_reported(verbose):
+        print(fetch())
+
+
+def make_tiny(
+    architecture: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help=f"One of {', '.join(MAKERS)}.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there.")],
+    size: Annotated[str, typer.Option(help=f"{', '.join(SIZES)}, as far as there is one of this.")] = "tiny",
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same files.")] = 0,
+    tokenizer: Annotated[str, typer.Option(help="built: some hundred tokens; qwen: all of Qwen2.5's, downloaded once.")] = "built",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16; default: the size's own.")] = "",
+    verbose: Verbose = False,
+) -> None:
+    """Make a checkpoint with random weights, for trials.
+
+    In the layout of a published one.
+    """
+    from omnistage.cli.make import make
+    from omnistage.models.makers import Order
+
+    with errors_reported(verbose):
+        make(architecture, directory, Order(size, seed, tokenizer, dtype))
+        print(directory)

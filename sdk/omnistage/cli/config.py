@@ -1,0 +1,132 @@
+"""The file of `omnistage serve --config`: YAML, a setting by the name of each option. What stands there counts less than a variable, and a
+variable less than the command line."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+PREFIX = "OMNISTAGE_SERVE"
+"""Of the variables: OMNISTAGE_SERVE_ADDRESS is --address."""
+
+
+class Configured(TyperCommand):
+    """A command whose options may all stand in a file and in variables; the help says it once, and not beside each of them."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for option in params:
+            if isinstance(option, TyperOption):
+                option.show_envvar = False
+                option.allow_from_autoenv = option.name not in OF_THE_CALL
+        return params
+
+
+OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
+"""Options that say what is to be done now, and not what a stack is like."""
+
+MAX_BYTES = 1 << 20
+
+
+def read(context: typer.Context, path: Path | None) -> Path | None:
+    """For an eager option: what the file says becomes the defaults of the command. Raises BadParameter for what it cannot say."""
+    if path is not None:
+        context.default_map = dict(_settings(path, {**_options(context)}))
+    return path
+
+
+def printed(context: typer.Context) -> str:
+    """All settings as they hold, as such a file, each with where it is from."""
+    import yaml
+
+    lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
+    for name, option in _options(context).items():
+        value = _told(context.params[name], is_many=option.multiple)
+        if value is None or value == "":
+            continue
+        source = context.get_parameter_source(name)
+        origin = {"DEFAULT": "default", "DEFAULT_MAP": "file", "ENVIRONMENT": f"{PREFIX}_{name.upper()}"}.get(
+            source.name if source is not None else "", "command line"
+        )
+        text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
+        lines.append(f"{name}: {text}  # {origin}")
+    return "\n".join(lines)
+
+
+def _options(context: typer.Context) -> Mapping[str, Any]:
+    """What a file may set, by name; `multiple` says whether it has a value for each stage."""
+
+    def named() -> Iterator[tuple[str, Any]]:
+        for parameter in context.command.params:
+            if parameter.name and parameter.name not in OF_THE_CALL:
+                yield parameter.name, parameter
+
+    return dict(sorted(named(), key=lambda item: item[0] not in ("pipeline", "checkpoint", "address")))
+
+
+def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in _mapping(path).items():
+        known = str(name).replace("-", "_")
+        if known not in options:
+            near = difflib.get_close_matches(known, options, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(options)}"
+            raise typer.BadParameter(f"{path}: there is no setting {name!r}; {hint}")
+        if value is None:
+            continue
+        yield known, _words(path, known, value) if getattr(options[known], "multiple", False) else _word(path, known, value)
+
+
+def _mapping(path: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise typer.BadParameter(f"{path}: this is more than {MAX_BYTES >> 20} MiB, and no file of settings")
+    try:
+        found = yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        place = getattr(error, "problem_mark", None)
+        where = f", line {place.line + 1}" if place is not None else ""
+        raise typer.BadParameter(f"{path}{where}: this is not YAML: {getattr(error, 'problem', None) or error}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path}: give settings, one a line, such as address: 127.0.0.1:50050")
+    return found
+
+
+def _words(path: Path, name: str, value: Any) -> list[str]:
+    """A value for all stages, or one for each: as STAGE=VALUE words."""
+    if isinstance(value, dict):
+        return [f"{stage}={_word(path, name, one)}" for stage, one in value.items()]
+    return [_word(path, name, value)]
+
+
+def _word(path: Path, name: str, value: Any) -> str:
+    if isinstance(value, dict | list):
+        raise typer.BadParameter(f"{path}: {name} takes one value, not {value!r}")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pair(word: str) -> tuple[str, str]:
+    """Stage and value; no stage: of all."""
+    stage, equals, value = word.partition("=")
+    return (stage, value) if equals else ("", word)
+
+
+def _told(value: Any, *, is_many: bool) -> Any:
+    """As it stands in a file."""
+    if not is_many:
+        return str(value) if isinstance(value, Path) else value
+    pairs = {stage: int(one) if one.isdecimal() else one for stage, one in map(_pair, value or ())}
+    return pairs.get("") if set(pairs) == {""} else pairs or None

@@ -1,0 +1,101 @@
+"""`omnistage serve --detach`: a stack that stays when the terminal goes, and `omnistage stop`, which ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from rich.markup import escape
+
+from omnistage.cli.notices import Notices
+from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.served import Ending, Served, all_served, chosen, folder
+from omnistage.client.errors import StackError
+
+LOG = "serve.log"
+"""What the launcher says, beside the logs of the servers."""
+
+MARGIN_S = 15.0
+"""How much longer than its grace a stack takes to end, at most."""
+
+
+def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None) -> None:
+    """Start a stack in a session of its own, wait until it serves, and leave it. words: the command line, of which all but --detach and
+    --log-dir holds for it. Raises StackError, also if it ends before it serves."""
+    # Whatever is wrong is told here, and whatever has to be fetched is fetched here, with a bar.
+    layout_of(choice)
+    if log_folder is None:
+        log_folder = folder() / f"logs-{choice.servers.address.rpartition(':')[2]}"
+    log_folder.mkdir(parents=True, exist_ok=True)
+    notices = Notices()
+    ready, ours = os.pipe()
+    command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
+    command += ["--log-dir", str(log_folder), "--ready-fd", str(ours)]
+    with (log_folder / LOG).open("ab") as log:
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ours,), start_new_session=True, cwd=Path.cwd()
+        )
+    os.close(ours)
+    try:
+        with os.fdopen(ready) as pipe, notices.status("starting the stack"):
+            line = pipe.readline()
+    except BaseException:
+        launcher.terminate()
+        launcher.wait()
+        raise
+    said = json.loads(line) if line.endswith("\n") else {}
+    if "address" not in said:
+        code = launcher.wait()
+        error = StackError(
+            said.get("error") or f"the launcher ended with code {code} before it served", hint=f"Its log is {log_folder / LOG}."
+        )
+        error.log = said.get("log", "")
+        raise error
+    notices.say(f"[bold green]serving[/] on {said['address']}   (pid {launcher.pid}; `omnistage stop` ends it)")
+    notices.say(f'[dim]ask it:   omnistage ask "What is a kite?"{_named(said["address"])}[/]')
+    if said.get("metrics"):
+        notices.say(f"[dim]metrics:  http://{said['metrics']}/metrics[/]")
+    notices.say(f"[dim]logs:     {escape(str(log_folder))}[/]")
+
+
+def stop(address: str | None, *, every: bool, is_now: bool) -> None:
+    """End stacks of this user, and wait until all their processes have. address: HOST:PORT, or the port; None: the only one there is.
+    is_now: without waiting for answers that run. Raises RequestError, and StackError for one that does not end."""
+    stacks = all_served()
+    for served in stacks if every and stacks else [chosen(stacks, address)]:
+        _stop(served, is_now)
+
+
+def _stop(served: Served, is_now: bool) -> None:
+    notices = Notices()
+    try:
+        ending = Ending(served)
+    except ProcessLookupError:
+        notices.say(f"{served.address} had ended already")
+        return
+    with closing(ending):
+        ending.signal()
+        if is_now:
+            ending.wait(0.5)  # Two signals at once would be one.
+            ending.signal()
+        patience = f"answers that run get up to {served.grace_s:g} s"
+        with notices.status(f"ending {served.address}{'' if is_now else f': {patience}'}"):
+            has_ended = ending.wait(served.grace_s + MARGIN_S)
+        if not has_ended:
+            raise StackError(
+                f"{served.address} has not ended within {served.grace_s + MARGIN_S:g} s",
+                hint=f"`omnistage stop --now {served.address}` ends it at once; its launcher is pid {served.pid}.",
+            )
+    notices.say(f"ended {served.address}")
+
+
+def _named(address: str) -> str:
+    """What a command needs to find a router elsewhere than where it looks."""
+    from omnistage.client.found import LOCAL_ADDRESS
+
+    return "" if address == LOCAL_ADDRESS else f" --address {address}"

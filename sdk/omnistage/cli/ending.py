@@ -1,0 +1,107 @@
+"""How `omnistage serve` ends: the first signal lets the answers that run finish, the second ends everything now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from omnistage.cli import interrupt
+from omnistage.cli.notices import Notices
+from omnistage.cli.stack import Stack
+from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.errors import OmniError
+
+LOOK_S = 0.5
+"""How long the router may take to say how many answers run."""
+
+
+class Ending:
+    """Cancels a task at the first signal, or at the end of the lifeline.
+
+    grace_s: how long answers get. notices: to tell what is waited for; None: a private stack, whose owner waits for nothing. stack: once
+    it has started.
+    """
+
+    def __init__(self, task: asyncio.Task[object], grace_s: float, notices: Notices | None) -> None:
+        self.stack: Stack | None = None
+        self.number = signal.SIGTERM
+        """Of the last signal."""
+        self.came = False
+        self.is_now = False
+        """A second signal came: no answer was waited for any more."""
+        self._task = task
+        self._grace_s = grace_s
+        self._notices = notices
+        self._is_closed = False
+        self._telling: asyncio.Task[None] | None = None
+
+    def heed(self, lifeline_fd: int) -> None:
+        """From here on. lifeline_fd: -1 where there is none."""
+        loop = asyncio.get_running_loop()
+        for number in interrupt.heeded():
+            loop.add_signal_handler(number, self._signalled, number)
+        if lifeline_fd >= 0:
+            loop.add_reader(lifeline_fd, self._lifeline_readable, lifeline_fd)
+
+    async def close(self) -> None:
+        """Nothing more is told, and nothing cancelled."""
+        self._is_closed = True
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait({self._telling})
+
+    def _lifeline_readable(self, fd: int) -> None:
+        if os.read(fd, 1) == b"":
+            asyncio.get_running_loop().remove_reader(fd)
+            self._begin()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self.number = number
+        if not self.came:
+            self._begin()
+        elif not self.is_now:
+            self.is_now = True
+            self._say("[bold]ending now[/]")
+            if self.stack is not None:
+                self.stack.kill()
+
+    def _begin(self) -> None:
+        if self.came:
+            return
+        self.came = True
+        if self._notices is None or self.stack is None:
+            self._task.cancel()
+        else:
+            self._telling = asyncio.create_task(self._tell(self.stack.address))
+
+    async def _tell(self, address: str) -> None:
+        """Say what is waited for, and begin to."""
+        try:
+            running = await _answers_at(address)
+            self._say(f"[bold]ending[/] on {self.number.name}{self._waits_for(running)}")
+        finally:
+            if not self._is_closed:
+                self._task.cancel()
+
+    def _waits_for(self, answers: int | None) -> str:
+        if answers == 0:
+            return ""
+        who = "answers that run get" if answers is None else "1 answer runs and gets" if answers == 1 else f"{answers} answers run and get"
+        again = "Ctrl-C again" if self.number == signal.SIGINT else f"{self.number.name} again"
+        return f": {who} up to {self._grace_s:g} s; {again} ends it all now"
+
+    def _say(self, markup: str) -> None:
+        if self._notices is not None:
+            self._notices.say(markup)
+
+
+async def _answers_at(address: str) -> int | None:
+    """How many answers a router runs; None: it does not say."""
+    try:
+        async with asyncio.timeout(LOOK_S), AsyncOmni(address=address, connect_timeout_s=LOOK_S) as omni:
+            replicas = await omni.replicas(timeout_s=LOOK_S)
+    except (OmniError, TimeoutError):
+        return None
+    first = next((replica.stage for replica in replicas), "")
+    return sum(replica.sessions for replica in replicas if replica.stage == first)

@@ -1,0 +1,80 @@
+"""The models on this machine: what was fetched, which pipelines serve it, and what they take and give. Nothing is fetched or started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.cli.pipelines import DEFAULT_PIPELINE
+from omnistage.client.private_stack import DRAWING_PIPELINE
+from omnistage.models.common.cache import cache_directory
+from omnistage.models.common.fetch import MANIFEST
+from omnistage.models.diffusers.store import model_directory as picture_directory
+from omnistage.models.errors import LoadError
+from omnistage.models.registry import recognise
+from omnistage.router.pipeline import Pipeline, load_pipeline, shipped_pipelines
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """One model. name: what `omnistage serve` takes: a pipeline, or the name of a checkpoint at a hub. bytes: on the disk; 0: it is not
+    here yet. pipelines: that serve it, the shortest name first. takes, gives: of all of these."""
+
+    name: str
+    family: str
+    bytes: int
+    is_here: bool
+    pipelines: tuple[str, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def models_here() -> list[Here]:
+    """The own models of families, fetched or not, and those of a hub that are in its cache."""
+    return [*_own(), *_of_hub()]
+
+
+def _own() -> Iterator[Here]:
+    """The default model, which is fetched once, and the default picture model, which is a package."""
+    fetched = {json.loads(manifest.read_text())["name"]: manifest.parent for manifest in cache_directory().glob(f"*/{MANIFEST}")}
+    for pipeline in (load_pipeline(DEFAULT_PIPELINE), load_pipeline(DRAWING_PIPELINE)):
+        family = pipeline.stages[0].family
+        folder = fetched.get(family)
+        if pipeline.name == DRAWING_PIPELINE:
+            with suppress(LoadError):
+                folder = picture_directory()
+        yield _here(pipeline.name, family, 0 if folder is None else _size(folder), folder is not None, [pipeline])
+
+
+def _of_hub() -> Iterator[Here]:
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ModuleNotFoundError:  # Nothing of a hub can have been fetched by this.
+        return
+    with suppress(CacheNotFound):
+        for repository in sorted(scan_cache_dir().repos, key=lambda one: one.repo_id):
+            for revision in repository.revisions:
+                with suppress(LoadError):  # Other programs keep there what no family of ours is.
+                    family = recognise(revision.snapshot_path, called=repository.repo_id)
+                    at = "" if "main" in revision.refs else f"@{next(iter(revision.refs), revision.commit_hash)}"
+                    yield _here(f"{repository.repo_id}{at}", family, revision.size_on_disk, True, _serving(family))
+
+
+def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[Pipeline]) -> Here:
+    takes = dict.fromkeys(medium for pipeline in pipelines for medium in pipeline.could_take)
+    gives = dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs)
+    return Here(name, family, size, is_here, tuple(pipeline.name for pipeline in pipelines), tuple(takes), tuple(gives))
+
+
+def _serving(family: str) -> list[Pipeline]:
+    """Pipelines whose stages are all of a family."""
+    pipelines = [load_pipeline(name) for name in shipped_pipelines()]
+    return sorted((one for one in pipelines if {stage.family for stage in one.stages} == {family}), key=lambda one: len(one.name))
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,83 @@
+"""Hearing an answer while it is made, where there is a loudspeaker and a person at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from rich.text import Text
+
+from omnistage.cli.interruptible import Interruptible
+from omnistage.cli.notices import Notices
+from omnistage.cli.screen import Below
+from omnistage.client.errors import PlayerLostError
+from omnistage.client.events import AudioChunk
+from omnistage.client.loudspeaker import VARIABLE, find_loudspeaker
+from omnistage.client.player import Player
+
+STEP_S = 0.25
+"""Between two looks at how much is still to be heard."""
+
+
+class Listening:
+    """What is played of one answer; nothing where there is no loudspeaker."""
+
+    def __init__(self, player: Player | None) -> None:
+        self._player = player
+        self._came = False
+
+    @property
+    def lacks_loudspeaker(self) -> bool:
+        """Whether there was something to hear, and nothing that plays though nobody said that nothing should."""
+        return self._came and self._player is None and os.environ.get(VARIABLE) != "none"
+
+    def write(self, chunk: AudioChunk) -> None:
+        """The next piece; never waits."""
+        self._came = True
+        if self._player is not None:
+            self._player.write(chunk)
+
+    def stop(self) -> None:
+        """Silence, at once and for good."""
+        if self._player is not None:
+            self._player.stop()
+
+    async def finish(self, work: Interruptible) -> None:
+        """Wait until all is heard; an interrupt silences it. Raises Interrupted."""
+        if self._player is None:
+            return
+        if not self._came:
+            self._player.stop()
+            return
+        try:
+            await work.unless_interrupted(_shown(self._player))
+        except PlayerLostError as error:
+            Notices().say(f"[yellow]{error.message}[/]")
+        finally:
+            self._player.stop()
+
+
+async def listening(is_wanted: bool) -> Listening:
+    """is_wanted: False for an answer that is not to be heard. Raises what `find_loudspeaker` raises for a variable that names none."""
+    loudspeaker = await asyncio.to_thread(find_loudspeaker) if is_wanted else None
+    return Listening(Player(loudspeaker) if loudspeaker is not None else None)
+
+
+async def _shown(player: Player) -> None:
+    """Wait until all is heard, with a line below that says for how long."""
+    finishing = asyncio.create_task(player.afinish())
+    below = Below(sys.stderr) if sys.stderr.isatty() else None
+    try:
+        while not finishing.done():
+            heard = player.heard
+            left_s = (heard.of - heard.samples) / heard.sample_rate_hz
+            if below is not None:
+                below.erase()
+                below.draw("", Text(f"playing, {left_s:.0f} s left (Ctrl-C stops it)", style="dim"))
+            await asyncio.wait({finishing}, timeout=STEP_S)
+        finishing.result()
+    finally:
+        finishing.cancel()
+        if below is not None:
+            below.erase()

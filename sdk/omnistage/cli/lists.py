@@ -1,0 +1,60 @@
+"""`omnistage pipelines`, `status`, `voices` and `list`: what can be typed to see what there is. None of them starts anything."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from omnistage.cli.options import Json, Timeout, Verbose
+from omnistage.cli.report import errors_reported
+
+Running = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="A router, or several with commas between; default: OMNISTAGE_ROUTER, or that of this machine."),
+]
+
+
+def pipelines(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """List what can be asked, or served.
+
+    Where nothing runs, what `omnistage serve NAME` can start. Starts nothing.
+    """
+    from omnistage.cli.show import show_pipelines
+
+    with errors_reported(verbose):
+        asyncio.run(show_pipelines(address, json, timeout, verbose))
+
+
+def status(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """Show the stage servers and how they are.
+
+    Starts nothing.
+    """
+    from omnistage.cli.show import show_status
+
+    with errors_reported(verbose):
+        asyncio.run(show_status(address, json, timeout, verbose))
+
+
+def voices(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+    """List who speaks.
+
+    Starts nothing; where nothing runs, the voices of the pipelines that have the same with every checkpoint.
+    """
+    from omnistage.cli.show import show_voices
+
+    with errors_reported(verbose):
+        asyncio.run(show_voices(address, json, timeout, verbose))
+
+
+def list_models(json: Json = False, verbose: Verbose = False) -> None:
+    """List the models on this machine.
+
+    Their size, what they take and give, and which pipelines serve them. Nothing is fetched.
+    """
+    from omnistage.cli.show import show_models
+
+    with errors_reported(verbose):
+        show_models(json)

@@ -1,0 +1,70 @@
+"""Sound on standard output while it is made, as a WAV file for the program that reads it: `omnistage say "Hello." --out - | aplay`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sys
+import threading
+from contextlib import suppress
+
+from omnistage.client.encoder import SoundEncoder
+from omnistage.client.errors import RequestError
+from omnistage.client.events import AudioChunk
+
+
+class SoundPipe:
+    """A thread writes, so that a program which reads as slowly as it plays holds no answer up. What waits is never more than the answer.
+
+    Raises RequestError where standard output is a terminal."""
+
+    def __init__(self) -> None:
+        if sys.stdout.isatty():
+            raise RequestError(
+                "--out -: standard output is a terminal", hint='Pipe it to a program: omnistage say "Hello." --out - | aplay'
+            )
+        self._encoder: SoundEncoder | None = None
+        self._waiting = queue.SimpleQueue[bytes | None]()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._write_all, name="omnistage-sound-pipe", daemon=True).start()
+
+    @property
+    def over(self) -> asyncio.Future[None]:
+        """Done when all that was written has been taken, after `end`, or with the OSError of a reader that went away."""
+        return self._over
+
+    def write(self, chunk: AudioChunk) -> None:
+        """The next piece. Raises BrokenPipeError, or another OSError, if nobody reads any more."""
+        if self._over.done():
+            self._over.result()
+        if self._encoder is None:
+            self._encoder = SoundEncoder(".wav", chunk.sample_rate_hz, chunk.encoding)
+        self._waiting.put(self._encoder.encode(chunk.samples))
+
+    def end(self) -> None:
+        """Nothing follows."""
+        self._waiting.put(None)
+
+    def _write_all(self) -> None:
+        fd = sys.stdout.fileno()
+        error: OSError | None = None
+        try:
+            while (data := self._waiting.get()) is not None:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+        except OSError as failure:
+            error = failure
+        with suppress(RuntimeError):  # The loop has ended: nobody waits.
+            self._loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: OSError | None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+            self._over.exception()  # Whoever writes or waits next is told; where nobody does, it is no bug.

@@ -1,0 +1,193 @@
+"""A conversation as `omnistage chat` keeps it: its turns, how it is to be answered, and the words that begin with a slash."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from omnistage.client.conversation import Conversation
+from omnistage.client.errors import OmniError, RequestError
+from omnistage.client.request import Options
+
+LAST, LINES = "chat.json", "chat-lines"
+"""Files of the last conversation, and of what was typed."""
+
+TEXTS = (".txt", ".md", ".json")
+"""Endings of files for the words of a conversation."""
+
+
+class TalkSettings(TypedDict, total=False):
+    """What the answers are like."""
+
+    voice: str
+    speed: float
+    seed: int
+    max_tokens: int
+    system: str
+
+
+def state_folder() -> Path:
+    """`OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, of this user alone. Raises OSError."""
+    base = os.environ.get("XDG_STATE_HOME")
+    named = os.environ.get("OMNISTAGE_STATE")
+    path = Path(named).expanduser() if named else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+@dataclass(slots=True)
+class Talk:
+    """settings: as they were typed, here or later. turns: questions and answers, oldest first."""
+
+    settings: TalkSettings = field(default_factory=lambda: TalkSettings())
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def last(cls, settings: TalkSettings) -> Talk:
+        """The last conversation, and its settings as far as none are given. Raises RequestError where there is none."""
+        path = state_folder() / LAST
+        try:
+            kept = json.loads(path.read_text())
+            before, turns = (
+                cast("TalkSettings", kept["settings"]),
+                [{"role": turn["role"], "content": turn["content"]} for turn in kept["turns"]],
+            )
+        except FileNotFoundError:
+            raise RequestError("there is no conversation to go on with", hint="Leave --continue out.") from None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise RequestError(f"{path} cannot be read: {error}", hint="Remove it, or leave --continue out.") from None
+        return cls(cast("TalkSettings", {**before, **settings}), turns)
+
+    @property
+    def conversation(self) -> Conversation:
+        """What a request says."""
+        system = self.settings.get("system")
+        return [*([{"role": "system", "content": system}] if system else []), *self.turns]
+
+    @property
+    def options(self) -> Options:
+        """What a request sets."""
+        return cast("Options", {name: value for name, value in self.settings.items() if name != "system"})
+
+    def ask(self, text: str) -> None:
+        """The next question."""
+        self.turns.append({"role": "user", "content": text})
+
+    def answered(self, text: str) -> None:
+        """The answer, as far as it came; without one the question was never asked."""
+        if text:
+            self.turns.append({"role": "assistant", "content": text})
+        else:
+            self.turns.pop()
+
+    def forget_oldest(self) -> bool:
+        """Leave the oldest question and its answer out, as when all no longer fit; False if there is nothing but the last question."""
+        if len(self.turns) < 3:
+            return False
+        del self.turns[:2]
+        return True
+
+    def keep(self) -> None:
+        """Put it where `last` finds it. Raises OSError."""
+        folder = state_folder()
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{LAST}-", delete=False) as file:
+            json.dump({"settings": self.settings, "turns": self.turns}, file, ensure_ascii=False, indent=1)
+        Path(file.name).replace(folder / LAST)
+
+    def save_text(self, path: Path) -> None:
+        """Write the words: as JSON, or as text with a name before each turn. Raises RequestError."""
+        if path.suffix.lower() == ".json":
+            text = json.dumps(self.conversation, ensure_ascii=False, indent=1) + "\n"
+        else:
+            names = {"system": "System", "user": "You", "assistant": "Answer"}
+            text = "\n\n".join(f"{names[turn['role']]}: {turn['content'].strip()}" for turn in self.conversation) + "\n"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"{path} cannot be written: {error.strerror}", hint="Give another place.") from None
+
+
+def _speed(text: str) -> float:
+    value = float(text)
+    if not 0.5 <= value <= 2.0:
+        raise ValueError
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**64:
+        raise ValueError
+    return value
+
+
+def _tokens(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 32768:
+        raise ValueError
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """name: of the setting. read: what was typed to its value; ValueError for what cannot be. form: what can be typed, for people."""
+
+    name: str
+    read: Callable[[str], Any]
+    form: str
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "/voice": Setting("voice", str, "NAME, who speaks"),
+    "/speed": Setting("speed", _speed, "X, 0.5 to 2, how fast"),
+    "/seed": Setting("seed", _seed, "N, the same answer again"),
+    "/max-tokens": Setting("max_tokens", _tokens, "N, longest answer"),
+    "/system": Setting("system", str, "TEXT, what the model is told first"),
+}
+"""By what is typed; with `off` behind it a setting is the usual one again, and with nothing it is shown."""
+
+OFF = "off"
+
+OTHERS = {
+    "/save": "F: the sound of the last answer (.wav, .flac, .ogg, .opus, .mp3), or all words (.txt, .md, .json)",
+    "/new": "begin a new conversation",
+    "/help": "show this",
+    "/quit": "end, as Ctrl-D does",
+}
+
+WORDS = (*SETTINGS, *OTHERS)
+
+
+def is_command(text: str) -> bool:
+    """Whether it is for the program. A path or a fraction that begins with a slash is a question like any other."""
+    return text.split(maxsplit=1)[0] in WORDS or (text.startswith("/") and text[1:].isalpha())
+
+
+def change(settings: TalkSettings, command: str, value: str) -> str:
+    """Set what was typed behind one of SETTINGS; what there is to say of it. Raises RequestError."""
+    setting = SETTINGS[command]
+    told = cast("dict[str, Any]", settings)
+    if value == OFF:
+        told.pop(setting.name, None)
+    elif value:
+        try:
+            told[setting.name] = setting.read(value)
+        except ValueError:
+            raise RequestError(f"{command} {value}: this cannot be", hint=f"Give {setting.form}, or {OFF}.") from None
+    return f"{command[1:]}: {told.get(setting.name, 'as usual')}"
+
+
+def help_lines() -> list[str]:
+    """What can be typed."""
+    forms = {command: setting.form for command, setting in SETTINGS.items()} | OTHERS
+    return [f"{command:<12} {form}" for command, form in forms.items()] + ["Enter or Ctrl-C stops an answer; Ctrl-D ends."]
+
+
+def unknown(command: str) -> OmniError:
+    """The error of a word that begins with a slash and is none of these."""
+    return RequestError(f"there is no {command}", hint=f"There are {', '.join(WORDS)}.")

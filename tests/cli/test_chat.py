@@ -1,0 +1,203 @@
+"""`omnistage chat` on a real terminal and in a pipe: answers are shown and heard, and broken off by a key."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from helpers.sink import Sink
+from helpers.terminal import CTRL_C, Terminal, words_of
+from omnistage.client import Omni
+from omnistage.models.toy import formulas
+
+CTRL_D, ENTER, UP = b"\x04", b"\r", b"\x1b[A"
+PROMPT = "\x1b[?2004h"
+"""A terminal is told that pasted text is welcome when the prompt is there."""
+SLOW = """
+name: slow
+description: Slow.
+inputs: [text]
+outputs: [text, audio]
+stages:
+  - {kind: thinker, family: toy, options: {interval_s: 0.05}}
+  - {kind: talker, family: toy, takes: [hidden], options: {samples_per_frame: 1200}}
+  - {kind: code2wav, family: toy, takes: [codes], options: {samples_per_frame: 1200}}
+defaults:
+  thinker: {max_tokens: 256}
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a router whose answers take as long as `max_tokens` says, 20 tokens and a second of sound in each."""
+    path = tmp_path_factory.mktemp("slow") / "slow.yaml"
+    path.write_text(SLOW)
+    with Omni(pipeline=str(path)) as omni:
+        yield omni.address
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing plays, and there was no conversation before."""
+    monkeypatch.setenv("OMNISTAGE_PLAYER", "none")
+    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+class Person:
+    """Types one thing after the other, each when what it waits for is on the terminal, behind all that was waited for before."""
+
+    def __init__(self, *steps: tuple[str, bytes]) -> None:
+        """steps: what is to be seen, and the keys that are pressed then."""
+        self._steps = list(steps)
+        self._seen = 0
+
+    def __call__(self, terminal: Terminal) -> None:
+        while self._steps:
+            awaited, keys = self._steps[0]
+            at = terminal.written.find(awaited.encode(), self._seen)
+            if at < 0:
+                return
+            self._seen = at + len(awaited.encode())
+            self._steps.pop(0)
+            terminal.press(keys)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._steps
+
+
+def talk(address: str, *steps: tuple[str, bytes], words: Sequence[str] = (), exit_code: int = 0) -> Terminal:
+    """A conversation, to its end."""
+    terminal, person = Terminal(200, 60), Person(*steps)
+    code = terminal.run(("chat", "--address", address, *words), person)
+    assert person.is_done, terminal.lines
+    assert (code, b"Traceback" in terminal.written) == (exit_code, False), terminal.lines
+    return terminal
+
+
+def expected(seed: int, text: str, tokens: int = formulas.NATURAL_LENGTH) -> list[str]:
+    return formulas.text(seed, text, tokens).split()
+
+
+def test_questions_are_answered_one_after_the_other(toy_address: str, alone: Path) -> None:
+    terminal = talk(
+        *(toy_address, (PROMPT, b"Hi" + ENTER), ("ttft", b""), (PROMPT, b"/seed 4" + ENTER), ("seed: 4", b"")),
+        *((PROMPT, b"/quit" + ENTER),),
+        words=("--seed", "1"),
+    )
+    assert set(expected(1, "Hi")) <= set(words_of(terminal.lines))
+    kept = json.loads((alone / "chat.json").read_text())
+    assert [turn["role"] for turn in kept["turns"]] == ["user", "assistant"]
+    assert kept["turns"][1]["content"].split() == expected(1, "Hi")
+    assert (alone / "chat.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("key", [ENTER, CTRL_C], ids=["enter", "ctrl-c"])
+def test_a_key_stops_the_answer_and_not_the_program(slow_address: str, alone: Path, key: bytes) -> None:
+    terminal = talk(
+        *(slow_address, (PROMPT, b"Hi" + ENTER), ("speaking", key), ("stopped", b""), (PROMPT, b"More" + ENTER)),
+        *(("speaking", key), ("stopped", b""), (PROMPT, CTRL_D)),
+        words=("--seed", "1", "--max-tokens", "4000"),
+    )
+    turns = json.loads((alone / "chat.json").read_text())["turns"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
+    # What came of it is part of the conversation, and it is the beginning of the answer.
+    said = turns[1]["content"].split()
+    assert 0 < len(said) < 4000
+    assert expected(1, "Hi", 4000)[: len(said) - 1] == said[:-1]
+    assert terminal.written.count(b"stopped") == 2
+
+
+def test_what_is_typed_meanwhile_is_the_next_question(slow_address: str, alone: Path) -> None:
+    talk(
+        *(slow_address, (PROMPT, b"Hi" + ENTER), ("speaking", b"Mo" + ENTER), ("stopped", b""), (PROMPT, b"re" + ENTER)),
+        *(("speaking", ENTER), ("stopped", b""), (PROMPT, CTRL_D)),
+        words=("--max-tokens", "4000"),
+    )
+    assert json.loads((alone / "chat.json").read_text())["turns"][2]["content"] == "More"
+
+
+def test_what_was_typed_and_said_is_there_after_a_restart(toy_address: str, alone: Path) -> None:
+    talk(toy_address, (PROMPT, b"Hi there" + ENTER), ("ttft", b""), (PROMPT, CTRL_D), words=("--seed", "1"))
+    talk(toy_address, (PROMPT, UP + ENTER), ("ttft", b""), (PROMPT, CTRL_D), words=("--seed", "1"))
+    kept = json.loads((alone / "chat.json").read_text())["turns"]
+    assert [turn["content"] for turn in kept[::2]] == ["Hi there"]
+    talk(toy_address, (PROMPT, b"And now?" + ENTER), ("ttft", b""), (PROMPT, CTRL_D), words=("--continue",))
+    assert [turn["content"] for turn in json.loads((alone / "chat.json").read_text())["turns"][::2]] == ["Hi there", "And now?"]
+
+
+def test_nothing_to_go_on_with_is_told(toy_address: str, alone: Path) -> None:
+    terminal = talk(toy_address, words=("--continue",), exit_code=1)
+    assert "there is no conversation to go on with" in " ".join(terminal.lines)
+
+
+def test_ctrl_c_at_the_prompt_ends_nothing(toy_address: str, alone: Path) -> None:
+    talk(toy_address, (PROMPT, b"half a" + CTRL_C), ("Ctrl-D or /quit ends", b""), (PROMPT, b"Hi" + ENTER), ("ttft", b""), (PROMPT, CTRL_D))
+
+
+def test_an_answer_is_heard_and_broken_off(slow_address: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sample once, and none behind the key."""
+    sink = Sink(tmp_path / "sink")
+    monkeypatch.setenv("OMNISTAGE_PLAYER", sink.variable)
+    wav = tmp_path / "said.wav"
+    talk(
+        *(slow_address, (PROMPT, b"Hi" + ENTER), ("speaking", b""), ("ttft", b"")),
+        *((PROMPT, f"/save {wav}".encode() + ENTER), ("wrote", b""), (PROMPT, CTRL_D)),
+        words=("--seed", "1", "--max-tokens", "24"),
+    )
+    whole, rate_hz = soundfile.read(wav, dtype="float32")
+    heard = sink.samples()
+    assert rate_hz == 24000
+    assert 0 < len(heard) <= len(whole)
+    assert np.array_equal(heard, whole[: len(heard)])
+
+
+def test_a_wrong_word_is_told_and_the_next_one_works(toy_address: str, alone: Path, tmp_path: Path) -> None:
+    text = tmp_path / "talk.txt"
+    terminal = talk(
+        *(toy_address, (PROMPT, b"/spede 2" + ENTER), ("there is no /spede", b""), (PROMPT, b"/speed 9" + ENTER)),
+        *(("this cannot be", b""), (PROMPT, b"/save" + ENTER), ("needs the name", b""), (PROMPT, b"/save x.wav" + ENTER)),
+        *(("there is no sound", b""), (PROMPT, b"/voice nobody" + ENTER), ("voice: nobody", b""), (PROMPT, b"Hi" + ENTER)),
+        *(("no voice", b""), (PROMPT, b"/voice off" + ENTER), ("as usual", b""), (PROMPT, b"Hi" + ENTER), ("ttft", b"")),
+        *((PROMPT, f"/save {text}".encode() + ENTER), ("wrote", b""), (PROMPT, b"/new" + ENTER), ("a new conversation", b"")),
+        *((PROMPT, b"/help" + ENTER), ("/max-tokens", b""), (PROMPT, CTRL_D)),
+        words=("--seed", "1"),
+    )
+    assert "Enter or Ctrl-C stops an answer" in " ".join(terminal.lines)
+    assert text.read_text().startswith("You: Hi\n\nAnswer: ")
+
+
+def test_the_lines_of_a_pipe_are_questions(toy_address: str, alone: Path) -> None:
+    command = [sys.executable, "-m", "omnistage.cli", "chat", "--address", toy_address, "--seed", "1"]
+    done = subprocess.run(command, input="Hi\n\n/nope\nAnd?\n", capture_output=True, text=True, timeout=60, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first.split() == expected(1, "Hi")
+    assert others
+    assert "there is no /nope" in done.stderr
+    assert len(json.loads((alone / "chat.json").read_text())["turns"]) == 4
+
+
+def test_a_state_that_cannot_be_kept_costs_no_answer(toy_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISTAGE_PLAYER", "none")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "file" / "state"))
+    terminal = talk(toy_address, (PROMPT, b"Hi" + ENTER), ("ttft", b""), (PROMPT, CTRL_D))
+    assert "cannot be kept" in " ".join(terminal.lines)
+
+
+def test_a_broken_conversation_is_told(toy_address: str, alone: Path) -> None:
+    alone.mkdir()
+    for text in ("{", "[]", '{"settings": {}}', '{"settings": {}, "turns": [{"role": "user"}]}'):
+        (alone / "chat.json").write_text(text)
+        terminal = talk(toy_address, words=("--continue",), exit_code=1)
+        assert "cannot be read" in " ".join(terminal.lines)

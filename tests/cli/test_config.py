@@ -1,0 +1,109 @@
+"""`omnistage serve --config`: file < variable < command line, and what --print-config says of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+STACK = """
+pipeline: toy
+replicas: {talker: 2, thinker: 1}
+threads: 2
+enable-cache: true
+grace: 4
+"""
+
+
+def serve(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNISTAGE_SERVE")}
+    command = [sys.executable, "-m", "omnistage.cli", "serve", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**environment, **variables})
+
+
+def printed(*words: str, **variables: str) -> dict[str, object]:
+    done = serve(*words, "--print-config", **variables)
+    assert done.returncode == 0, done.stderr
+    settings: dict[str, object] = yaml.safe_load(done.stdout)
+    return settings
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Path:
+    path = tmp_path / "stack.yaml"
+    path.write_text(STACK)
+    return path
+
+
+def test_a_variable_counts_more_than_the_file_and_the_command_line_more_than_both(stack: Path) -> None:
+    file = ("--config", str(stack))
+    assert printed()["grace"] == 5.0
+    assert printed(*file)["grace"] == 4.0
+    assert printed(*file, OMNISTAGE_SERVE_GRACE="3")["grace"] == 3.0
+    assert printed(*file, "--grace", "2", OMNISTAGE_SERVE_GRACE="3")["grace"] == 2.0
+    assert printed(OMNISTAGE_SERVE_GRACE="3")["grace"] == 3.0
+
+
+def test_values_by_stage_are_one_setting(stack: Path) -> None:
+    file = ("--config", str(stack))
+    assert printed(*file)["replicas"] == {"talker": 2, "thinker": 1}
+    assert printed(*file, OMNISTAGE_SERVE_REPLICAS="talker=3 code2wav=2")["replicas"] == {"talker": 3, "code2wav": 2}
+    assert printed(*file, "--replicas", "talker=4")["replicas"] == {"talker": 4}
+
+
+def test_the_pipeline_is_a_setting_like_any_other(stack: Path) -> None:
+    assert printed("--config", str(stack))["pipeline"] == "toy"
+    assert printed("--config", str(stack), OMNISTAGE_SERVE_PIPELINE="toy-omni")["pipeline"] == "toy-omni"
+    assert printed("toy-film", "--config", str(stack), OMNISTAGE_SERVE_PIPELINE="toy-omni")["pipeline"] == "toy-film"
+
+
+def test_what_is_printed_is_such_a_file(stack: Path, tmp_path: Path) -> None:
+    done = serve("--config", str(stack), "--device", "cpu", "--print-config", OMNISTAGE_SERVE_MAX_SESSIONS="7")
+    again = tmp_path / "again.yaml"
+    again.write_text(done.stdout)
+    assert printed("--config", str(again)) == yaml.safe_load(done.stdout)
+    origins = dict(line.partition(":")[::2] for line in done.stdout.splitlines() if not line.startswith("#"))
+    assert origins["pipeline"].endswith("# file")
+    assert origins["max_sessions"].endswith("# OMNISTAGE_SERVE_MAX_SESSIONS")
+    assert origins["device"].endswith("# command line")
+    assert origins["dtype"].endswith("# default")
+
+
+def test_the_file_may_be_named_by_a_variable(stack: Path) -> None:
+    assert printed(OMNISTAGE_SERVE_CONFIG=str(stack))["threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("adress: x", "there is no setting 'adress'; did you mean address?"),
+        ("detach: true", "there is no setting 'detach'"),
+        ("a: [", "this is not YAML"),
+        ("- toy", "give settings, one a line"),
+        ("grace: {talker: 1}", "grace takes one value, not {'talker': 1}"),
+        ("replicas: {talker: [1]}", "replicas takes one value, not [1]"),
+        ("grace: soon", "Invalid value for '--grace': Input should be a valid number"),
+        ("max_sessions: -1", "Invalid value for '--max-sessions'"),
+        ("replicas: 2", "--replicas 2: expected STAGE=N"),
+    ],
+)
+def test_a_file_that_cannot_be_is_told_in_words(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "stack.yaml"
+    path.write_text(text)
+    done = serve("toy", "--config", str(path))
+    assert done.returncode == 2
+    assert told in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = serve("--config", str(tmp_path / "none.yaml"))
+    assert done.returncode == 2
+    assert "none.yaml: No such file or directory" in " ".join(done.stderr.split())
+    path = tmp_path / "bytes.yaml"
+    path.write_bytes(b"\xff\xfe\x00bad")
+    assert serve("--config", str(path)).returncode == 2

@@ -1,0 +1,214 @@
+"""`omnistage serve --detach`, `omnistage stop`, and what `serve` says when it is told to end while answers run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers.processes import Family, Started, wait_end
+from helpers.terminal import CTRL_C, Terminal
+from omnistage.cli.served import Ending, Served, all_served, folder, registered
+from omnistage.client import NotAvailableError, Omni
+
+SLOW = """
+name: slow
+description: Slow.
+inputs: [text]
+outputs: [text]
+stages: [{kind: thinker, family: toy, options: {interval_s: 0.05}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks of this test, and no others."""
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> str:
+    path = tmp_path / "slow.yaml"
+    path.write_text(SLOW)
+    return str(path)
+
+
+def omnistage(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "omnistage.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+
+
+@contextmanager
+def answering(address: str) -> Iterator[Started[str]]:
+    """A client in the middle of an answer that takes minutes."""
+    command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--address", address, "--max-tokens", "4000", "--timeout", "600"]
+    with Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.read(1)
+        try:
+            yield asking
+        finally:
+            asking.kill()
+
+
+def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int) -> None:
+    address = f"127.0.0.1:{free_port}"
+    done = omnistage("serve", "toy", "--detach", "--address", address)
+    assert done.returncode == 0, done.stderr
+    assert f"serving on {address}" in done.stderr
+    try:
+        with Omni(address=address) as omni:
+            assert omni.generate("Hi").text
+        [served] = all_served()
+        assert (served.address, served.pipeline) == (address, "toy")
+        assert os.getsid(served.pid) == served.pid
+        assert {path.name for path in Path(served.log_folder).iterdir()} >= {"serve.log", "router.log", "thinker.log"}
+        second = omnistage("serve", "toy", "--detach", "--address", address)
+        assert second.returncode == 1
+        assert f"cannot listen on {address}" in second.stderr
+    finally:
+        stopped = omnistage("stop")
+    assert (stopped.returncode, stopped.stderr) == (0, f"ended {address}\n")
+    assert all_served() == []
+    assert family.pids() == []
+
+
+def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: Path) -> None:
+    done = omnistage("serve", "nothing", "--detach")
+    assert done.returncode == 1
+    assert "no pipeline 'nothing'; there are" in done.stderr
+    (tmp_path / "bad.yaml").write_text(SLOW.replace("interval_s: 0.05", "no_such: 1"))
+    done = omnistage("serve", str(tmp_path / "bad.yaml"), "--detach", "--address", "127.0.0.1:0")
+    assert done.returncode == 1
+    assert "no_such" in done.stderr
+    assert family.pids() == []
+
+
+def test_one_of_several_is_named(family: Family) -> None:
+    for _ in range(2):
+        assert omnistage("serve", "toy", "--detach", "--address", "127.0.0.1:0").returncode == 0
+    try:
+        first, second = all_served()
+        done = omnistage("stop")
+        assert done.returncode == 1
+        assert f"several stacks of yours serve: {first.address}, {second.address}" in done.stderr
+        assert omnistage("stop", "127.0.0.1:1").returncode == 1
+        assert omnistage("stop", second.address.rpartition(":")[2]).returncode == 0
+        assert all_served() == [first]
+        assert omnistage("stop", first.address, "--all").returncode == 2
+    finally:
+        omnistage("stop", "--all", "--now")
+    assert family.pids() == []
+
+
+def test_nothing_to_stop_is_told() -> None:
+    for words in (("stop",), ("stop", "--all")):
+        done = omnistage(*words)
+        assert done.returncode == 1
+        assert "no stack of yours serves on this machine" in done.stderr
+
+
+def test_stop_now_waits_for_no_answer(family: Family, slow: str) -> None:
+    assert omnistage("serve", slow, "--detach", "--address", "127.0.0.1:0", "--grace", "600").returncode == 0
+    [served] = all_served()
+    with answering(served.address):
+        assert omnistage("stop", "--now").returncode == 0
+    assert all_served() == []
+    assert [pid for pid in family.pids() if pid != os.getpid()] == []
+
+
+class Keys:
+    """Pressed one after the other, each when a text is there."""
+
+    def __init__(self, *steps: tuple[str, bytes]) -> None:
+        self._steps = list(steps)
+
+    def __call__(self, terminal: Terminal) -> None:
+        if self._steps and re.search(self._steps[0][0].encode(), terminal.written):
+            terminal.press(self._steps.pop(0)[1])
+
+
+def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it(family: Family, slow: str, free_port: int) -> None:
+    address = f"127.0.0.1:{free_port}"
+    terminal = Terminal(120)
+    clients: list[subprocess.Popen[str]] = []
+
+    class Clients(Keys):
+        def __call__(self, terminal: Terminal) -> None:
+            if not clients and b"serving on" in terminal.written:
+                command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--address", address, "--max-tokens", "4000"]
+                asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                clients.append(asking)
+                assert asking.stdout is not None
+                assert asking.stdout.read(1)
+                terminal.press(CTRL_C)
+            super().__call__(terminal)
+
+    try:
+        code = terminal.run(("serve", slow, "--address", address, "--grace", "600"), Clients(("again ends it all now", CTRL_C)))
+    finally:
+        for client in clients:
+            client.kill()
+            client.communicate()
+    told = " ".join(terminal.lines)
+    assert "ending on SIGINT: 1 answer runs and gets up to 600 s; Ctrl-C again ends it all now" in told
+    assert "ending now" in told
+    assert code == 130
+    assert b"Traceback" not in terminal.written
+    assert family.pids() == []
+
+
+# The files -----------------------------------------------------------------------------------------------------------------------------
+
+HELD = """
+import os, sys
+from omnistage.cli.served import Served, registered
+with registered(Served("127.0.0.1:5", os.getpid(), "toy", "", 1.0)):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_launcher_serves_nothing() -> None:
+    with Started([sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "held\n"
+        [served] = all_served()
+        assert served.pid == launcher.pid
+        ending = Ending(served)
+        launcher.kill()
+        assert wait_end(launcher.pid, 30)
+        assert ending.wait(30)
+        ending.close()
+        assert all_served() == []
+        assert list(folder().iterdir()) == []
+        launcher.wait()
+        with pytest.raises(ProcessLookupError):
+            Ending(served)
+
+
+def test_a_pid_that_is_another_process_by_now_is_not_ended() -> None:
+    (folder() / f"{os.getppid()}.json").write_text(
+        json.dumps({"address": "x:1", "pid": os.getppid(), "pipeline": "", "log_folder": "", "grace_s": 1})
+    )
+    with pytest.raises(ProcessLookupError):
+        Ending(Served("x:1", os.getppid(), "", "", 1))
+
+
+def test_a_folder_that_others_may_change_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "omnistage").mkdir()
+    (tmp_path / "omnistage").chmod(0o777)
+    with pytest.raises(NotAvailableError, match="not a folder of yours alone"):
+        all_served()
+    with registered(Served("x:1", 1, "", "", 1)):  # It serves all the same.
+        assert list((tmp_path / "omnistage").iterdir()) == []

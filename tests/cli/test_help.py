@@ -1,0 +1,82 @@
+"""What the command says of itself: help, version, completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import typer.main
+
+from omnistage.cli.main import app
+
+COMMANDS = [name for name, command in typer.main.get_command(app).commands.items() if not command.hidden]  # type: ignore[attr-defined]
+
+
+def omnistage(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "80", **variables}
+    command = [sys.executable, "-m", "omnistage.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_that_of_the_package(option: str) -> None:
+    assert omnistage(option).stdout == f"omnistage {version('omnistage')}\n"
+
+
+def test_the_version_needs_no_import_of_the_commands() -> None:
+    """So that a script which asks for it does not wait."""
+    code = (
+        "import sys; sys.argv = ['omnistage', '--version']\n"
+        "from omnistage.cli.__main__ import main\nmain()\n"
+        "sys.exit(any(name in sys.modules for name in ('typer', 'rich', 'numpy', 'grpc')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True).returncode == 0
+
+
+def test_a_help_text_needs_neither_the_client_nor_torch() -> None:
+    code = (
+        "import sys\nfrom omnistage.cli.main import app\n"
+        "try:\n    app(['ask', '--help'], prog_name='omnistage')\n"
+        "finally:\n    assert not {'numpy', 'grpc', 'torch'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_every_help_has_examples_and_fits_a_terminal(name: str) -> None:
+    done = omnistage(*name.split(), "--help")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    examples = [line.strip() for line in lines[lines.index("  Examples:") + 1 :] if line.strip()]
+    assert examples
+    typed = "models" if name == "models" else name
+    assert any(line.startswith(("omnistage " + typed, "watch omnistage " + typed)) for line in examples), examples
+    assert "OMNISTAGE_SERVE_ADDRESS" in done.stdout or name != "serve"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_of_the_examples_exist(name: str) -> None:
+    """An example is the first thing that is copied."""
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    there = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for line in command.epilog.splitlines():
+        words = line.split("|")[0].split()
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert used <= there, (line, used - there)
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("st", {"status", "stop"}), ("serve --det", {"--detach"})])
+def test_a_shell_completes(typed: str, offered: set[str]) -> None:
+    words = f"omnistage {typed}"
+    done = omnistage(_OMNISTAGE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
+    assert set(done.stdout.split()) == offered
+
+
+def test_completion_can_be_shown_for_a_shell() -> None:
+    done = omnistage("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "complete -o default -F _omnistage_completion omnistage" in done.stdout
