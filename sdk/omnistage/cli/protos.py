@@ -28,7 +28,8 @@ Errors = Annotated[
 def protos(directory: Directory, errors: Errors = False) -> None:
     """Write the contract, to make a client in any language.
 
-    The .proto files that clients and stages speak are DIR/omnistage/v1/*.proto, so DIR is the folder to give to protoc with -I. Prints the files that it wrote.
+    The .proto files that clients and stages speak are DIR/omnistage/v1/*.proto, so DIR is the folder to give to protoc with -I. Prints the
+    files that it wrote.
     """
     with errors_reported():
         for path in write_protos(directory, errors=errors):
