@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVIC
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -94,6 +94,9 @@ bench-code2wav: setup-dev model ## figures of sound made while it is spoken: ben
 
 bench-diffusion: setup-dev ## figures of pictures drawn step by step, beside Diffusers: benchmarks/out/diffusion.json; the same (ARGS="--device cuda": a GPU)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.diffusion $(ARGS)
+
+bench-use: setup-dev model ## what a person waits for, and an idle stack: benchmarks/out/use.json; the same
+	@$(BIN)/python -m benchmarks.use $(ARGS)
 
 bench-resilience: setup-dev model ## figures of lost stages: benchmarks/out/resilience.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.resilience $(ARGS)

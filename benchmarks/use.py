@@ -128,7 +128,9 @@ def _environment(router: str) -> dict[str, str]:
 
 
 def _check_call(module: str, *words: str) -> None:
-    subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
+    done = subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{module} ended with {done.returncode}: {done.stderr}")
 
 
 if __name__ == "__main__":

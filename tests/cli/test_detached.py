@@ -144,7 +144,7 @@ def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it(family: Family, 
 
     class Clients(Keys):
         def __call__(self, terminal: Terminal) -> None:
-            if not clients and b"serving on" in terminal.written:
+            if not clients and b"ask it:" in terminal.written:
                 command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--address", address, "--max-tokens", "4000"]
                 asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
                 clients.append(asking)

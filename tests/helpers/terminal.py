@@ -6,13 +6,14 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyte
+
+from helpers.processes import Started
 
 CTRL_C = b"\x03"
 
@@ -78,7 +79,7 @@ class Terminal:
             take = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execvp(sys.argv[2], sys.argv[2:])"
             command = [*command[:2], sys.executable, "-c", take, str(stdin), *command[2:]]
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        with subprocess.Popen(
+        with Started(
             command,
             stdin=slave,
             stdout=streams.get("stdout", slave),

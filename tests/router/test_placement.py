@@ -18,6 +18,7 @@ from helpers.ask import ask, refusal, request
 from helpers.servers import local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import thinker, until, waiting_session, watched
 from omnistage.link.channels import Channels
+from omnistage.router import placement as placing
 from omnistage.router.admission import Admission
 from omnistage.router.front import Front
 from omnistage.router.metrics import RouterMetrics
@@ -215,6 +216,87 @@ async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
                 os.kill(other.pid, signal.SIGCONT)
             await until(placement, {one.address: SERVING, other.address: SERVING})
             assert set(placement.place("thinker")) == {one.address, other.address}
+
+
+# At rest -----------------------------------------------------------------------------------------------------------------------------
+
+
+class Listeners(grpc.aio.ServerInterceptor):
+    """Counts who listens to the reports of a stage. now: at this moment. ever: since it began."""
+
+    def __init__(self) -> None:
+        self.now = self.ever = 0
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if not details.method.endswith("/Watch"):
+            return handler
+
+        async def counted(requests: object, context: object) -> None:
+            self.now += 1
+            self.ever += 1
+            try:
+                await handler.stream_stream(requests, context)
+            finally:
+                self.now -= 1
+
+        return grpc.stream_stream_rpc_method_handler(counted, handler.request_deserializer, handler.response_serializer)
+
+
+@pytest.fixture
+def rests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And looks at nobody by itself."""
+    monkeypatch.setattr(placing, "RESTS_AFTER_S", 0.0)
+    monkeypatch.setattr(placing, "REST_S", 3600.0)
+
+
+@pytest.mark.usefixtures("rests_at_once")
+async def test_unused_replicas_are_not_listened_to_until_somebody_asks() -> None:
+    first, second = Listeners(), Listeners()
+    async with (
+        local_stage(toy_logic("thinker"), interceptors=[first]) as one,
+        local_stage(toy_logic("thinker"), interceptors=[second]) as other,
+        watched({"thinker": [one.address, other.address]}) as placement,
+        stage_stub(one.address) as stub,
+    ):
+        await waiting.until(lambda: all(replica.rests for replica in placement.all()))
+        await waiting.until(lambda: (first.now, second.now) == (0, 0))
+        assert [replica.state for replica in placement.all()] == [SERVING, SERVING]
+        caller = await waiting_session(stub)
+        assert not placement.all()[0].load.sessions, "nobody has told it of that"
+        placement.place("thinker")
+        await waiting.until(lambda: placement.all()[0].load.sessions)
+        await waiting.until(lambda: (first.now, second.now) == (1, 1))  # Of all of them, as long as one has a session.
+        caller.call.cancel()
+        await waiting.until(lambda: all(replica.rests for replica in placement.all()))
+        assert not placement.all()[0].load.sessions
+        before = second.ever
+        placement.use()
+        await waiting.until(lambda: second.ever > before)
+
+
+@pytest.mark.usefixtures("rests_at_once")
+async def test_the_end_of_a_replica_at_rest_is_seen_at_once_and_its_silence_when_it_is_used(tmp_path: Path) -> None:
+    with thinker(tmp_path) as one, thinker(tmp_path) as other:
+        one.wait_ready()
+        other.wait_ready()
+        async with watched({"thinker": [one.address, other.address]}) as placement:
+            await waiting.until(lambda: all(replica.rests for replica in placement.all()))
+            one.process.kill()
+            await until(placement, {one.address: LOST, other.address: SERVING})
+            os.kill(other.pid, signal.SIGSTOP)
+            try:
+                assert placement.place("thinker") == [other.address]
+                await until(placement, {one.address: LOST, other.address: LOST})
+                assert placement.place("thinker") == [other.address], "better asked than nobody: it may be busy only"
+            finally:
+                os.kill(other.pid, signal.SIGCONT)
+            await until(placement, {one.address: LOST, other.address: SERVING})
+
+
+# Nobody yet --------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_router_without_stages_says_come_again() -> None:

@@ -41,8 +41,9 @@ log = structlog.get_logger(__name__)
 
 STOP_GRACE_S = 0.5
 
+SETTLE_AFTER_S = 5.0
 SETTLING_NICE = 19
-"""Of a thread: whatever answers comes first."""
+"""Of a thread: whatever answers comes first, and so does the rest of a stack that starts."""
 
 BROKEN_LIMIT_S = 5.0
 """A broken process ends within this time, whatever else hangs in it."""
@@ -153,7 +154,7 @@ async def _live(
     with Watchdog(service.threads, breakage.by_hanging):
         await asyncio.to_thread(drain_logs)  # Who is told that it serves finds in the log what came before.
         _tell(settings.ready_fd, line)
-        threading.Thread(target=_settle, name="omnistage-settle", daemon=True).start()
+        _settle_later()
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
         await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -165,8 +166,14 @@ async def _start(service: Service) -> None:
     collect_from_now_on()
 
 
+def _settle_later() -> None:
+    """Begin, after a while, what takes long and makes nobody wait who asks meanwhile."""
+    timer = threading.Timer(SETTLE_AFTER_S, _settle)
+    timer.name, timer.daemon = "omnistage-settle", True
+    timer.start()
+
+
 def _settle() -> None:
-    """What takes long and makes nobody wait who asks meanwhile."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SETTLING_NICE)
     held = use_huge_pages()
     log.debug("memory.huge_pages", mib=held >> 20)

@@ -53,7 +53,7 @@ class Replica:
     name: the DNS name under which the server was found; None: its address is in the configuration. listed: the name still has the address.
     placed: sessions that this router gave to the server since its last report, which may not count them yet. suspect: since its last report
     a link lost the server, or heard no sign of life from it. refused: the server does not take the token of this router. silent: the server
-    counts as lost only because no report comes.
+    counts as lost only because no report comes. rests: nobody listens to it now, and its load is that of its last report.
     """
 
     kind: str
@@ -67,6 +67,7 @@ class Replica:
     suspect: bool = False
     refused: bool = False
     silent: bool = False
+    rests: bool = False
 
     @property
     def busy(self) -> int:
@@ -226,7 +227,7 @@ class Placement:
                     await self._describe(replica, stub)
                     if not await self._listen(replica, stub):
                         pauses, why = True, "it ended its reports"
-                    elif await self._rest(connection):
+                    elif await self._rest(replica, connection):
                         why = "its connection was lost"
                     else:
                         continue
@@ -266,15 +267,17 @@ class Placement:
             return False
         return asyncio.get_running_loop().time() - self._used_at >= RESTS_AFTER_S
 
-    async def _rest(self, connection: Connection) -> bool:
+    async def _rest(self, replica: Replica, connection: Connection) -> bool:
         """Wait until the replicas are used or it is time for a look; True if the connection was lost before."""
         using = asyncio.create_task(self._used.wait())
+        replica.rests = True
         try:
             done, _ = await asyncio.wait({using, connection.lost}, timeout=REST_S, return_when=asyncio.FIRST_COMPLETED)
             if done == {using}:
                 await asyncio.sleep(WAKING_S)
             return connection.is_lost
         finally:
+            replica.rests = False
             using.cancel()
 
     async def _describe(self, replica: Replica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> None:
