@@ -107,3 +107,16 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "bytes.yaml"
     path.write_bytes(b"\xff\xfe\x00bad")
     assert serve("--config", str(path)).returncode == 2
+
+
+def test_a_variable_that_means_nothing_is_told() -> None:
+    done = serve("toy", "--print-config", OMNISTAGE_SERVE_ADRESS="127.0.0.1:1")
+    assert done.returncode == 2
+    assert "OMNISTAGE_SERVE_ADRESS: there is no such setting; did you mean OMNISTAGE_SERVE_ADDRESS?" in " ".join(done.stderr.split())
+
+
+def test_what_serve_would_refuse_is_not_printed(tmp_path: Path) -> None:
+    (tmp_path / "stack.yaml").write_text("replicas: {talkr: 2}")
+    done = serve("toy", "--config", str(tmp_path / "stack.yaml"), "--print-config")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--replicas talkr=2" in done.stderr

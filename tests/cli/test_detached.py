@@ -15,7 +15,7 @@ import pytest
 
 from helpers.processes import Family, Started, wait_end
 from helpers.terminal import CTRL_C, Terminal
-from omnistage.cli.served import Ending, Served, all_served, folder, registered
+from omnistage.cli.served import Served, StackEnd, all_served, folder, registered
 from omnistage.client import NotAvailableError, Omni
 
 SLOW = """
@@ -30,9 +30,7 @@ stages: [{kind: thinker, family: toy, options: {interval_s: 0.05}}]
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks of this test, and no others."""
-    run = tmp_path / "run"
-    run.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -98,6 +96,7 @@ def test_one_of_several_is_named(family: Family) -> None:
         assert omnistage("serve", "toy", "--detach", "--address", "127.0.0.1:0").returncode == 0
     try:
         first, second = all_served()
+        assert first.log_folder != second.log_folder
         done = omnistage("stop")
         assert done.returncode == 1
         assert f"several stacks of yours serve: {first.address}, {second.address}" in done.stderr
@@ -184,7 +183,7 @@ def test_a_killed_launcher_serves_nothing() -> None:
         assert launcher.stdout.readline() == "held\n"
         [served] = all_served()
         assert served.pid == launcher.pid
-        ending = Ending(served)
+        ending = StackEnd(served)
         launcher.kill()
         assert wait_end(launcher.pid, 30)
         assert ending.wait(30)
@@ -193,22 +192,53 @@ def test_a_killed_launcher_serves_nothing() -> None:
         assert list(folder().iterdir()) == []
         launcher.wait()
         with pytest.raises(ProcessLookupError):
-            Ending(served)
+            StackEnd(served)
 
 
 def test_a_pid_that_is_another_process_by_now_is_not_ended() -> None:
-    (folder() / f"{os.getppid()}.json").write_text(
-        json.dumps({"address": "x:1", "pid": os.getppid(), "pipeline": "", "log_folder": "", "grace_s": 1})
-    )
     with pytest.raises(ProcessLookupError):
-        Ending(Served("x:1", os.getppid(), "", "", 1))
+        StackEnd(Served("x:1", os.getppid(), "", "", 1))
+
+
+HELD_OTHER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write(sys.argv[2])
+file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("said", ["", "{", "[]", '{"address": "x:1"}'])
+def test_what_another_version_wrote_is_left_out(said: str) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    command = [sys.executable, "-c", HELD_OTHER, str(folder() / f"{boot}-1.json"), said]
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert all_served() == []
+        assert omnistage("stop").returncode == 1
+        other.kill()
+
+
+def test_what_a_newer_version_says_beside_is_no_matter() -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    said = json.dumps({"address": "x:1", "pid": 1, "pipeline": "toy", "log_folder": "", "grace_s": 2, "since": 7})
+    command = [sys.executable, "-c", HELD_OTHER, str(folder() / f"{boot}-1.json"), said]
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert all_served() == [Served("x:1", 1, "toy", "", 2.0)]
+        other.kill()
 
 
 def test_a_folder_that_others_may_change_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "omnistage").mkdir()
-    (tmp_path / "omnistage").chmod(0o777)
+    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
     with pytest.raises(NotAvailableError, match="not a folder of yours alone"):
         all_served()
     with registered(Served("x:1", 1, "", "", 1)):  # It serves all the same.
-        assert list((tmp_path / "omnistage").iterdir()) == []
+        assert list((tmp_path / "run").iterdir()) == []

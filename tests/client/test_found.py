@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from helpers.processes import Started
 from helpers.squatter import squatter
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
@@ -18,6 +21,7 @@ from omnistage.client import AsyncOmni, Omni, UnavailableError, found
 from omnistage.client.errors import BadRequestError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router
 from omnistage.client.private_stack import StackPlan
+from omnistage.client.routers import Routers
 
 ASKED = Need(["text"], ["text"], "thinker")
 DRAWN = Need(["text"], ["image"], "diffusion")
@@ -124,6 +128,37 @@ def test_one_that_listens_everywhere_is_found_too(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         assert found.is_ours(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_router_that_was_found_is_not_trusted_for_ever(looking: pytest.MonkeyPatch, free_port: int) -> None:
+    """When it has ended, anybody may take its port; a client that is open goes on to nobody."""
+    address = f"127.0.0.1:{free_port}"
+    looking.setattr(found, "LOCAL_ADDRESS", address)
+    command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", address]
+    with Started(command, stderr=subprocess.PIPE, text=True) as serving, ExitStack() as others:
+        assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
+        omni = others.enter_context(Omni(resume_timeout_s=0))
+        assert omni.address == address and omni.generate("Hi").text
+        serving.terminate()
+        assert serving.wait(30) == 0
+        other = others.enter_context(squatter(address))
+        assert other.tries().startswith("took ")
+        with pytest.raises(UnavailableError):
+            omni.generate("Hi", timeout_s=5)
+
+
+async def test_who_is_trusted_is_asked_with_every_connection(toy_address: str) -> None:
+    """Also over one that is there already: it may be somebody else's by now."""
+    trusted = [True, False, True]
+    routers = Routers(toy_address, lambda address: trusted.pop(0))
+    try:
+        assert (await routers.connect(5)).address == toy_address
+        with pytest.raises(UnavailableError, match="another user of this machine"):
+            await routers.connect(5)
+        assert (await routers.connect(5)).address == toy_address
+    finally:
+        await routers.close()
 
 
 # Commands ------------------------------------------------------------------------------------------------------------------------------

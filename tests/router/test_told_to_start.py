@@ -12,7 +12,12 @@ from omnistage.router.settings import RouterSettings
 
 async def test_it_looks_for_nobody_before_the_pipe_ends() -> None:
     knocked = asyncio.Event()
-    stage = await asyncio.start_server(lambda reader, writer: knocked.set(), "127.0.0.1", 0)
+
+    def knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knocked.set()
+        writer.close()
+
+    stage = await asyncio.start_server(knock, "127.0.0.1", 0)
     host, port = stage.sockets[0].getsockname()
     wait_fd, go_fd = os.pipe()
     stages = tuple((kind, f"{host}:{port}") for kind in ("thinker", "talker", "code2wav"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -11,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import typer
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import create_input
@@ -19,16 +20,18 @@ from prompt_toolkit.keys import Keys
 from rich.markup import escape
 
 from omnistage.cli.connect import connected
+from omnistage.cli.folders import state_folder
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import screen_for
-from omnistage.cli.speak import figures, folded, follow
-from omnistage.cli.talk import LINES, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, state_folder, unknown
+from omnistage.cli.speak import brief_figures, figures, folded, follow
+from omnistage.cli.talk import LINES, OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, unknown
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
 from omnistage.client.events import AudioChunk, Event, TextDelta
-from omnistage.client.loudspeaker import VARIABLE, Loudspeaker, find_loudspeaker
+from omnistage.client.listing import Pipeline
+from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
 from omnistage.client.request import Options
 from omnistage.client.sound_file import write_sound
@@ -52,11 +55,12 @@ class Chat:
 
 
 async def run(chat: Chat, target: str | Layout, verbose: bool) -> None:
-    """Until the end of the input. An answer that fails is told, and the next question may be asked; so is a lost private stack."""
+    """Until the end of the input. An answer that fails is told, and the next question may be asked; so is a lost private stack. Raises
+    typer.Exit(1) at the end where the lines came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
     async with connected(target, chat.timeout_s, verbose) as omni:
         notices = Notices()
-        if sys.stdin.isatty() and chat.is_played and loudspeaker is None and os.environ.get(VARIABLE) != "none":
+        if sys.stdin.isatty() and chat.is_played and loudspeaker is None and not is_silenced():
             notices.say("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")
         session = Session(chat, omni, loudspeaker, notices, verbose)
         questions = _typed(session) if sys.stdin.isatty() else _read()
@@ -68,6 +72,8 @@ async def run(chat: Chat, target: str | Layout, verbose: bool) -> None:
                         break
             if not sys.stdin.isatty():
                 await session.hear_out()
+                if session.has_failed:
+                    raise typer.Exit(1)
         finally:
             session.silence()
 
@@ -77,6 +83,8 @@ class Session:
 
     def __init__(self, chat: Chat, omni: AsyncOmni, loudspeaker: Loudspeaker | None, notices: Notices, verbose: bool) -> None:
         self.is_over = False
+        self.has_failed = False
+        """Whether anything that was asked or typed was refused."""
         self.typed_ahead = ""
         """What was typed while an answer came."""
         self._chat = chat
@@ -102,6 +110,7 @@ class Session:
             else:
                 await self._ask(text)
         except OmniError as error:
+            self.has_failed = True
             tell(error, self._verbose)
 
     def silence(self) -> bool:
@@ -153,7 +162,8 @@ class Session:
             raise
         if done.finish_reason == "length":
             self._notices.say(f"[dim]cut at {spoken.tokens} tokens; /max-tokens N lets it say more[/]")
-        for line in folded(figures(done), self._notices.width if self._notices.is_terminal else None):
+        told = figures(done) if self._verbose else brief_figures(done)
+        for line in folded(told, self._notices.width if self._notices.is_terminal else None):
             self._notices.say(f"[dim]{escape(line)}[/]")
         if self._player is not None:
             # It says when it ends, and is waited for by nobody: the next question is typed meanwhile.
@@ -189,6 +199,8 @@ class Session:
 
     async def _obey(self, command: str, value: str) -> None:
         if command in SETTINGS:
+            if command == "/voice" and value not in ("", OFF):
+                await self._check_voice(value)
             self._notices.say(f"[dim]{escape(change(self._talk.settings, command, value))}[/]")
             if command == "/voice" and not value:
                 await self._tell_voices()
@@ -208,8 +220,20 @@ class Session:
             case _:
                 raise unknown(command)
 
+    async def _check_voice(self, name: str) -> None:
+        """A voice that there is not would be refused with every question. Raises RequestError."""
+        there = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
+        if name not in there:
+            hint = f"There are {', '.join(sorted(there))}." if there else "This router has no voices to choose from."
+            raise RequestError(f"there is no voice {name!r}", hint=hint)
+
+    async def _pipelines(self) -> list[Pipeline]:
+        """Those that may answer."""
+        pipelines = await self._omni.pipelines(timeout_s=self._chat.timeout_s)
+        return [pipeline for pipeline in pipelines if self._chat.pipeline in ("", pipeline.name)]
+
     async def _tell_voices(self) -> None:
-        for pipeline in await self._omni.pipelines(timeout_s=self._chat.timeout_s):
+        for pipeline in await self._pipelines():
             if pipeline.voices:
                 self._notices.say(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
 
@@ -241,7 +265,9 @@ async def _heard(player: Player, notices: Notices) -> None:
     try:
         await player.afinish()
     except PlayerLostError as error:
-        notices.say(f"[yellow]{escape(error.message)}[/]")
+        message = error.message
+        # Above the line that is being typed, if one is.
+        await run_in_terminal(lambda: notices.say(f"[yellow]{escape(message)}[/]"))
 
 
 class _Said:
@@ -276,7 +302,10 @@ async def _until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator
 async def _typed(session: Session) -> AsyncGenerator[str, None]:
     """What a person types, a line at a time. Ctrl-C first silences the answer that is still heard, then clears the line."""
     try:
-        history: FileHistory | InMemoryHistory = FileHistory(str(state_folder() / LINES))
+        lines = state_folder() / LINES
+        lines.touch(mode=0o600)
+        lines.chmod(0o600)
+        history: FileHistory | InMemoryHistory = FileHistory(str(lines))
     except OSError:
         history = InMemoryHistory()
     prompt: PromptSession[str] = PromptSession(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ def read(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
         context.default_map = dict(_settings(path, {**_options(context)}))
     return path
+
+
+def check_variables(context: typer.Context) -> None:
+    """Raises BadParameter for a variable that is meant for `serve` and means nothing there."""
+    known = {f"{PREFIX}_{name.upper()}" for name in (*_options(context), "config")}
+    for variable in os.environ:
+        if variable.startswith(f"{PREFIX}_") and variable not in known:
+            near = difflib.get_close_matches(variable, known, 1)
+            raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def printed(context: typer.Context) -> str:

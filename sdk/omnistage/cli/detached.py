@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from rich.markup import escape
 
+from omnistage.cli.folders import state_folder
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.served import Ending, Served, all_served, chosen, folder
+from omnistage.cli.served import Served, StackEnd, all_served, chosen
 from omnistage.client.errors import StackError
 
 LOG = "serve.log"
 """What the launcher says, beside the logs of the servers."""
+
+KEPT_LOGS = 8
+"""Folders of logs of detached stacks, the newest ones."""
 
 MARGIN_S = 15.0
 """How much longer than its grace a stack takes to end, at most."""
@@ -30,7 +38,7 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
     # Whatever is wrong is told here, and whatever has to be fetched is fetched here, with a bar.
     layout_of(choice)
     if log_folder is None:
-        log_folder = folder() / f"logs-{choice.servers.address.rpartition(':')[2]}"
+        log_folder = _new_log_folder()
     log_folder.mkdir(parents=True, exist_ok=True)
     notices = Notices()
     ready, ours = os.pipe()
@@ -56,11 +64,21 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
         )
         error.log = said.get("log", "")
         raise error
-    notices.say(f"[bold green]serving[/] on {said['address']}   (pid {launcher.pid}; `omnistage stop` ends it)")
-    notices.say(f'[dim]ask it:   omnistage ask "What is a kite?"{_named(said["address"])}[/]')
+    notices.say(f"[bold green]serving[/] on {escape(said['address'])}   (pid {launcher.pid}; `omnistage stop` ends it)")
+    notices.say(f'[dim]ask it:   omnistage ask "What is a kite?"{escape(_named(said["address"]))}[/]')
     if said.get("metrics"):
-        notices.say(f"[dim]metrics:  http://{said['metrics']}/metrics[/]")
+        notices.say(f"[dim]metrics:  http://{escape(said['metrics'])}/metrics[/]")
     notices.say(f"[dim]logs:     {escape(str(log_folder))}[/]")
+
+
+def _new_log_folder() -> Path:
+    """One for this start, beside those of the last ones; older ones go, unless a stack still writes there."""
+    logs = state_folder("logs")
+    in_use = {served.log_folder for served in all_served()}
+    old = sorted((path for path in logs.iterdir() if str(path) not in in_use), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in old[KEPT_LOGS - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=logs))
 
 
 def stop(address: str | None, *, every: bool, is_now: bool) -> None:
@@ -74,15 +92,14 @@ def stop(address: str | None, *, every: bool, is_now: bool) -> None:
 def _stop(served: Served, is_now: bool) -> None:
     notices = Notices()
     try:
-        ending = Ending(served)
+        ending = StackEnd(served)
     except ProcessLookupError:
         notices.say(f"{served.address} had ended already")
         return
     with closing(ending):
-        ending.signal()
+        ending.signal(signal.SIGTERM)
         if is_now:
-            ending.wait(0.5)  # Two signals at once would be one.
-            ending.signal()
+            ending.signal(signal.SIGINT)  # Another one: two of the same at once would be one.
         patience = f"answers that run get up to {served.grace_s:g} s"
         with notices.status(f"ending {served.address}{'' if is_now else f': {patience}'}"):
             has_ended = ending.wait(served.grace_s + MARGIN_S)

@@ -12,6 +12,9 @@ from omnistage.cli.stack import Stack
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import OmniError
 
+NEWS_S = 0.2
+"""An answer that has just ended runs for a router until its stages say otherwise, as they do a tenth of a second later."""
+
 LOOK_S = 0.5
 """How long the router may take to say how many answers run."""
 
@@ -101,6 +104,9 @@ async def _answers_at(address: str) -> int | None:
     try:
         async with asyncio.timeout(LOOK_S), AsyncOmni(address=address, connect_timeout_s=LOOK_S) as omni:
             replicas = await omni.replicas(timeout_s=LOOK_S)
+            if any(replica.sessions for replica in replicas):
+                await asyncio.sleep(NEWS_S)
+                replicas = await omni.replicas(timeout_s=LOOK_S)
     except (OmniError, TimeoutError):
         return None
     first = next((replica.stage for replica in replicas), "")

@@ -1,4 +1,4 @@
-"""`omnistage serve` and `omnistage stop`: what can be typed. The work is in `serve`, `detached` and `running`, imported when it runs."""
+"""`omnistage serve` and `omnistage stop`: what can be typed. The work is in `serve` and `detached`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def serve(
 
     On this machine, until Ctrl-C; with --detach until `omnistage stop`.
     """
-    if print_config:
-        print(config.printed(context))
-        raise typer.Exit
+    config.check_variables(context)
     from omnistage.cli import serve as serving
     from omnistage.cli.layout import ServerOptions, by_stage, counts, flag
     from omnistage.cli.pipelines import Choice
@@ -133,6 +131,9 @@ def serve(
         client_share=client_share,
         grace_s=grace,
     )
+    if print_config:
+        print(config.printed(context))
+        raise typer.Exit
     choice = Choice(pipeline, checkpoint, devices, processes, dtype, settings, servers)
     with errors_reported(verbose):
         if detach:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
+from rich.markup import escape
 from rich.text import Text
 
 from omnistage.cli.interruptible import Interruptible
@@ -13,7 +13,7 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.screen import Below
 from omnistage.client.errors import PlayerLostError
 from omnistage.client.events import AudioChunk
-from omnistage.client.loudspeaker import VARIABLE, find_loudspeaker
+from omnistage.client.loudspeaker import find_loudspeaker, is_silenced
 from omnistage.client.player import Player
 
 STEP_S = 0.25
@@ -30,7 +30,7 @@ class Listening:
     @property
     def lacks_loudspeaker(self) -> bool:
         """Whether there was something to hear, and nothing that plays though nobody said that nothing should."""
-        return self._came and self._player is None and os.environ.get(VARIABLE) != "none"
+        return self._came and self._player is None and not is_silenced()
 
     def write(self, chunk: AudioChunk) -> None:
         """The next piece; never waits."""
@@ -53,7 +53,7 @@ class Listening:
         try:
             await work.unless_interrupted(_shown(self._player))
         except PlayerLostError as error:
-            Notices().say(f"[yellow]{error.message}[/]")
+            Notices().say(f"[yellow]{escape(error.message)}[/]")
         finally:
             self._player.stop()
 

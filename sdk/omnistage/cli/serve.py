@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 
 from omnistage.cli import interrupt
 from omnistage.cli.ending import Ending
@@ -130,9 +131,9 @@ def _show_metrics(address: str, stack: Stack) -> str:
 
 
 def _announce(stack: Stack, metrics: str, notices: Notices) -> None:
-    notices.say(f"[bold green]serving[/] on {stack.address}   (Ctrl-C ends it)")
-    notices.say(f'[dim]ask it:   omnistage ask --address {stack.address} "What is a kite?"[/]')
+    notices.say(f"[bold green]serving[/] on {escape(stack.address)}   (Ctrl-C ends it)")
+    notices.say(f'[dim]ask it:   omnistage ask --address {escape(stack.address)} "What is a kite?"[/]')
     if metrics:
-        notices.say(f"[dim]metrics:  http://{metrics}/metrics[/]")
+        notices.say(f"[dim]metrics:  http://{escape(metrics)}/metrics[/]")
     if stack.log_folder is not None:
-        notices.say(f"[dim]logs:     {stack.log_folder}[/]")
+        notices.say(f"[dim]logs:     {escape(str(stack.log_folder))}[/]")

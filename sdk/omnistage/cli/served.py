@@ -11,13 +11,14 @@ import os
 import select
 import signal
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from omnistage.cli.folders import state_folder
 from omnistage.client.errors import NotAvailableError, RequestError
 
 SUFFIX = ".json"
@@ -36,22 +37,24 @@ class Served:
 
 
 def folder() -> Path:
-    """The folder of this user for what runs now, which nobody else may change. Raises NotAvailableError where somebody else has it."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(base) / "omnistage" if base else Path(tempfile.gettempdir()) / f"omnistage-{os.geteuid()}"
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+    """The folder of this user for what serves now, which nobody else may change. Raises NotAvailableError where somebody else may."""
+    path = state_folder("run")
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise NotAvailableError(f"{path} is not a folder of yours alone", hint="Remove it, or set XDG_RUNTIME_DIR to one that is.")
+        raise NotAvailableError(f"{path} is not a folder of yours alone", hint="Remove it, or set OMNISTAGE_STATE to another folder.")
     return path
+
+
+def _boot() -> str:
+    """Of this machine since it was started: the folder may be on a disk that several share, or have files of before."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @contextmanager
 def registered(served: Served) -> Iterator[None]:
     """Others of this user find the stack meanwhile. Where there is no place for the file, nobody finds it, and it serves all the same."""
     try:
-        path = folder() / f"{served.pid}{SUFFIX}"
+        path = folder() / f"{_boot()}-{served.pid}{SUFFIX}"
         path.unlink(missing_ok=True)  # Of a launcher that had the same pid.
         unnamed = path.with_suffix(".new")
         lock = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -70,16 +73,24 @@ def registered(served: Served) -> Iterator[None]:
 
 
 def all_served() -> list[Served]:
-    """Those that serve now, in the order of their addresses. Files of launchers that are gone are removed."""
+    """Those that serve now, in the order of their addresses. Files of launchers that are gone are removed; what cannot be read, as from
+    another version, is left out."""
     found = []
-    for path in folder().glob(f"*{SUFFIX}"):
+    for path in folder().glob(f"{_boot()}-*{SUFFIX}"):
         with suppress(OSError), path.open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 path.unlink()
             except BlockingIOError:
-                found.append(Served(**json.load(file)))
+                with suppress(ValueError, TypeError, KeyError):
+                    found.append(_read(json.load(file)))
     return sorted(found, key=lambda served: served.address)
+
+
+def _read(said: dict[str, Any]) -> Served:
+    return Served(
+        str(said["address"]), int(said["pid"]), str(said["pipeline"]), str(said.get("log_folder", "")), float(said.get("grace_s", 5.0))
+    )
 
 
 def chosen(stacks: list[Served], address: str | None) -> Served:
@@ -95,7 +106,7 @@ def chosen(stacks: list[Served], address: str | None) -> Served:
     return matching[0]
 
 
-class Ending:
+class StackEnd:
     """The end of a stack, from the signal to the last of its processes."""
 
     def __init__(self, served: Served) -> None:
@@ -107,10 +118,10 @@ class Ending:
             os.close(self._pidfd)
             raise ProcessLookupError(served.pid)
 
-    def signal(self) -> None:
-        """The first asks it to end when its answers have, the second to end now."""
+    def signal(self, number: signal.Signals) -> None:
+        """SIGTERM or SIGINT; the first asks it to end when its answers have, the second to end now."""
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def wait(self, limit_s: float) -> bool:
         """Whether it has ended; waits at most so long."""

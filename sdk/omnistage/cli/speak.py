@@ -340,6 +340,18 @@ def figures(done: Done) -> str:
     return SEPARATOR.join(part for part in parts if part)
 
 
+def brief_figures(done: Done) -> str:
+    """The same for a conversation."""
+    timing = done.timing
+    parts = [
+        None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
+        None if timing.ttfa_s is None else f"ttfa {timing.ttfa_s * 1000:.0f} ms",
+        f"audio {timing.audio_s:.1f} s" if timing.audio_s else None,
+        f"seed {done.seed}",
+    ]
+    return SEPARATOR.join(part for part in parts if part)
+
+
 def folded(line: str, columns: int | None) -> Iterator[str]:
     """A line of figures as lines of a terminal, broken between two figures. columns: None where it has no width."""
     first, *others = line.split(SEPARATOR)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from omnistage.cli.folders import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import OmniError, RequestError
 from omnistage.client.request import Options
@@ -29,15 +29,6 @@ class TalkSettings(TypedDict, total=False):
     seed: int
     max_tokens: int
     system: str
-
-
-def state_folder() -> Path:
-    """`OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, of this user alone. Raises OSError."""
-    base = os.environ.get("XDG_STATE_HOME")
-    named = os.environ.get("OMNISTAGE_STATE")
-    path = Path(named).expanduser() if named else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
 
 
 @dataclass(slots=True)

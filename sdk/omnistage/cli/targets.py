@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.markup import escape
+
 from omnistage.cli import interrupt
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
@@ -51,12 +53,14 @@ def target_for(
     if not pipeline and not devices and (router := asyncio.run(find_router())) is not None:
         if router.is_named or need.is_met_by(router.pipelines):
             if told:
-                notices.say(f"[dim]asking the router at {router.address}{f' ({VARIABLE})' if router.is_named else ''}[/]")
+                notices.say(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
             return router.address
         if told:
-            notices.say(f"[dim]the router at {router.address} cannot do this; starting a stack for this call[/]")
+            notices.say(f"[dim]the router at {escape(router.address)} cannot do this; starting a stack for this call[/]")
     elif told:
-        notices.say("[dim]starting a stack for this call; `omnistage serve --detach` keeps one[/]")
+        what = f" of {escape(pipeline)}" if pipeline else ""
+        advice = "" if pipeline or devices else "; `omnistage serve --detach` keeps one"
+        notices.say(f"[dim]starting a stack{what} for this call{advice}[/]")
     # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
     interrupt.exit_at_once()
     from omnistage.cli.pipelines import Choice, layout_of

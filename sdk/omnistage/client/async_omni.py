@@ -20,7 +20,7 @@ from omnistage.client.beside import beside
 from omnistage.client.call import Call, CallLimits
 from omnistage.client.errors import BadRequestError, ClosedError, OmniError, RequestError, WrongLoopError
 from omnistage.client.events import Event
-from omnistage.client.found import Found, find_router
+from omnistage.client.found import Found, find_router, is_ours
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import AudioLike, ImageLike, VideoLike
@@ -376,7 +376,7 @@ class AsyncOmni:
             if self._may_find and not self._closed:
                 found = await find_router()
                 if found is not None:
-                    self._routers = Routers(found.address)
+                    self._routers = Routers(found.address, None if found.is_named else is_ours)
                     log.info("asking the router at %s, which runs already", found.address)
                 self._found, self._may_find = found, False
 

@@ -34,7 +34,7 @@ PATIENCE_S = 2.0
 _TABLES = {"/proc/net/tcp": ("0100007F", "00000000"), "/proc/net/tcp6": ("0000000000000000FFFF00000100007F", "0" * 32)}
 """Tables of the kernel, and how they write the addresses at which a connection to 127.0.0.1 may end: proc_net_tcp.txt."""
 
-_LISTEN = "0A"
+_LISTEN, _ESTABLISHED = "0A", "01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ async def find_router() -> Found | None:
     address = LOCAL_ADDRESS
     if not await asyncio.to_thread(is_ours, address):  # A busy host has a long table.
         return None
-    routers = Routers(address)
+    routers = Routers(address, is_ours)
     try:
         router = await routers.connect(PATIENCE_S)
         response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S)
@@ -86,24 +86,24 @@ async def find_router() -> Found | None:
 
 
 def is_ours(address: str) -> bool:
-    """Whether somebody listens there, an address of 127.0.0.1, and whoever does is of this user or of root. Where the kernel does not tell,
-    nobody can be trusted."""
-    users = set(_listeners(address))
-    return bool(users) and users <= {os.geteuid(), 0}
+    """Whether somebody listens there, an address of 127.0.0.1, and all who do, or hold a connection there, are of this user or of root: a
+    connection may have been taken by somebody who listened before. Where the kernel does not tell, nobody can be trusted."""
+    found = list(_sockets(address))
+    return any(listens for _, listens in found) and {user for user, _ in found} <= {os.geteuid(), 0}
 
 
 def is_taken(address: str) -> bool:
     """Whether anybody listens there."""
-    return any(True for _ in _listeners(address))
+    return any(listens for _, listens in _sockets(address))
 
 
-def _listeners(address: str) -> Iterator[int]:
-    """The users of all sockets at which a connection may end."""
+def _sockets(address: str) -> Iterator[tuple[int, bool]]:
+    """The users of all sockets at which a connection may end, or has ended, and whether they listen."""
     port = int(address.rpartition(":")[2])
     for table, addresses in _TABLES.items():
         with suppress(OSError):  # No IPv6, or another kind of kernel.
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
-                host, _, listened = fields[1].rpartition(":")
-                if fields[3] == _LISTEN and int(listened, 16) == port and host in addresses:
-                    yield int(fields[7])
+                host, _, local = fields[1].rpartition(":")
+                if fields[3] in (_LISTEN, _ESTABLISHED) and int(local, 16) == port and host in addresses:
+                    yield int(fields[7]), fields[3] == _LISTEN

@@ -39,6 +39,11 @@ class Loudspeaker:
         return [word.replace("{rate}", str(sample_rate_hz)).replace("{channels}", str(channels)) for word in self.words]
 
 
+def is_silenced() -> bool:
+    """Whether the variable says that nothing is to play."""
+    return os.environ.get(VARIABLE, "").strip() == "none"
+
+
 def find_loudspeaker() -> Loudspeaker | None:
     """What plays here: what the variable OMNISTAGE_PLAYER names, or the first that works of the package sounddevice and, on PATH, pacat
     (PulseAudio, or PipeWire in its place), pw-cat (PipeWire), aplay (ALSA), play (SoX) and ffplay (FFmpeg); None if nothing does, or the
@@ -46,9 +51,9 @@ def find_loudspeaker() -> Loudspeaker | None:
 
     Each is tried without a sound; that takes 0.01 s to 0.3 s for those that are installed. Code on an event loop calls this in a thread.
     Raises RequestError for a variable that names nothing known, NotAvailableError if what it names does not work."""
-    wish = os.environ.get(VARIABLE, "").strip()
-    if wish == "none":
+    if is_silenced():
         return None
+    wish = os.environ.get(VARIABLE, "").strip()
     if wish:
         return _wished(wish)
     return next((found for player in PLAYERS if (found := player.installed()) and not player.trouble(found)), None)

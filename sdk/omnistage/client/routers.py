@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,13 @@ class Routers:
 
     address: HOST:PORT, or several with commas between them; BadRequestError for what is neither. The first that answers is used until it is
     lost, then the one after it, and so on in a circle.
+
+    is_trusted: asked with the address whenever one is to be used, for those that nobody named; UnavailableError where it says no.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, is_trusted: Callable[[str], bool] | None = None) -> None:
         self._addresses = split(address)
+        self._is_trusted = is_trusted
         self._resolved: set[str] = set()
         """Those whose host was known once. It may vanish while a router is started again, and is waited for then."""
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -63,7 +66,7 @@ class Routers:
             async with asyncio.timeout(timeout_s) as wait:
                 self._waits.add(wait)
                 try:
-                    return await self._first_connected()
+                    router = await self._first_connected()
                 finally:
                     self._waits.discard(wait)
         except TimeoutError:
@@ -71,6 +74,11 @@ class Routers:
                 raise ClosedError("the client was closed while it connected") from None
             where = ", ".join(self._addresses)
             raise UnavailableError(f"no server answers at {where} (waited {timeout_s:g} s)", code=grpc.StatusCode.UNAVAILABLE) from None
+        # After the connection, not before: who listens may have changed in between.
+        if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, router.address):
+            hint = f"If you trust it, name it: address={router.address!r}, or --address."
+            raise UnavailableError(f"who listens at {router.address} by now is another user of this machine, or nobody", hint=hint)
+        return router
 
     def lost(self, address: str) -> None:
         """Ask the one after it next. Calls that were on the same router may all say so."""

@@ -1,0 +1,18 @@
+"""Where the command keeps what is of one user: the last conversation, what was typed, which stacks serve, and logs of stacks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def state_folder(name: str = "") -> Path:
+    """`OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, or a folder in it; made for this user alone where it is not there. It
+    outlives a login, unlike what is in the XDG runtime directory. Raises OSError."""
+    base = os.environ.get("XDG_STATE_HOME")
+    named = os.environ.get("OMNISTAGE_STATE")
+    path = Path(named).expanduser() if named else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path /= name
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
