@@ -155,8 +155,9 @@ WORDS = (*SETTINGS, *OTHERS)
 
 
 def is_command(text: str) -> bool:
-    """Whether it is for the program. A path or a fraction that begins with a slash is a question like any other."""
-    return text.split(maxsplit=1)[0] in WORDS or (text.startswith("/") and text[1:].isalpha())
+    """Whether it is for the program: a first word of a slash and letters. A path or a fraction is a question like any other."""
+    first = text.split(maxsplit=1)[0]
+    return first in WORDS or (first.startswith("/") and first[1:].isalpha())
 
 
 def change(settings: TalkSettings, command: str, value: str) -> str:
