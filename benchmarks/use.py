@@ -20,7 +20,9 @@ from benchmarks.processes import with_children
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "omnistage.cli"]
-QUESTION = ("ask", "--text-only", "--seed", "7", "What is a kite?")
+QUESTION = ("ask", "--text-only", "What is a kite?")
+ONE_TOKEN = ("--max-tokens", "1")
+"""Of the answer: what is left then is the command, the stack and the way to it."""
 
 COMMANDS = 20
 STARTS = 3
@@ -67,6 +69,7 @@ def _install(report: Report) -> None:
 def _asks(report: Report) -> None:
     """The first question starts a stack of its own; the others find one."""
     firsts = [_run(*QUESTION) for _ in range(ASKS)]
+    first_tokens = [_run(*QUESTION, *ONE_TOKEN) for _ in range(ASKS)]
     starts = []
     for _ in range(STARTS - 1):
         with _stack() as (_, _, seconds):
@@ -74,12 +77,17 @@ def _asks(report: Report) -> None:
     with _stack() as (pid, address, seconds):
         starts.append(seconds)
         report.add(Figure("stack_start", median(starts), "s", "<= 5", f"serve smol until it says that it serves, median of {STARTS}"))
-        seconds_found = [_run(*QUESTION, router=address) for _ in range(ASKS + 1)][1:]
-        first, second = median(firsts), median(seconds_found)
+        first, second = median(firsts), _found(address)
         report.add(
             Figure("first_ask", first, "s", note=f"omnistage ask --text-only with a stack of its own, median of {ASKS}"),
             Figure("second_ask", second, "s", note="the same, a running stack found"),
             Figure("second_ask_over_first", second / first, "ratio", "<= 0.15"),
+        )
+        first, second = median(first_tokens), _found(address, *ONE_TOKEN)
+        report.add(
+            Figure("first_token", first, "s", note="the same two with --max-tokens 1: without the time that the model writes"),
+            Figure("second_token", second, "s"),
+            Figure("second_token_over_first", second / first, "ratio"),
         )
         processes = with_children(pid)
         counted = idle.measure(processes, SETTLE_S, IDLE_S)
@@ -89,6 +97,11 @@ def _asks(report: Report) -> None:
             Figure("bare_wakeups", counted.bare, "1/s", note="as many processes with grpc.aio alone, at the same time"),
             Figure("idle_wakeups_over_bare", counted.stack / counted.bare, "ratio", "<= 2"),
         )
+
+
+def _found(address: str, *words: str) -> float:
+    """Median of a question to a running stack; the one before warms it up."""
+    return median([_run(*QUESTION, *words, router=address) for _ in range(ASKS + 1)][1:])
 
 
 @contextmanager

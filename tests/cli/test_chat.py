@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from helpers.processes import Started
 from helpers.sink import Sink
 from helpers.terminal import CTRL_C, Terminal, words_of
 from omnistage.client import Omni
@@ -201,3 +203,43 @@ def test_a_broken_conversation_is_told(toy_address: str, alone: Path) -> None:
         (alone / "chat.json").write_text(text)
         terminal = talk(toy_address, words=("--continue",), exit_code=1)
         assert "cannot be read" in " ".join(terminal.lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_chat_that_waits_for_a_pipe_can_be_ended(toy_address: str, alone: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "omnistage.cli", "chat", "--address", toy_address]
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chatting:
+        assert chatting.stdin is not None and chatting.stderr is not None
+        chatting.stdin.write("Hi\n")
+        chatting.stdin.flush()
+        assert chatting.stderr.readline().startswith("ttft")
+        chatting.send_signal(number)
+        assert chatting.wait(60) == 128 + number
+        assert "Traceback" not in chatting.stderr.read()
+
+
+def test_a_chat_without_standard_input_is_over(toy_address: str, alone: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "omnistage.cli", "chat", "--address", toy_address]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_every_answer_of_a_pipe_is_heard_to_its_end(toy_address: str, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is there to choose between one answer and the next."""
+    sink = Sink(tmp_path / "sink", speed=0)
+    monkeypatch.setenv("OMNISTAGE_PLAYER", sink.variable)
+    command = [sys.executable, "-m", "omnistage.cli", "chat", "--address", toy_address, "--seed", "1"]
+    done = subprocess.run(command, input="Hi\n", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with Omni(address=toy_address) as omni:
+        audio = omni.generate("Hi", seed=1).audio
+    assert audio is not None
+    assert np.array_equal(sink.samples(), audio.samples)
+
+
+def test_ctrl_c_twice_at_once_stops_the_answer_alone(slow_address: str, alone: Path) -> None:
+    for _ in range(3):
+        talk(
+            *(slow_address, (PROMPT, b"Hi" + ENTER), ("speaking", CTRL_C + CTRL_C), ("stopped", b""), (PROMPT, CTRL_D)),
+            words=("--max-tokens", "4000"),
+        )

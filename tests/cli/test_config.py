@@ -120,3 +120,12 @@ def test_what_serve_would_refuse_is_not_printed(tmp_path: Path) -> None:
     done = serve("toy", "--config", str(tmp_path / "stack.yaml"), "--print-config")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--replicas talkr=2" in done.stderr
+
+
+def test_a_value_for_all_may_stand_beside_one_for_a_stage(tmp_path: Path) -> None:
+    first = printed("toy", "--threads", "1", "--threads", "thinker=2", "--enable-cache", "true")
+    assert (first["threads"], first["enable_cache"]) == ({"all": 1, "thinker": 2}, True)
+    (tmp_path / "stack.yaml").write_text(yaml.safe_dump(first))
+    assert printed("--config", str(tmp_path / "stack.yaml")) == first
+    (tmp_path / "words.yaml").write_text("replicas: [talker=2, thinker=1]")
+    assert printed("--config", str(tmp_path / "words.yaml"))["replicas"] == {"talker": 2, "thinker": 1}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -242,3 +244,59 @@ def test_a_folder_that_others_may_change_is_not_believed(tmp_path: Path, monkeyp
         all_served()
     with registered(Served("x:1", 1, "", "", 1)):  # It serves all the same.
         assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
+    """It serves all the same."""
+    code = (
+        "import os, resource, signal, sys\nfrom omnistage.cli.served import Served, all_served, registered\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "with registered(Served('x:1', os.getpid(), 'toy', '', 1.0)):\n    print('serves', all_served())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "serves []\n"), done.stderr
+    assert list(folder().iterdir()) == []
+
+
+def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, tmp_path: Path) -> None:
+    for _ in range(3):
+        command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0"]
+        with Started(command, stderr=subprocess.PIPE, text=True) as serving:
+            assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
+            serving.send_signal(signal.SIGINT)
+            serving.send_signal(signal.SIGTERM)
+            told = serving.stderr.read()
+            assert serving.wait(60) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+        assert "ending now" in told
+        assert "lost" not in told
+    assert family.pids() == []
+
+
+def test_a_second_signal_ends_a_start_that_hangs(family: Family) -> None:
+    """A stage that heeds no signal, as one in the middle of native code."""
+    command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0", "--grace", "600"]
+    with Started(command, stderr=subprocess.PIPE, text=True) as serving:
+        deadline = time.monotonic() + 60
+        while not (stages := [pid for pid in family.pids() if b"omnistage.thinker" in Path(f"/proc/{pid}/cmdline").read_bytes()]):
+            assert time.monotonic() < deadline
+        os.kill(stages[0], signal.SIGSTOP)
+        serving.send_signal(signal.SIGINT)
+        assert serving.stderr is not None
+        assert serving.stderr.readline() == "ending on SIGINT, before it serves\n"
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(60) == 130
+    assert family.pids() == []
+
+
+def test_stop_now_ends_one_that_was_started_in_the_background(family: Family, slow: str) -> None:
+    """A shell has a job in the background ignore SIGINT."""
+    script = '"$@" >/dev/null 2>&1 &'
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "omnistage.cli", "serve", slow, "--address", "127.0.0.1:0", "--grace", "600"]
+    subprocess.run(command, timeout=60, check=True)
+    deadline = time.monotonic() + 60
+    while not (stacks := all_served()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with answering(stacks[0].address):
+        assert omnistage("stop", "--now").returncode == 0
+    assert all_served() == []

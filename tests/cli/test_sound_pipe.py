@@ -140,3 +140,24 @@ def test_a_file_called_dash_is_not_written(toy_address: str, tmp_path: Path, mon
         asking.communicate(timeout=60)
     assert asking.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_without_a_sound_is_an_error() -> None:
+    """As it is where a file was to be written."""
+    words = ["--pipeline", "smol", "--choice", "\N{SLIGHTLY SMILING FACE}", "--out", "-"]
+    done = subprocess.run([sys.executable, "-m", "omnistage.cli", "ask", "Hi", *words], capture_output=True, timeout=100)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"nothing of the answer could be spoken" in done.stderr
+
+
+def test_a_pipe_that_does_not_wait_gets_all_of_it(loud_address: str, whole: np.ndarray) -> None:
+    """A program beside it may have set the pipe so."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    words = ["--seed", "1", "--out", "-", "--address", loud_address, "--max-tokens", "40"]
+    command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", *words]
+    with Started(command, stdout=writing, stderr=subprocess.DEVNULL) as asking, os.fdopen(reading, "rb") as pipe:
+        os.close(writing)
+        data = pipe.read()
+        assert asking.wait(60) == 0
+    assert np.array_equal(samples(data)[0], whole)

@@ -43,7 +43,7 @@ class Account:
         self.tally = Tally()
 
     def asks(self, pipeline: str, request_id: str) -> None:
-        """What it asks for was checked. request_id: empty where the client gave none."""
+        """As far as it was checked. pipeline, request_id: empty where they are not known."""
         self._pipeline, self._request_id = pipeline, request_id
 
     def waits(self) -> None:

@@ -23,7 +23,7 @@ from omnistage.router.intake import Intake, ReplayRoom
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.placement import Placement
-from omnistage.router.request import ValidRequest, parse, validate
+from omnistage.router.request import ValidRequest, is_id, parse, validate
 from omnistage.router.session import AnswerLimits, Generation, Write, incoming_trace, stalled, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
@@ -163,7 +163,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         try:
             if not self.served:
                 raise StageError("DRAINING", "this router still waits for its stages; try again")
-            valid = validate(await read(), self._pipelines())
+            valid = self._valid(await read(), account)
             name = valid.pipeline.name
             account.asks(name, valid.request_id)
             if conversation is None and valid.ports:
@@ -186,6 +186,12 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             self._metrics.ended.labels(pipeline=name, reason=account.reason).inc()
             self._metrics.duration.labels(pipeline=name).observe(time.monotonic() - begun)
             account.close()
+
+    def _valid(self, request: omni_pb2.GenerateRequest, account: Account) -> ValidRequest:
+        """The request, checked; its name is known to the account also where it is refused."""
+        if is_id(request.request_id):
+            account.asks("", request.request_id)
+        return validate(request, self._pipelines())
 
     async def _answer(
         self,

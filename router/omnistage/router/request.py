@@ -53,6 +53,11 @@ async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None
         raise bad_request("request", "these bytes are no GenerateRequest") from None
 
 
+def is_id(text: str) -> bool:
+    """Whether it can be the name of a request or a conversation."""
+    return _ID.fullmatch(text) is not None
+
+
 def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> ValidRequest:
     """Check what the router itself needs; a stage checks the values of its own params. A request that names no pipeline gets the one that
     `choice` says.
@@ -64,7 +69,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
             "UNKNOWN_MODEL", f"no pipeline {request.model[:64]!r}; there are {', '.join(pipelines)}", metadata={"field": "model"}
         )
     for name in ("conversation_id", "request_id"):
-        if _ID.fullmatch(getattr(request, name)) is None:
+        if not is_id(getattr(request, name)):
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
     outputs = frozenset(request.outputs or pipeline.outputs)
     if not outputs <= set(pipeline.offered):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
+import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from omnistage.cli.screen import screen_for
 from omnistage.cli.speak import brief_figures, figures, folded, follow
 from omnistage.cli.talk import LINES, OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, unknown
 from omnistage.client.async_omni import AsyncOmni
+from omnistage.client.beside import beside
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
 from omnistage.client.events import AudioChunk, Event, TextDelta
 from omnistage.client.listing import Pipeline
@@ -58,22 +60,24 @@ async def run(chat: Chat, target: str | Layout, verbose: bool) -> None:
     """Until the end of the input. An answer that fails is told, and the next question may be asked; so is a lost private stack. Raises
     typer.Exit(1) at the end where the lines came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
-    async with connected(target, chat.timeout_s, verbose) as omni:
+    async with connected(target, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
-        if sys.stdin.isatty() and chat.is_played and loudspeaker is None and not is_silenced():
+        if is_typed() and chat.is_played and loudspeaker is None and not is_silenced():
             notices.say("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")
         session = Session(chat, omni, loudspeaker, notices, verbose)
-        questions = _typed(session) if sys.stdin.isatty() else _read()
+        questions = _typed(session) if is_typed() else _read()
         try:
             async with aclosing(questions):
+                # A terminal's Ctrl-C is for the answer, whenever it comes; from a pipe it ends the chat.
+                stack.enter_context(_interrupting(session.interrupt) if is_typed() else nullcontext())
                 async for line in questions:
                     await session.take(line)
+                    if not is_typed():
+                        await session.hear_out()  # Nobody is there to choose between this answer and the next.
                     if session.is_over:
                         break
-            if not sys.stdin.isatty():
-                await session.hear_out()
-                if session.has_failed:
-                    raise typer.Exit(1)
+            if session.has_failed and not is_typed():
+                raise typer.Exit(1)
         finally:
             session.silence()
 
@@ -93,16 +97,33 @@ class Session:
         self._loudspeaker = loudspeaker
         self._notices = notices
         self._verbose = verbose
+        self._taking: asyncio.Task[None] | None = None
         self._player: Player | None = None
         self._listening: asyncio.Task[None] | None = None
         self._sounds: list[AudioChunk] = []
 
     async def take(self, line: str) -> None:
-        """A question, or a word for the program."""
+        """A question, or a word for the program; `interrupt` breaks it off."""
         self.silence()
-        text = line.strip()
-        if not text:
+        if not (text := line.strip()):
             return
+        self._taking = taking = asyncio.create_task(self._take(text))
+        try:
+            await asyncio.wait({taking})
+        finally:
+            self._taking = None
+            taking.cancel()
+        if not taking.cancelled():
+            taking.result()
+
+    def interrupt(self) -> None:
+        """Break off what is being done, if anything is."""
+        if self._taking is not None:
+            self._taking.cancel()
+        else:
+            self.silence()
+
+    async def _take(self, text: str) -> None:
         try:
             if is_command(text):
                 command, _, value = text.partition(" ")
@@ -146,8 +167,16 @@ class Session:
         if self._player is not None:
             ears.append(self._player.write)
         answering = asyncio.create_task(follow(events, screen_for(as_json=False), keep_sound=False, ears=ears))
-        with self._keys(answering.cancel):
+        try:
+            with self._keys(answering.cancel):
+                await asyncio.wait({answering})
+        except asyncio.CancelledError:
+            answering.cancel()
             await asyncio.wait({answering})
+            task = asyncio.current_task()
+            if self._taking is not task or task is None:
+                raise
+            task.uncancel()
         if answering.cancelled():
             self.silence()
             self._notices.say("[dim]stopped[/]")
@@ -182,7 +211,7 @@ class Session:
     @contextmanager
     def _keys(self, stop: Callable[[], object]) -> Iterator[None]:
         """Meanwhile Enter and Ctrl-C call `stop`; other keys are what is typed ahead."""
-        if not sys.stdin.isatty():
+        if not is_typed():
             yield
             return
         keyboard = create_input()
@@ -299,13 +328,24 @@ async def _until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator
         raise
 
 
+@contextmanager
+def _interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile SIGINT calls this on the event loop, and nothing else."""
+    loop = asyncio.get_running_loop()
+    before = signal.signal(signal.SIGINT, lambda number, frame: loop.call_soon_threadsafe(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 async def _typed(session: Session) -> AsyncGenerator[str, None]:
     """What a person types, a line at a time. Ctrl-C first silences the answer that is still heard, then clears the line."""
     try:
         lines = state_folder() / LINES
         lines.touch(mode=0o600)
         lines.chmod(0o600)
-        history: FileHistory | InMemoryHistory = FileHistory(str(lines))
+        history: FileHistory | InMemoryHistory = _Lines(str(lines))
     except OSError:
         history = InMemoryHistory()
     prompt: PromptSession[str] = PromptSession(
@@ -323,6 +363,24 @@ async def _typed(session: Session) -> AsyncGenerator[str, None]:
 
 
 async def _read() -> AsyncGenerator[str, None]:
-    """The lines of a pipe or a file."""
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        yield line
+    """The lines of a pipe or a file. Its thread is left alone where the chat is over before the pipe is, and holds nothing of Python's: a
+    thread in `sys.stdin` could not."""
+    rest = b""
+    while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    yield rest.decode(errors="replace")
+
+
+def is_typed() -> bool:
+    """Whether a person types, and no pipe or file is read."""
+    return os.isatty(0)
+
+
+class _Lines(FileHistory):
+    """What was typed, as far as there is room for it."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)

@@ -32,6 +32,9 @@ class Configured(TyperCommand):
 OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
 """Options that say what is to be done now, and not what a stack is like."""
 
+ALL = "all"
+"""In place of a stage: every one that is not named beside it."""
+
 MAX_BYTES = 1 << 20
 
 
@@ -116,9 +119,12 @@ def _mapping(path: Path) -> dict[Any, Any]:
 
 
 def _words(path: Path, name: str, value: Any) -> list[str]:
-    """A value for all stages, or one for each: as STAGE=VALUE words."""
+    """A value for all stages, or one for each, as STAGE=VALUE words; the stage `all` has the value of all that are not named."""
     if isinstance(value, dict):
-        return [f"{stage}={_word(path, name, one)}" for stage, one in value.items()]
+        pairs = {str(stage): _word(path, name, one) for stage, one in value.items()}
+        return [one if stage == ALL else f"{stage}={one}" for stage, one in pairs.items()]
+    if isinstance(value, list):
+        return [_word(path, name, one) for one in value]
     return [_word(path, name, value)]
 
 
@@ -138,5 +144,10 @@ def _told(value: Any, *, is_many: bool) -> Any:
     """As it stands in a file."""
     if not is_many:
         return str(value) if isinstance(value, Path) else value
-    pairs = {stage: int(one) if one.isdecimal() else one for stage, one in map(_pair, value or ())}
-    return pairs.get("") if set(pairs) == {""} else pairs or None
+    pairs = {stage or ALL: _natural(one) for stage, one in map(_pair, value or ())}
+    return pairs[ALL] if set(pairs) == {ALL} else pairs or None
+
+
+def _natural(word: str) -> Any:
+    """Numbers and truths as YAML has them, not as texts."""
+    return int(word) if word.isdecimal() else {"true": True, "false": False}.get(word, word)

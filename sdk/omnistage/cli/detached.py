@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,9 @@ LOG = "serve.log"
 
 KEPT_LOGS = 8
 """Folders of logs of detached stacks, the newest ones."""
+
+AGAIN_S = 0.5
+"""Between two signals of `stop --now`."""
 
 MARGIN_S = 15.0
 """How much longer than its grace a stack takes to end, at most."""
@@ -97,18 +99,25 @@ def _stop(served: Served, is_now: bool) -> None:
         notices.say(f"{served.address} had ended already")
         return
     with closing(ending):
-        ending.signal(signal.SIGTERM)
-        if is_now:
-            ending.signal(signal.SIGINT)  # Another one: two of the same at once would be one.
+        ending.signal()
         patience = f"answers that run get up to {served.grace_s:g} s"
         with notices.status(f"ending {served.address}{'' if is_now else f': {patience}'}"):
-            has_ended = ending.wait(served.grace_s + MARGIN_S)
+            # Two signals at once would be one, and a launcher that is busy takes both as one later: again until it has heard of two.
+            has_ended = _ends_now(ending) if is_now else ending.wait(served.grace_s + MARGIN_S)
         if not has_ended:
             raise StackError(
                 f"{served.address} has not ended within {served.grace_s + MARGIN_S:g} s",
                 hint=f"`omnistage stop --now {served.address}` ends it at once; its launcher is pid {served.pid}.",
             )
     notices.say(f"ended {served.address}")
+
+
+def _ends_now(ending: StackEnd) -> bool:
+    for _ in range(int(MARGIN_S / AGAIN_S)):
+        if ending.wait(AGAIN_S):
+            return True
+        ending.signal()
+    return ending.wait(MARGIN_S)
 
 
 def _named(address: str) -> str:

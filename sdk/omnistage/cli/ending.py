@@ -23,13 +23,15 @@ class Ending:
     """Cancels a task at the first signal, or at the end of the lifeline.
 
     grace_s: how long answers get. notices: to tell what is waited for; None: a private stack, whose owner waits for nothing. stack: once
-    it has started.
+    there is one.
     """
 
     def __init__(self, task: asyncio.Task[object], grace_s: float, notices: Notices | None) -> None:
         self.stack: Stack | None = None
         self.number = signal.SIGTERM
         """Of the last signal."""
+        self.serves = False
+        """The stack has started."""
         self.came = False
         self.is_now = False
         """A second signal came: no answer was waited for any more."""
@@ -37,7 +39,12 @@ class Ending:
         self._grace_s = grace_s
         self._notices = notices
         self._is_closed = False
+        self._is_cancelled = False
         self._telling: asyncio.Task[None] | None = None
+
+    def ends(self, stack: Stack) -> None:
+        """It is this stack that a signal ends."""
+        self.stack = stack
 
     def heed(self, lifeline_fd: int) -> None:
         """From here on. lifeline_fd: -1 where there is none."""
@@ -65,6 +72,9 @@ class Ending:
             self._begin()
         elif not self.is_now:
             self.is_now = True
+            if self._telling is not None:
+                self._telling.cancel()
+            self._cancel()
             self._say("[bold]ending now[/]")
             if self.stack is not None:
                 self.stack.kill()
@@ -73,8 +83,9 @@ class Ending:
         if self.came:
             return
         self.came = True
-        if self._notices is None or self.stack is None:
-            self._task.cancel()
+        if self._notices is None or self.stack is None or not self.serves:
+            self._say(f"[bold]ending[/] on {self.number.name}, before it serves")
+            self._cancel()
         else:
             self._telling = asyncio.create_task(self._tell(self.stack.address))
 
@@ -84,8 +95,13 @@ class Ending:
             running = await _answers_at(address)
             self._say(f"[bold]ending[/] on {self.number.name}{self._waits_for(running)}")
         finally:
-            if not self._is_closed:
-                self._task.cancel()
+            self._cancel()
+
+    def _cancel(self) -> None:
+        """Once: what puts the stack away must not be cancelled itself."""
+        if not self._is_cancelled and not self._is_closed:
+            self._is_cancelled = True
+            self._task.cancel()
 
     def _waits_for(self, answers: int | None) -> str:
         if answers == 0:

@@ -74,8 +74,8 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: 
     ending = Ending(task, layout.servers.grace_s, None if is_private else notices)
     ending.heed(lifeline_fd)
     try:
-        async with started(layout, log_folder, verbose) as stack:
-            ending.stack = stack
+        async with started(layout, log_folder, verbose, ending.ends) as stack:
+            ending.serves = True
             metrics = _show_metrics(layout.servers.metrics, stack)
             served = Served(stack.address, os.getpid(), layout.pipeline, str(stack.log_folder or ""), layout.servers.grace_s)
             with nullcontext() if is_private else registered(served):

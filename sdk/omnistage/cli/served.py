@@ -23,6 +23,9 @@ from omnistage.client.errors import NotAvailableError, RequestError
 
 SUFFIX = ".json"
 
+LONGEST_S = 86400.0
+"""Nobody waits longer for the end of a stack, whatever its grace."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -54,22 +57,34 @@ def _boot() -> str:
 def registered(served: Served) -> Iterator[None]:
     """Others of this user find the stack meanwhile. Where there is no place for the file, nobody finds it, and it serves all the same."""
     try:
-        path = folder() / f"{_boot()}-{served.pid}{SUFFIX}"
-        path.unlink(missing_ok=True)  # Of a launcher that had the same pid.
-        unnamed = path.with_suffix(".new")
-        lock = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        path, lock = _locked(served)
     except (OSError, NotAvailableError):
+        path, lock = None, -1
+    try:
         yield
-        return
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _locked(served: Served) -> tuple[Path, int]:
+    """The file of a stack and a lock on it. Raises OSError, and what `folder` raises."""
+    path = folder() / f"{_boot()}-{served.pid}{SUFFIX}"
+    path.unlink(missing_ok=True)  # Of a launcher that had the same pid.
+    unnamed = path.with_suffix(".new")
+    lock = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         # Locked before it has its name: whoever finds it finds it locked.
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(lock, json.dumps(asdict(served)).encode())
         unnamed.rename(path)
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+    except OSError:
+        unnamed.unlink(missing_ok=True)
         os.close(lock)
+        raise
+    return path, lock
 
 
 def all_served() -> list[Served]:
@@ -118,14 +133,14 @@ class StackEnd:
             os.close(self._pidfd)
             raise ProcessLookupError(served.pid)
 
-    def signal(self, number: signal.Signals) -> None:
-        """SIGTERM or SIGINT; the first asks it to end when its answers have, the second to end now."""
+    def signal(self) -> None:
+        """The first asks it to end when its answers have, the second to end now."""
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def wait(self, limit_s: float) -> bool:
         """Whether it has ended; waits at most so long."""
-        until = time.monotonic() + limit_s
+        until = time.monotonic() + min(limit_s, LONGEST_S)
         while (left_s := until - time.monotonic()) > 0:
             if select.select([self._pidfd], [], [], left_s)[0]:
                 return True

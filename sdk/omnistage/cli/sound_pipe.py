@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import select
 import sys
 import threading
 from contextlib import suppress
@@ -54,7 +55,10 @@ class SoundPipe:
             while (data := self._waiting.get()) is not None:
                 view = memoryview(data)
                 while view:
-                    view = view[os.write(fd, view) :]
+                    try:
+                        view = view[os.write(fd, view) :]
+                    except BlockingIOError:  # Somebody else with this pipe made it one that does not wait.
+                        select.select([], [fd], [])
         except OSError as failure:
             error = failure
         with suppress(RuntimeError):  # The loop has ended: nobody waits.

@@ -172,6 +172,8 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
             elif written:
                 _tell(f"wrote {', '.join(written)}")
             if pipe is not None:
+                if not spoken.audio_s:
+                    raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
                 pipe.end()
                 await work.unless_interrupted(_taken(pipe))
             await hearing.finish(work)

@@ -107,7 +107,9 @@ class Stack:
         return await asyncio.shield(self._broken)
 
     def kill(self) -> None:
-        """End every process now, whatever runs; `stop` puts the rest away."""
+        """End every process now, whatever runs, and start none of them again; `stop` puts the rest away."""
+        for keeper in self._keepers:
+            keeper.cancel()
         for child in self.children:
             child.kill_now()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,9 +17,11 @@ COLOURS = {"restarted": "green", "ended": "yellow"}
 
 
 @asynccontextmanager
-async def started(layout: Layout, log_folder: Path | None, verbose: bool) -> AsyncIterator[Stack]:
+async def started(
+    layout: Layout, log_folder: Path | None, verbose: bool, begun: Callable[[Stack], object] | None = None
+) -> AsyncIterator[Stack]:
     """A running stack. A bar per process shows the start, on stderr if that is a terminal; the bars are gone when it serves. From then on a
-    line says which process was lost, and when it was back."""
+    line says which process was lost, and when it was back. begun: called with the stack before it starts."""
     console = Notices()
     columns = (TextColumn("{task.description:>12}"), BarColumn(24), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=verbose or not console.is_terminal)
@@ -32,6 +34,8 @@ async def started(layout: Layout, log_folder: Path | None, verbose: bool) -> Asy
         console.say(f"[bold {COLOURS.get(what, 'red')}]{what}[/] {escape(text)}")
 
     stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done, tell=tell)
+    if begun is not None:
+        begun(stack)
     tasks = {name: progress.add_task(name, total=None) for name in stack.names}
     with progress:
         await stack.start()

@@ -43,9 +43,9 @@ class Talk:
         """The last conversation, and its settings as far as none are given. Raises RequestError where there is none."""
         path = state_folder() / LAST
         try:
-            kept = json.loads(path.read_text())
+            kept = json.loads(path.read_text(encoding="utf-8"))
             before, turns = (
-                cast("TalkSettings", kept["settings"]),
+                cast("TalkSettings", dict(kept["settings"])),
                 [{"role": turn["role"], "content": turn["content"]} for turn in kept["turns"]],
             )
         except FileNotFoundError:
@@ -86,9 +86,15 @@ class Talk:
     def keep(self) -> None:
         """Put it where `last` finds it. Raises OSError."""
         folder = state_folder()
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{LAST}-", delete=False) as file:
-            json.dump({"settings": self.settings, "turns": self.turns}, file, ensure_ascii=False, indent=1)
-        Path(file.name).replace(folder / LAST)
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{LAST}-", delete=False, encoding="utf-8") as file:
+            draft = Path(file.name)
+            try:
+                json.dump({"settings": self.settings, "turns": self.turns}, file, ensure_ascii=False, indent=1)
+                file.flush()
+                draft.replace(folder / LAST)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
 
     def save_text(self, path: Path) -> None:
         """Write the words: as JSON, or as text with a name before each turn. Raises RequestError."""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import grpc
 
-from omnistage.client.errors import UnavailableError
+from omnistage.client.address import split
+from omnistage.client.errors import BadRequestError, UnavailableError
 from omnistage.client.listing import Pipeline
 from omnistage.client.routers import Routers
 from omnistage.v1 import omni_pb2
@@ -53,14 +54,20 @@ class Found:
 
 
 def named_router() -> Found | None:
-    """What the variable names."""
+    """What the variable names. Raises BadRequestError for what is no address."""
     name = os.environ.get(VARIABLE, "").strip()
-    return Found(name, is_named=True) if name and name != OFF else None
+    if not name or is_off():
+        return None
+    try:
+        split(name)
+    except BadRequestError as error:
+        raise BadRequestError.of(VARIABLE, error.fields[0].description) from None
+    return Found(name, is_named=True)
 
 
 def is_off() -> bool:
     """Whether nobody is to be looked for."""
-    return os.environ.get(VARIABLE, "").strip() == OFF
+    return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 
 async def find_router() -> Found | None:

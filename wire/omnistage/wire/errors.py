@@ -110,10 +110,10 @@ class StageError(Exception):
         return ended
 
     def for_log(self) -> dict[str, str]:
-        """What a log may have of it: `reason`; `message`, but not of BAD_REQUEST, which may quote the request; and the field or stage that
-        it is about."""
+        """What a log may have of it: `reason`; `message`, but not of BAD_REQUEST and UNKNOWN_MODEL, which may quote the request; and the
+        field or stage that it is about."""
         told = {"reason": self.reason or "INTERNAL"}
-        if self.reason != "BAD_REQUEST":
+        if self.reason not in ("BAD_REQUEST", "UNKNOWN_MODEL"):
             told["message"] = self.message
         return told | {name: self.metadata[name] for name in ("field", "stage") if name in self.metadata}
 
