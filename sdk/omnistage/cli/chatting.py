@@ -21,12 +21,13 @@ from prompt_toolkit.keys import Keys
 from rich.markup import escape
 
 from omnistage.cli.connect import connected
+from omnistage.cli.figures import brief_figures, figures, folded
 from omnistage.cli.folders import state_folder
+from omnistage.cli.following import follow
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import screen_for
-from omnistage.cli.speak import brief_figures, figures, folded, follow
 from omnistage.cli.talk import LINES, OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, unknown
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.beside import beside

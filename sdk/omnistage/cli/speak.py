@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,23 +15,24 @@ from rich.markup import escape
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
+from omnistage.cli.figures import as_json, figures, folded
+from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.listening import Listening, listening
 from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
-from omnistage.cli.rescue import as_object, sentence
-from omnistage.cli.screen import TURNS_PER_S, Keeping, Screen, Spoken, screen_for
+from omnistage.cli.rescue import sentence
+from omnistage.cli.screen import Keeping, Spoken, screen_for
 from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.timeline import draw
 from omnistage.cli.words import MAX_TEXT_BYTES, words
 from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.conversation import Conversation
 from omnistage.client.encoder import FORMATS, format_of
-from omnistage.client.errors import BadRequestError, NotSpokenError, ProtocolError, RequestError
-from omnistage.client.events import Alignment, AudioChunk, Done, Event, TextDelta
+from omnistage.client.errors import BadRequestError, NotSpokenError, RequestError
+from omnistage.client.events import Done
 from omnistage.client.media import Medium
-from omnistage.client.playback import CONTINUITY_LIMIT_S
 from omnistage.client.request import Options, for_conversation
 from omnistage.client.sound_file import write_sound
 
@@ -44,10 +43,6 @@ REFUSED = (
     ("code2wav.voice", "--voice", "Leave it out for the usual voice."),
 )
 """Field of a request, the option that set it, and what to do."""
-
-
-SEPARATOR = " · "
-"""Between two figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,116 +250,7 @@ def _tell(*lines: str) -> None:
             notices.say(f"[dim]{escape(part)}[/]")
 
 
-async def follow(
-    events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool, ears: Sequence[Callable[[AudioChunk], object]] = ()
-) -> tuple[Spoken, Done]:
-    """Show an answer while it comes. ears: get each piece of sound, and do not wait."""
-    spoken = Spoken()
-    async with aclosing(events):
-        with screen:
-            turning = asyncio.create_task(_turn(screen))
-            try:
-                async for event in events:
-                    match event:
-                        case TextDelta():
-                            turning.cancel()
-                            spoken.text += event.text
-                            spoken.tokens += len(event.token_ids)
-                            screen.show(spoken, event.text)
-                        case AudioChunk():
-                            turning.cancel()
-                            spoken.audio_s += event.duration_s
-                            if keep_sound:
-                                spoken.sounds.append(event)
-                            for ear in ears:
-                                ear(event)
-                            screen.show(spoken, "")
-                        case Alignment():
-                            spoken.words += event.words
-                        case Done():
-                            return spoken, event
-            finally:
-                turning.cancel()
-                await asyncio.wait({turning})
-    raise ProtocolError("the stream ended without its account")
-
-
-async def _turn(screen: Screen) -> None:
-    """Until the first word there is nothing else to see."""
-    clock = asyncio.get_running_loop().time
-    begun = clock()
-    with suppress(OSError):  # Nobody sees it any more, which the next word tells.
-        while True:
-            await asyncio.sleep(1 / TURNS_PER_S)
-            screen.wait(clock() - begun)
-
-
 def save(spoken: Spoken, path: Path, kind: str) -> None:
     """Write the sound to a file. kind: the ending of its name."""
     first = spoken.sounds[0]
     write_sound(path, np.concatenate([sound.samples for sound in spoken.sounds]), first.sample_rate_hz, first.encoding, kind)
-
-
-def as_json(spoken: Spoken, done: Done) -> str:
-    """The one object that scripts read."""
-    timing = done.timing
-    return json.dumps(
-        {
-            "text": spoken.text,
-            "ttft_s": _rounded(timing.ttft_s),
-            "ttfa_s": _rounded(timing.ttfa_s),
-            "e2e_s": _rounded(timing.e2e_s),
-            "audio_s": _rounded(timing.audio_s),
-            "rtf": _rounded(timing.rtf),
-            "finish_reason": done.finish_reason,
-            "seed": done.seed,
-            "pipeline": done.pipeline,
-            "failovers": [as_object(failover) for failover in done.failovers],
-        },
-        ensure_ascii=False,
-    )
-
-
-def figures(done: Done) -> str:
-    """One line for people."""
-    timing = done.timing
-    parts = [
-        None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
-        None if timing.ttfa_s is None else f"ttfa {timing.ttfa_s * 1000:.0f} ms",
-        f"audio {timing.audio_s:.2f} s" if timing.audio_s else "no audio",
-        None if timing.rtf is None else f"rtf {timing.rtf:.2f}",
-        f"play after {timing.prebuffer_s:.2f} s" if timing.prebuffer_s else None,
-        None if timing.starved_s <= CONTINUITY_LIMIT_S else f"gaps {timing.starved_s:.2f} s",
-        f"e2e {timing.e2e_s:.2f} s",
-        f"pipeline {done.pipeline}",
-        f"seed {done.seed}",
-    ]
-    return SEPARATOR.join(part for part in parts if part)
-
-
-def brief_figures(done: Done) -> str:
-    """The same for a conversation."""
-    timing = done.timing
-    parts = [
-        None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
-        None if timing.ttfa_s is None else f"ttfa {timing.ttfa_s * 1000:.0f} ms",
-        f"audio {timing.audio_s:.1f} s" if timing.audio_s else None,
-        f"seed {done.seed}",
-    ]
-    return SEPARATOR.join(part for part in parts if part)
-
-
-def folded(line: str, columns: int | None) -> Iterator[str]:
-    """A line of figures as lines of a terminal, broken between two figures. columns: None where it has no width."""
-    first, *others = line.split(SEPARATOR)
-    for part in others:
-        if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:
-            yield first
-            first = part
-        else:
-            first += SEPARATOR + part
-    yield first
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)

@@ -1,0 +1,55 @@
+"""An answer while it comes: to the screen, to whoever hears it, and to what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+
+from omnistage.cli.screen import TURNS_PER_S, Screen, Spoken
+from omnistage.client.errors import ProtocolError
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, TextDelta
+
+
+async def follow(
+    events: AsyncGenerator[Event, None], screen: Screen, keep_sound: bool, ears: Sequence[Callable[[AudioChunk], object]] = ()
+) -> tuple[Spoken, Done]:
+    """Show an answer while it comes. ears: get each piece of sound, and do not wait."""
+    spoken = Spoken()
+    async with aclosing(events):
+        with screen:
+            turning = asyncio.create_task(_turn(screen))
+            try:
+                async for event in events:
+                    match event:
+                        case TextDelta():
+                            turning.cancel()
+                            spoken.text += event.text
+                            spoken.tokens += len(event.token_ids)
+                            screen.show(spoken, event.text)
+                        case AudioChunk():
+                            turning.cancel()
+                            spoken.audio_s += event.duration_s
+                            if keep_sound:
+                                spoken.sounds.append(event)
+                            for ear in ears:
+                                ear(event)
+                            screen.show(spoken, "")
+                        case Alignment():
+                            spoken.words += event.words
+                        case Done():
+                            return spoken, event
+            finally:
+                turning.cancel()
+                await asyncio.wait({turning})
+    raise ProtocolError("the stream ended without its account")
+
+
+async def _turn(screen: Screen) -> None:
+    """Until the first word there is nothing else to see."""
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    with suppress(OSError):  # Nobody sees it any more, which the next word tells.
+        while True:
+            await asyncio.sleep(1 / TURNS_PER_S)
+            screen.wait(clock() - begun)
