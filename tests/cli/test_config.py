@@ -67,7 +67,7 @@ def test_what_is_printed_is_such_a_file(stack: Path, tmp_path: Path) -> None:
     again.write_text(done.stdout)
     assert printed("--config", str(again)) == yaml.safe_load(done.stdout)
     origins = dict(line.partition(":")[::2] for line in done.stdout.splitlines() if not line.startswith("#"))
-    assert origins["pipeline"].endswith("# file")
+    assert origins["pipeline"].endswith("# the file")
     assert origins["max_sessions"].endswith("# OMNISTAGE_SERVE_MAX_SESSIONS")
     assert origins["device"].endswith("# command line")
     assert origins["dtype"].endswith("# default")
@@ -86,7 +86,7 @@ def test_the_file_may_be_named_by_a_variable(stack: Path) -> None:
         ("- toy", "give settings, one a line"),
         ("grace: {talker: 1}", "grace takes one value, not {'talker': 1}"),
         ("replicas: {talker: [1]}", "replicas takes one value, not [1]"),
-        ("grace: soon", "Invalid value for '--grace': Input should be a valid number"),
+        ("grace: soon", "Invalid value for '--grace': Input should be a valid number, unable to parse string as a number (from the file)"),
         ("max_sessions: -1", "Invalid value for '--max-sessions'"),
         ("replicas: 2", "--replicas 2: expected STAGE=N"),
     ],
@@ -113,6 +113,13 @@ def test_a_variable_that_means_nothing_is_told() -> None:
     done = serve("toy", "--print-config", OMNISTAGE_SERVE_ADRESS="127.0.0.1:1")
     assert done.returncode == 2
     assert "OMNISTAGE_SERVE_ADRESS: there is no such setting; did you mean OMNISTAGE_SERVE_ADDRESS?" in " ".join(done.stderr.split())
+
+
+def test_an_error_of_a_variable_names_it() -> None:
+    done = serve("toy", "--print-config", OMNISTAGE_SERVE_GRACE="soon")
+    assert done.returncode == 2
+    assert "(from OMNISTAGE_SERVE_GRACE)" in " ".join(done.stderr.split())
+    assert "from" not in serve("toy", "--grace", "soon").stderr
 
 
 def test_what_serve_would_refuse_is_not_printed(tmp_path: Path) -> None:

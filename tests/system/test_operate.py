@@ -76,7 +76,7 @@ def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "omnistage.cli", "serve", "--config", "stack.yaml", "--print-config"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "replicas: {talker: 2}  # file" in done.stdout
+    assert "replicas: {talker: 2}  # the file" in done.stdout
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     there = {option for name in ("serve", "stop", "bench") for one in commands[name].params for option in one.opts}
     servers = {f"--{name.replace('_', '-')}" for name in (*StageSettings.model_fields, *RouterSettings.model_fields)}

@@ -18,7 +18,17 @@ PREFIX = "OMNISTAGE_SERVE"
 
 
 class Configured(TyperCommand):
-    """A command whose options may all stand in a file and in variables; the help says it once, and not beside each of them."""
+    """A command whose options may all stand in a file and in variables; the help says it once, and not beside each of them. An error says
+    where the value is from, if it was not typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            name = getattr(error.param, "name", None) or ""
+            if origin := _origin(ctx, name, ""):
+                error.message = f"{error.message} (from {origin})"
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
@@ -63,13 +73,17 @@ def printed(context: typer.Context) -> str:
         value = _told(context.params[name], is_many=option.multiple)
         if value is None or value == "":
             continue
-        source = context.get_parameter_source(name)
-        origin = {"DEFAULT": "default", "DEFAULT_MAP": "file", "ENVIRONMENT": f"{PREFIX}_{name.upper()}"}.get(
-            source.name if source is not None else "", "command line"
-        )
+        origin = _origin(context, name, "command line") or "default"
         text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
         lines.append(f"{name}: {text}  # {origin}")
     return "\n".join(lines)
+
+
+def _origin(context: typer.Context, name: str, typed: str) -> str:
+    """Where the value of a setting is from: the file, a variable, `typed` for the command line; empty where it is the default."""
+    source = context.get_parameter_source(name)
+    origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{PREFIX}_{name.upper()}"}
+    return origins.get(source.name, typed) if source is not None else ""
 
 
 def _options(context: typer.Context) -> Mapping[str, Any]:
