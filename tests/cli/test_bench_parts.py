@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from helpers import peer
 from helpers.waiting import until
 from omnistage.cli.bench.arrivals import due_times_s
 from omnistage.cli.bench.distribution import Distribution
-from omnistage.cli.bench.level import Closed, Extent, Level, Open
+from omnistage.cli.bench.level import Closed, Extent, Level, Open, pause_s
 from omnistage.cli.bench.objectives import Objectives
 from omnistage.cli.bench.prompts import QUESTIONS, WORDS, Prompt, RandomWords, Span, built_in, of_file
 from omnistage.cli.bench.question import LAST_SEED, Questions
@@ -192,21 +192,29 @@ async def test_a_level_of_so_many_seconds_ends(load: Closed | Open, most: int) -
     assert len(level.samples) == level.started
 
 
-async def test_who_is_turned_away_waits_before_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
+@pytest.mark.parametrize(("retry_s", "waits_s"), [(0.25, 0.25), (100.0, 5.0), (None, 0.0), (0.0, 0.0)])
+def test_who_is_turned_away_waits_as_long_as_was_said_but_never_for_minutes(retry_s: float | None, waits_s: float) -> None:
+    assert pause_s(turned_away(retry_s)) == waits_s
 
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
 
-    monkeypatch.setattr("omnistage.cli.bench.level.asyncio.sleep", sleep)
+def test_who_is_answered_asks_on_at_once() -> None:
+    assert pause_s(answer()) == 0.0
+
+
+async def test_a_closed_loop_waits_before_it_asks_again() -> None:
+    at_s: list[float] = []
 
     async def take(number: int, due_s: float, t0: float) -> Sample:
-        retry_s = (0.25, 100.0, None, 3.0)[number]
-        return sample_of(number, Failure("OverloadedError", "OVERLOADED", "full", "", retry_s, is_refusal=False))
+        at_s.append(asyncio.get_running_loop().time())
+        return sample_of(number, turned_away(0.05))
 
-    level = Level(Closed(1), Extent(4, None), take, 0, 0)
-    await level.measure()
-    assert waited == [0.25, 5.0], "as long as was said, but never for minutes, and not after the last one"
+    await Level(Closed(1), Extent(3, None), take, 0, 0).measure()
+    assert len(at_s) == 3
+    assert all(later - earlier >= 0.049 for earlier, later in pairwise(at_s))
+
+
+def turned_away(retry_s: float | None) -> Failure:
+    return Failure("OverloadedError", "OVERLOADED", "full", "", retry_s, is_refusal=False)
 
 
 async def test_a_level_that_is_cut_short_keeps_what_it_has() -> None:

@@ -17,32 +17,19 @@ import soundfile
 from helpers.processes import Started
 from helpers.sink import Sink
 from helpers.terminal import CTRL_C, Terminal, words_of
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
 from omnistage.models.toy import formulas
 
 CTRL_D, ENTER, UP = b"\x04", b"\r", b"\x1b[A"
 PROMPT = "\x1b[?2004h"
 """A terminal is told that pasted text is welcome when the prompt is there."""
-SLOW = """
-name: slow
-description: Slow.
-inputs: [text]
-outputs: [text, audio]
-stages:
-  - {kind: thinker, family: toy, options: {interval_s: 0.05}}
-  - {kind: talker, family: toy, takes: [hidden], options: {samples_per_frame: 1200}}
-  - {kind: code2wav, family: toy, takes: [codes], options: {samples_per_frame: 1200}}
-defaults:
-  thinker: {max_tokens: 256}
-"""
 
 
 @pytest.fixture(scope="module")
 def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a router whose answers take as long as `max_tokens` says, 20 tokens and a second of sound in each."""
-    path = tmp_path_factory.mktemp("slow") / "slow.yaml"
-    path.write_text(SLOW)
-    with Omni(pipeline=str(path)) as omni:
+    with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("slow"), interval_s=0.05, samples_per_frame=1200)) as omni:
         yield omni.address
 
 

@@ -17,16 +17,9 @@ import pytest
 
 from helpers.processes import Family, Started, wait_end
 from helpers.terminal import CTRL_C, Terminal
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.served import Served, StackEnd, all_served, folder, registered
 from omnistage.client import NotAvailableError, Omni
-
-SLOW = """
-name: slow
-description: Slow.
-inputs: [text]
-outputs: [text]
-stages: [{kind: thinker, family: toy, options: {interval_s: 0.05}}]
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +30,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
-    path = tmp_path / "slow.yaml"
-    path.write_text(SLOW)
-    return str(path)
+    return toy_pipeline(tmp_path, interval_s=0.05)
 
 
 def omnistage(*words: str) -> subprocess.CompletedProcess[str]:
@@ -82,11 +73,11 @@ def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int) -> 
     assert family.pids() == []
 
 
-def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: Path, slow: str) -> None:
     done = omnistage("serve", "nothing", "--detach")
     assert done.returncode == 1
     assert "no pipeline 'nothing'; there are" in done.stderr
-    (tmp_path / "bad.yaml").write_text(SLOW.replace("interval_s: 0.05", "no_such: 1"))
+    (tmp_path / "bad.yaml").write_text(Path(slow).read_text().replace("interval_s", "no_such"))
     done = omnistage("serve", str(tmp_path / "bad.yaml"), "--detach", "--address", "127.0.0.1:0")
     assert done.returncode == 1
     assert "no_such" in done.stderr

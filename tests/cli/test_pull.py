@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.brought import bring
 from helpers.hub_server import BLOCK, File, HubServer, hub_server
 from helpers.processes import Family, Started
 from helpers.terminal import CTRL_C, Terminal
@@ -41,15 +42,9 @@ SMOL = {
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """What commands and stacks of this test ask, and a family that a package brings."""
-    site = tmp_path / "site"
-    info = site / "bringing-1.dist-info"
-    info.mkdir(parents=True)
-    (site / "bringing.py").write_text(BRINGING)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bringing\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[omnistage.families]\nwords = bringing:FAMILY\n")
+    bring(tmp_path, "words", BRINGING, monkeypatch)
     for name in [name for name in os.environ if name.startswith("HF_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")])))
     monkeypatch.chdir(tmp_path)
     with hub_server() as running:
         for name, value in running.environment(tmp_path / "home").items():

@@ -17,28 +17,14 @@ import soundfile
 
 from helpers.processes import Started
 from helpers.terminal import Terminal
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
-
-SLOW = """
-name: slow
-description: Slow.
-inputs: [text]
-outputs: [text, audio]
-stages:
-  - {kind: thinker, family: toy, options: {interval_s: 0.02}}
-  - {kind: talker, family: toy, takes: [hidden], options: {samples_per_frame: 4800}}
-  - {kind: code2wav, family: toy, takes: [codes], options: {samples_per_frame: 4800}}
-defaults:
-  thinker: {max_tokens: 256}
-"""
 
 
 @pytest.fixture(scope="module")
 def loud_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a router whose answers have far more sound than a pipe holds."""
-    path = tmp_path_factory.mktemp("slow") / "slow.yaml"
-    path.write_text(SLOW)
-    with Omni(pipeline=str(path)) as omni:
+    with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("loud"), interval_s=0.02, samples_per_frame=4800)) as omni:
         yield omni.address
 
 

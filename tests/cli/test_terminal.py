@@ -15,31 +15,10 @@ import soundfile
 from helpers.processes import Family
 from helpers.sink import Sink
 from helpers.terminal import CTRL_C, Terminal, words_of
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.screen import SPINNER
 from omnistage.client import Omni, find_loudspeaker
 from omnistage.models.toy import formulas
-
-LATE = """
-name: late
-description: Late.
-inputs: [text]
-outputs: [text]
-stages: [{kind: thinker, family: toy, options: {interval_s: 0.7, length: 2}}]
-defaults: {thinker: {max_tokens: 8}}
-"""
-
-
-LOUD = """
-name: loud
-description: Loud.
-inputs: [text]
-outputs: [text, audio]
-stages:
-  - {kind: thinker, family: toy, options: {length: 160}}
-  - {kind: talker, family: toy, takes: [hidden], options: {samples_per_frame: 4800}}
-  - {kind: code2wav, family: toy, takes: [codes], options: {samples_per_frame: 4800}}
-defaults: {thinker: {max_tokens: 160}}
-"""
 
 
 class Press:
@@ -81,10 +60,8 @@ def test_ctrl_c_ends_the_call_and_its_stack(family: Family) -> None:
 
 
 def test_something_turns_until_the_first_word(tmp_path: Path) -> None:
-    path = tmp_path / "late.yaml"
-    path.write_text(LATE)
     terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--pipeline", str(path))) == 0
+    assert terminal.run(("ask", "Hi", "--pipeline", toy_pipeline(tmp_path, interval_s=0.7, length=2))) == 0
     shown = terminal.written.decode()
     assert sum(f"{turning} thinking" in shown for turning in SPINNER) >= 3
     assert "thinking" not in " ".join(terminal.lines)
@@ -134,10 +111,9 @@ def test_ctrl_c_silences_what_is_still_heard(tmp_path: Path, monkeypatch: pytest
     """The answer is complete, half a minute of it is to be heard; only listening to it ends."""
     sink = Sink(tmp_path / "sink")
     monkeypatch.setenv("OMNISTAGE_PLAYER", sink.variable)
-    path = tmp_path / "loud.yaml"
-    path.write_text(LOUD)
+    path = toy_pipeline(tmp_path, length=160, samples_per_frame=4800)
     terminal = Terminal(200)
-    words = ("ask", "Hi", "--seed", "1", "--pipeline", str(path), "--out", str(tmp_path / "whole.wav"), "--play")
+    words = ("ask", "Hi", "--seed", "1", "--pipeline", path, "--out", str(tmp_path / "whole.wav"), "--play")
     assert terminal.run(words, Press("playing, ")) == 130
     assert b"ttft" in terminal.written
     whole, _ = soundfile.read(tmp_path / "whole.wav", dtype="float32")

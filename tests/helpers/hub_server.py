@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from helpers.http_servers import running
 from helpers.processes import Started
 
 LARGE = (".safetensors", ".bin", ".pt")
@@ -124,18 +125,8 @@ def hub_server() -> Iterator[HubServer]:
     hub = HubServer()
     servers = [_Server(hub, host) for host in ("hub", "storage")]
     hub.endpoint, hub.storage = (f"http://127.0.0.1:{server.server_port}" for server in servers)
-    threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}) for server in servers]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(servers, hub.over):
         yield hub
-    finally:
-        hub.over.set()
-        for server in servers:
-            server.shutdown()
-            server.server_close()
-        for thread in threads:
-            thread.join()
 
 
 FETCHING = """

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from helpers.http_servers import running
+
 RANGE = re.compile(r"bytes=(?P<first>\d*)-(?P<last>\d*)")
 
 
@@ -96,18 +98,8 @@ def package_index() -> Iterator[PackageIndex]:
     index = PackageIndex()
     servers = [_Server(index) for _ in range(2)]
     index.address, index.storage = (f"127.0.0.1:{server.server_port}" for server in servers)
-    threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}) for server in servers]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(servers, index.over):
         yield index
-    finally:
-        index.over.set()
-        for server in servers:
-            server.shutdown()
-            server.server_close()
-        for thread in threads:
-            thread.join()
 
 
 class _Server(ThreadingHTTPServer):

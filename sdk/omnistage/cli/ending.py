@@ -8,12 +8,11 @@ import signal
 
 from omnistage.cli import interrupt
 from omnistage.cli.notices import Notices
-from omnistage.cli.stack import Stack
-from omnistage.client.async_omni import AsyncOmni
-from omnistage.client.errors import OmniError
+from omnistage.cli.stack import ROUTER, Stack
+from omnistage.client.beside import beside
 
-NEWS_S = 0.2
-"""An answer that has just ended runs for a router until its stages say otherwise, as they do a tenth of a second later."""
+RUNNING = "omnistage_router_inflight"
+"""The metric that counts the answers of a router."""
 
 LOOK_S = 0.5
 """How long the router may take to say how many answers run."""
@@ -87,12 +86,12 @@ class Ending:
             self._say(f"[bold]ending[/] on {self.number.name}, before it serves")
             self._cancel()
         else:
-            self._telling = asyncio.create_task(self._tell(self.stack.address))
+            self._telling = asyncio.create_task(self._tell(self.stack.metrics_addresses()[ROUTER]))
 
     async def _tell(self, address: str) -> None:
         """Say what is waited for, and begin to."""
         try:
-            running = await _answers_at(address)
+            running = await _running(address)
             self._say(f"[bold]ending[/] on {self.number.name}{self._waits_for(running)}")
         finally:
             self._cancel()
@@ -115,15 +114,17 @@ class Ending:
             self._notices.say(markup)
 
 
-async def _answers_at(address: str) -> int | None:
-    """How many answers a router runs; None: it does not say."""
+async def _running(address: str) -> int | None:
+    """How many answers a router runs, by its metrics at HOST:PORT; None: it does not say."""
+
+    def look() -> int | None:
+        from omnistage.cli.stack_metrics import fetched
+
+        samples = (sample for family in fetched(address) or () for sample in family.samples)
+        return next((int(sample.value) for sample in samples if sample.name == RUNNING), None)
+
     try:
-        async with asyncio.timeout(LOOK_S), AsyncOmni(address=address, connect_timeout_s=LOOK_S) as omni:
-            replicas = await omni.replicas(timeout_s=LOOK_S)
-            if any(replica.sessions for replica in replicas):
-                await asyncio.sleep(NEWS_S)
-                replicas = await omni.replicas(timeout_s=LOOK_S)
-    except (OmniError, TimeoutError):
+        async with asyncio.timeout(LOOK_S):
+            return await beside(look, "omnistage-last-look")
+    except TimeoutError:
         return None
-    first = next((replica.stage for replica in replicas), "")
-    return sum(replica.sessions for replica in replicas if replica.stage == first)

@@ -79,7 +79,7 @@ class StackCollector(Collector):
 
     def _pages(self) -> dict[str, list[Metric] | None]:
         """By process; None for one that did not answer."""
-        begun = {name: self._fetchers.submit(_fetch, address) for name, address in self._addresses().items()}
+        begun = {name: self._fetchers.submit(fetched, address) for name, address in self._addresses().items()}
         wait(begun.values(), timeout=LOOK_S)
         pages = {name: _page(fetching) for name, fetching in begun.items()}
         return {**pages, LAUNCHER: _parsed(generate_latest(self._own))}
@@ -92,8 +92,8 @@ def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
     return fetching.result()
 
 
-def _fetch(address: str) -> list[Metric] | None:
-    """None where no page can be had: the process has just ended, or hangs."""
+def fetched(address: str) -> list[Metric] | None:
+    """The metrics of the process at HOST:PORT. None where no page can be had: it has just ended, or hangs. Blocks."""
     if not address:
         return None
     connection = HTTPConnection(address, timeout=SILENCE_S)  # Unlike urlopen it knows no proxies.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnistage.cli.bench.arrivals import Process, due_times_s
-from omnistage.cli.bench.sample import Failure, Sample
+from omnistage.cli.bench.sample import Failure, Measured, Sample
 
 LONGEST_PAUSE_S = 5.0
 """Of somebody who was told to ask again later, however late."""
@@ -68,6 +68,12 @@ class Extent:
         return (self.requests is not None and requests >= self.requests) or (self.seconds is not None and at_s >= self.seconds)
 
 
+def pause_s(outcome: Measured | Failure) -> float:
+    """How long to wait before the next question. Who is turned away asks again when told to, but does not wait for minutes: at once, they
+    would be turned away a thousand times a second."""
+    return min(outcome.retry_s or 0.0, LONGEST_PAUSE_S) if isinstance(outcome, Failure) else 0.0
+
+
 class Level:
     """Puts `load` on a router, for `extent`. first: number of its first request. seed: of a random arrival process."""
 
@@ -114,9 +120,8 @@ class Level:
     async def _one_after_another(self) -> None:
         while not self.extent.is_over(self.started, self.elapsed_s):
             sample = await self._start(self.elapsed_s)
-            # Who is turned away asks again when he was told to: at once, he would be turned away a thousand times a second.
-            if isinstance(sample.outcome, Failure) and sample.outcome.retry_s and not self.extent.is_over(self.started, self.elapsed_s):
-                await asyncio.sleep(min(sample.outcome.retry_s, LONGEST_PAUSE_S))
+            if (seconds := pause_s(sample.outcome)) and not self.extent.is_over(self.started, self.elapsed_s):
+                await asyncio.sleep(seconds)
 
     async def _open(self, load: Open) -> None:
         async with asyncio.TaskGroup() as group:
