@@ -270,24 +270,16 @@ def test_a_player_that_dies_is_told_and_the_answer_goes_on(tmp_path: Path, seed:
     assert 0 < heard.samples < heard.of == 100 * RATE
 
 
-async def test_a_player_that_is_killed_is_told_while_the_answer_comes(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("before_s", "after_s"), [(10.0, 1.0), (0.9, 0.0)], ids=["while it comes", "behind the last write"])
+async def test_a_player_that_is_killed_is_told(tmp_path: Path, seed: int, before_s: float, after_s: float) -> None:
     sink = Sink(tmp_path / "sink")
     async with Player(sink.loudspeaker) as player:
-        player.write(chunk(noise(seed, 10.0)))
+        player.write(chunk(noise(seed, before_s)))
         await until(sink.blocks)
         os.kill(sink.pid, signal.SIGKILL)
-        await until(lambda: player.lost)
-        player.write(chunk(noise(seed, 1.0)))
-        with pytest.raises(PlayerLostError, match="by SIGKILL"):
-            await player.afinish()
-
-
-async def test_a_player_that_dies_behind_the_last_write_is_told(tmp_path: Path, seed: int) -> None:
-    sink = Sink(tmp_path / "sink")
-    async with Player(sink.loudspeaker) as player:
-        player.write(chunk(noise(seed, 0.9)))
-        await until(sink.blocks)
-        os.kill(sink.pid, signal.SIGKILL)
+        if after_s:
+            await until(lambda: player.lost)
+            player.write(chunk(noise(seed, after_s)))
         with pytest.raises(PlayerLostError, match="by SIGKILL"):
             await player.afinish()
 
