@@ -127,7 +127,14 @@ def ask(
     elif out is not None:
         options["outputs"] = ["text", "audio"]
     question = Question(
-        *(text or "", False, out, timeline, json, options, system, attached),
+        text or "",
+        verbatim=False,
+        out=out,
+        timeline=timeline,
+        as_json=json,
+        options=options,
+        system=system,
+        attached=attached,
         schema=json_schema,
         captions=captions,
         play=False if text_only else play,
@@ -162,7 +169,8 @@ def say(
     options = _options(address, pipeline, seed, timeout, sound)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
-    _speak(Question(text, True, out, timeline, json, options, captions=captions, play=play), address, pipeline, verbose)
+    question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
+    _speak(question, address, pipeline, verbose)
 
 
 def _check_play(play: bool | None, out: Path | None, as_json: bool) -> None:

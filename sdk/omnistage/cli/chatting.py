@@ -27,12 +27,12 @@ from omnistage.cli.following import follow
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
-from omnistage.cli.screen import screen_for
+from omnistage.cli.screen import Spoken, screen_for
 from omnistage.cli.talk import LINES, OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, unknown
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.beside import beside
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
-from omnistage.client.events import AudioChunk, Event, TextDelta
+from omnistage.client.events import AudioChunk, Done, Event, TextDelta
 from omnistage.client.listing import Pipeline
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
@@ -99,6 +99,7 @@ class Session:
         self._notices = notices
         self._verbose = verbose
         self._taking: asyncio.Task[None] | None = None
+        self._answering: asyncio.Task[tuple[Spoken, Done]] | None = None
         self._player: Player | None = None
         self._listening: asyncio.Task[None] | None = None
         self._sounds: list[AudioChunk] = []
@@ -118,8 +119,10 @@ class Session:
             taking.result()
 
     def interrupt(self) -> None:
-        """Break off what is being done, if anything is."""
-        if self._taking is not None:
+        """Break off what is being done: an answer, whose beginning stays; anything else; or what is still heard."""
+        if self._answering is not None:
+            self._answering.cancel()
+        elif self._taking is not None:
             self._taking.cancel()
         else:
             self.silence()
@@ -167,17 +170,13 @@ class Session:
         ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
         if self._player is not None:
             ears.append(self._player.write)
-        answering = asyncio.create_task(follow(events, screen_for(as_json=False), keep_sound=False, ears=ears))
+        self._answering = answering = asyncio.create_task(follow(events, screen_for(as_json=False), keep_sound=False, ears=ears))
         try:
-            with self._keys(answering.cancel):
+            with self._keys(self.interrupt):
                 await asyncio.wait({answering})
-        except asyncio.CancelledError:
+        finally:
+            self._answering = None
             answering.cancel()
-            await asyncio.wait({answering})
-            task = asyncio.current_task()
-            if self._taking is not task or task is None:
-                raise
-            task.uncancel()
         if answering.cancelled():
             self.silence()
             self._notices.say("[dim]stopped[/]")
