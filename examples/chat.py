@@ -1,29 +1,61 @@
-"""A conversation: every line of standard input is a turn, and every answer becomes a turn too.
+"""A conversation: every line is a turn, and every answer becomes a turn too. It is shown and heard while it is made; Ctrl-C ends it.
 
-python examples/chat.py --address host:50050
+python examples/chat.py --address host:50050        # without it the router that runs here, or a stack of its own
 """
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
-from omnistage.client import Omni, OverloadedError
+from omnistage.client import AudioChunk, Omni, OverloadedError, Player, TextDelta, find_loudspeaker
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--address")
-arguments = parser.parse_args()
 
-conversation: list[Mapping[str, str]] = [{"role": "system", "content": "You are brief and friendly."}]
-with Omni(address=arguments.address) as omni:
-    for line in map(str.strip, sys.stdin):
-        if not line:
-            continue
-        conversation.append({"role": "user", "content": line})
-        try:
-            answer = omni.chat(conversation)
-        except OverloadedError as error:
-            print(f"busy; ask again in {error.retry_delay_s} s")
-            conversation.pop()
-            continue
-        print(answer["content"])
-        conversation.append(answer)
+def questions() -> Iterator[str]:
+    """Of a person, or of a pipe."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    with suppress(EOFError):
+        while True:
+            if line := input(prompt).strip():
+                yield line
+
+
+def answered(omni: Omni, conversation: list[Mapping[str, str]]) -> str:
+    """Its text, when all of it was shown and heard."""
+    loudspeaker = find_loudspeaker()
+    player = Player(loudspeaker) if loudspeaker else None
+    text = ""
+    try:
+        for event in omni.stream_chat(conversation):
+            if isinstance(event, TextDelta):
+                text += event.text
+                print(event.text, end="", flush=True)
+            elif isinstance(event, AudioChunk) and player:
+                player.write(event)
+        print()
+        if player:
+            player.finish()
+    finally:
+        if player:
+            player.stop()
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address")
+    conversation: list[Mapping[str, str]] = [{"role": "system", "content": "You are brief and friendly."}]
+    with Omni(address=parser.parse_args().address) as omni:
+        for question in questions():
+            turn = {"role": "user", "content": question}
+            try:
+                answer = answered(omni, [*conversation, turn])
+            except OverloadedError as error:
+                print(f"busy; ask again in {error.retry_delay_s} s")
+                continue
+            conversation += [turn, {"role": "assistant", "content": answer}]
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

@@ -258,3 +258,13 @@ def test_the_ready_line_and_the_lifeline(family: Family) -> None:
         os.close(lifeline_write)
         assert server.wait(30) == 0
     assert family.pids() == []
+
+
+def test_a_router_that_others_reach_says_so(family: Family) -> None:
+    with serve("toy", "--address", "0.0.0.0:0") as server:
+        assert server.stderr is not None
+        assert "0.0.0.0:0 can be reached from other hosts: nothing is encrypted" in server.stderr.readline()
+        assert server.stderr.readline().startswith("serving on ")
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []

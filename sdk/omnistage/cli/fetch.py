@@ -94,16 +94,25 @@ def _fetched(name: HubName, check: Check, notices: Notices) -> Found:
 
 def _hint(name: HubName, error: FetchError) -> str:
     """What a person may do: to ask once more for what is not there helps nobody."""
-    from omnistage.models.hub import AccessRefused, NoWeights, UnknownName, endpoint
+    from omnistage.models.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName, endpoint
 
     match error:
         case UnknownName():
-            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub."
+            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub. {_here()}"
         case NoWeights():
             return "`omnistage pipelines` lists what can be served."
         case AccessRefused():
             return f"When that is done, `omnistage pull {name}` tries again."
+        case HubUnreachable():
+            return f"`omnistage pull {name}` tries again; what is already there is kept. {_here()}"
     return f"`omnistage pull {name}` tries again; what is already there is kept."
+
+
+def _here() -> str:
+    """What can be served without a hub."""
+    from omnistage.cli.inventory import models_here  # Which imports what imports this.
+
+    return f"On this machine: {', '.join(model.name for model in models_here() if model.is_here) or 'no model'}."
 
 
 def _tell(plan: Plan, notices: Notices) -> None:

@@ -23,6 +23,7 @@ from omnistage.cli.served import Served, registered
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
 from omnistage.client.errors import OmniError, StackError
+from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.models.options import GPU_MEMORY
 
 
@@ -71,6 +72,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: 
     notices = Notices()
     is_private = lifeline_fd >= 0
     _tell_meaningless(layout, notices)
+    _warn_of_others(layout.servers.address, notices)
     ending = Ending(task, layout.servers.grace_s, None if is_private else notices)
     ending.heed(lifeline_fd)
     try:
@@ -119,6 +121,15 @@ def _tell_meaningless(layout: Layout, notices: Notices) -> None:
     given = {stage.settings[GPU_MEMORY] for stage in layout.stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
     if given:
         notices.say(f"{flag(GPU_MEMORY)} {', '.join(sorted(given))} means nothing on a CPU")
+
+
+def _warn_of_others(address: str, notices: Notices) -> None:
+    """A router that others reach."""
+    if not is_loopback(host_and_port(address)[0]):
+        notices.say(
+            f"[yellow]{escape(address)} can be reached from other hosts: nothing is encrypted, and nobody is asked for a key; "
+            "see docs/security.md[/]"
+        )
 
 
 def _show_metrics(address: str, stack: Stack) -> str:
