@@ -36,7 +36,7 @@ CUDA_LIST = "cuda"
 """The list of what the build for CUDA needs beyond the one for CPUs, some 2.5 GB."""
 TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
 """Of the CPU build. The other one is on every index."""
-RUNTIME = ("cli", "convert", "models")
+RUNTIME = ("cli", "convert", "models", "play")
 DEV = (*RUNTIME, "asr", "dev", "otel")
 STAMP = "omnistage-setup.json"
 REQUIREMENTS = ROOT / "requirements"

@@ -6,8 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from conftest import DEAREST, TESTS
 
+from tools.breaking import LAST_VERSION, git, last_version
 from tools.groups import read_groups
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,3 +96,11 @@ def normal(name: str) -> str:
 
 def test_the_files_that_begin_first_are_there() -> None:
     assert [file for file in DEAREST if not (TESTS / file).is_file()] == []
+
+
+def test_the_last_version_is_one_that_this_one_follows() -> None:
+    """A clone with its history has it. Who has not would find nothing to compare with, and say no more than that."""
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() == b"true":
+        pytest.skip("this clone has no history")
+    assert last_version() == LAST_VERSION
+    assert git("merge-base", "--is-ancestor", LAST_VERSION, "HEAD").returncode == 0

@@ -42,8 +42,7 @@ log = structlog.get_logger(__name__)
 STOP_GRACE_S = 0.5
 
 SETTLE_AFTER_S = 5.0
-SETTLING_NICE = 19
-"""Of a thread: whatever answers comes first, and so does the rest of a stack that starts."""
+"""From serving on: the rest of a stack that starts comes first."""
 
 BROKEN_LIMIT_S = 5.0
 """A broken process ends within this time, whatever else hangs in it."""
@@ -174,7 +173,8 @@ def _settle_later() -> None:
 
 
 def _settle() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SETTLING_NICE)
+    """At the priority of all other threads: one that waits for a CPU holds Python's lock and the kernel's on the address space meanwhile,
+    and on a busy machine a thread of low priority waits for seconds."""
     held = use_huge_pages()
     log.debug("memory.huge_pages", mib=held >> 20)
 
