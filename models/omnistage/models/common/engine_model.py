@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.memory import memory_told
-from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.revision import computed, digests_of_files, revision
 from omnistage.models.common.team import Team
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
@@ -73,11 +74,11 @@ class EngineModel:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine with the decoder of a checkpoint. results: what this machine makes of a fixed sequence. settings: what was chosen and why,
-    for the model's info."""
+    """An engine with the decoder of a checkpoint. files: see `digests_of_files`. results: what this machine makes of a fixed sequence.
+    settings: what was chosen and why, for the model's info."""
 
     engine: Engine
-    folder: Path
+    files: bytes
     options: LoadOptions
     dtype: str
     results: Sequence[torch.Tensor]
@@ -100,7 +101,9 @@ class Started:
         decoder; kv_bytes are then those of each."""
         followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
         attention = chosen(decoder.spec)
-        results = computed(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
+        with ThreadPoolExecutor(1) as beside:  # Both take long, and neither holds Python's lock.
+            files = beside.submit(digests_of_files, folder)
+            results = computed(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)
         engine = Engine(
             decoder,
             head(logits),
@@ -121,12 +124,12 @@ class Started:
             "products": decoder.products,
             "attention": engine.attention.reason,
         }
-        return cls(engine, folder, options, dtype, results, settings)
+        return cls(engine, files.result(), options, dtype, results, settings)
 
     def revision(self, code: str, *, results: Iterable[torch.Tensor] = (), settings: str = "") -> str:
         """Of the model; see `revision.revision`. results: of other parts of it."""
         return revision(
-            self.folder,
+            self.files,
             code,
             dtype=self.dtype,
             device=hardware(self.options.device),

@@ -24,8 +24,17 @@ PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.pt")
 DIGITS = 12
 
 
+def digests_of_files(directory: Path) -> bytes:
+    """Names and SHA-256 of all files of a checkpoint that a model is made from; some 1.5 GB are read in a second."""
+    read = []
+    for path in sorted({path for pattern in PATTERNS for path in directory.glob(pattern)}):
+        with path.open("rb") as file:
+            read.append(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return b"".join(read)
+
+
 def revision(
-    directory: Path,
+    files: bytes,
     code: str,
     *,
     dtype: str,
@@ -36,14 +45,11 @@ def revision(
 ) -> str:
     """Hex digits of everything that an output can depend on.
 
-    directory: the files of the model. code: a name of the code, which whoever changes what it computes raises. device: see
+    files: see `digests_of_files`. code: a name of the code, which whoever changes what it computes raises. device: see
     `devices.hardware`; its number does not count. results: of fixed inputs, computed as an answer is (see `computed`), with every kernel
     that an answer is computed with. settings: whatever else it depends on.
     """
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in PATTERNS for path in directory.glob(pattern)}):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    digest = hashlib.sha256(files)
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
     for result in results:
         array = result.cpu().contiguous().flatten().view(torch.uint8).numpy() if isinstance(result, torch.Tensor) else result
