@@ -20,7 +20,7 @@ from helpers.tiny import tiny_decoder
 from omnistage.engine import results as engine_results
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.results import fixed_results
-from omnistage.models.common.revision import computed, digests_of_files, revision
+from omnistage.models.common.revision import computed, revision
 
 OTHER_MACHINES = (*OLDER_PROCESSORS[:1], PLAIN_KERNELS, *OLDER_PROCESSORS[1:])
 
@@ -80,7 +80,7 @@ def files(tmp_path: Path) -> Path:
 
 def named(directory: Path, result: object = 1.0, **changes: object) -> str:
     facts = {"code": "1", "dtype": "float32", "device": "cpu", "threads": 1, **changes}
-    return revision(digests_of_files(directory), facts.pop("code"), results=(np.float32([result]),), **facts)  # type: ignore[arg-type]
+    return revision(directory, facts.pop("code"), results=(np.float32([result]),), **facts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_a_single_number_is_a_result_too(files: Path) -> None:
 
 
 def named_by(directory: Path, result: torch.Tensor) -> str:
-    return revision(digests_of_files(directory), "1", dtype="float32", device="cpu", threads=1, results=(result,))
+    return revision(directory, "1", dtype="float32", device="cpu", threads=1, results=(result,))
 
 
 def test_bits_and_shape_of_a_result_count(files: Path) -> None:
     def of(*results: torch.Tensor) -> str:
-        return revision(digests_of_files(files), "1", dtype="float32", device="cpu", threads=1, results=results)
+        return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)
 
     ones = torch.ones(2, 2, dtype=torch.bfloat16)
     assert len({of(ones), of(ones.view(4)), of(ones.float()), of(ones, ones), of(ones[:1], ones[1:]), of(-0.0 * ones), of(0.0 * ones)}) == 7
@@ -134,7 +134,7 @@ def test_the_number_of_the_engine_counts(files: Path, monkeypatch: pytest.Monkey
     def of_the_engine() -> str:
         decoder = tiny_decoder()
         results = fixed_results(decoder, decoder.logits, RowAttention())
-        return revision(digests_of_files(files), "1", dtype="float32", device="cpu", threads=1, results=results)
+        return revision(files, "1", dtype="float32", device="cpu", threads=1, results=results)
 
     before = of_the_engine()
     assert of_the_engine() == before

@@ -78,6 +78,7 @@ class Started:
     settings: what was chosen and why, for the model's info."""
 
     engine: Engine
+    folder: Path
     files: bytes
     options: LoadOptions
     dtype: str
@@ -124,18 +125,19 @@ class Started:
             "products": decoder.products,
             "attention": engine.attention.reason,
         }
-        return cls(engine, files.result(), options, dtype, results, settings)
+        return cls(engine, folder, files.result(), options, dtype, results, settings)
 
     def revision(self, code: str, *, results: Iterable[torch.Tensor] = (), settings: str = "") -> str:
         """Of the model; see `revision.revision`. results: of other parts of it."""
         return revision(
-            self.files,
+            self.folder,
             code,
             dtype=self.dtype,
             device=hardware(self.options.device),
             threads=self.options.threads,
             results=[*self.results, *results],
             settings=f"{settings}, {ranks} ranks" if (ranks := self.options.tensor_parallel_size) > 1 else settings,
+            files=self.files,
         )
 
 

@@ -34,7 +34,7 @@ def digests_of_files(directory: Path) -> bytes:
 
 
 def revision(
-    files: bytes,
+    directory: Path,
     code: str,
     *,
     dtype: str,
@@ -42,14 +42,16 @@ def revision(
     threads: int,
     results: Iterable[NDArray[np.generic] | torch.Tensor],
     settings: str = "",
+    files: bytes | None = None,
 ) -> str:
     """Hex digits of everything that an output can depend on.
 
-    files: see `digests_of_files`. code: a name of the code, which whoever changes what it computes raises. device: see
+    directory: the files of the model. code: a name of the code, which whoever changes what it computes raises. device: see
     `devices.hardware`; its number does not count. results: of fixed inputs, computed as an answer is (see `computed`), with every kernel
-    that an answer is computed with. settings: whatever else it depends on.
+    that an answer is computed with. settings: whatever else it depends on. files: their digests, where
+    somebody has them.
     """
-    digest = hashlib.sha256(files)
+    digest = hashlib.sha256(digests_of_files(directory) if files is None else files)
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
     for result in results:
         array = result.cpu().contiguous().flatten().view(torch.uint8).numpy() if isinstance(result, torch.Tensor) else result

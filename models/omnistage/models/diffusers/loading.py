@@ -18,7 +18,7 @@ from torch.backends.cpu import get_cpu_capability
 
 from omnistage.engine.group import RanksApart
 from omnistage.models.common.checkpoint import BadCheckpoint, called
-from omnistage.models.common.revision import computed, digests_of_files, revision
+from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
@@ -111,7 +111,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
     info = ModelInfo(
         name=name,
         revision=revision(
-            digests_of_files(folder),
+            folder,
             CODE_REVISION,
             dtype=dtype,
             device=hardware(options.device),

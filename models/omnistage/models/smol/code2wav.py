@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.real_time import computing_s, told
-from omnistage.models.common.revision import computed, digests_of_files, revision
+from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -294,9 +294,7 @@ class SmolCode2Wav:
         heard = computed(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], threads)
         info = ModelInfo(
             name="hibari-code2wav",
-            revision=revision(
-                digests_of_files(directory), CODE_REVISION, dtype="float32", device=hardware(device), threads=threads, results=heard
-            ),
+            revision=revision(directory, CODE_REVISION, dtype="float32", device=hardware(device), threads=threads, results=heard),
             accepts=(PortSpec("features", Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH, window=True),),
             produces=(PortSpec("audio", Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
             max_sessions=max_sessions,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.real_time import computing_s, told
-from omnistage.models.common.revision import computed, digests_of_files, revision
+from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import (
@@ -77,9 +77,7 @@ class SmolTalker:
         spoken = computed(partial(_first_rows, net, phonemizer), threads)
         info = ModelInfo(
             name="hibari-talker",
-            revision=revision(
-                digests_of_files(directory), CODE_REVISION, dtype="float32", device="cpu", threads=threads, results=(spoken,)
-            ),
+            revision=revision(directory, CODE_REVISION, dtype="float32", device="cpu", threads=threads, results=(spoken,)),
             accepts=(PortSpec("text", Content.TEXT),),
             produces=(
                 PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH),

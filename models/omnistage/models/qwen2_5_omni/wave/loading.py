@@ -13,7 +13,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.cores import cores
 from omnistage.models.common.engine_model import MAX_SESSIONS
 from omnistage.models.common.memory import free_bytes
-from omnistage.models.common.revision import computed, digests_of_files, revision
+from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -78,7 +78,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
         revision=revision(
-            digests_of_files(folder),
+            folder,
             CODE_REVISION,
             dtype="float32",
             device=hardware(options.device),
