@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 
-from helpers.models import text_pieces
+from helpers.models import said, text_pieces
 from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.models.conversation import Turn
@@ -56,15 +56,37 @@ async def steps_of(model: ThinkerModel[Any], *asked: tuple[str, int]) -> int:
     return steps(model) - before
 
 
+async def begun_before_one_ends(model: ThinkerModel[Any], asked: int, max_tokens: int) -> int:
+    """How many of the answers have begun with the last piece of the first that ends. What has not ended then is cancelled."""
+    begun: set[int] = set()
+
+    async def write(number: int) -> int:
+        last = 0
+        async with aclosing(said(model, ask(f"Say {number}.", max_tokens))) as pieces:
+            async for _ in pieces:
+                begun.add(number)
+                last = len(begun)
+                if last == asked:
+                    break
+        return last
+
+    writing = [asyncio.create_task(write(number)) for number in range(asked)]
+    ended, others = await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return min(task.result() for task in ended)
+
+
 @pytest.mark.slow
-async def test_a_batch_of_one_takes_a_step_for_every_token(default_model: Path) -> None:
-    asked = [(f"Say {number}.", 12) for number in range(4)]  # Long beside the steps in which they are still arriving.
+async def test_a_batch_of_one_writes_one_answer_at_a_time(default_model: Path) -> None:
     async with loaded(default_model, max_batch_size=1) as one:
         assert one.info.settings["max_batch_size"] == "1"
-        assert await steps_of(one, *asked) > 3 * 12
+        assert await begun_before_one_ends(one, asked=4, max_tokens=12) == 1
     async with loaded(default_model) as many:
         assert many.info.settings["max_batch_size"] == "64 (default)"
-        assert await steps_of(many, *asked) < 3 * 12
+        # So long that on a busy machine, too, all have come before one could end: they are cancelled as soon as all have begun.
+        assert await begun_before_one_ends(many, asked=4, max_tokens=1000) == 4
 
 
 class SizedDecoder(PackedDecoder):
