@@ -74,7 +74,8 @@ def test_it_serves_until_it_is_told_to_end(family: Family, name: str, seed: int)
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
         server.send_signal(number)
-        assert told(server, "ending") == f"on {number.name}"
+        # The answer may still count as running: the client has all of it a moment before the router has closed its account.
+        assert told(server, "ending").partition(":")[0] == f"on {number.name}"
         assert server.wait(30) == 0
     assert family.pids() == []
 
@@ -90,7 +91,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, name: st
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
         server.terminate()
-        assert told(server, "ending") == "on SIGTERM"
+        assert told(server, "ending").partition(":")[0] == "on SIGTERM"
         assert server.wait(30) == 0
     assert family.pids() == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import zipfile
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from omnistage.models.interface import BadRequest
 FILE = "spk_dict.pt"
 
 _DAMAGE = (
-    *(OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile),
+    *(OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, struct.error, zipfile.BadZipFile),
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, TypeError),
 )
 """What `torch.load` raises for a file that is damaged: it checks few of the values that it unpickles and builds tensors of, so whatever is
