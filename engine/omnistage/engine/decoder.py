@@ -96,9 +96,8 @@ class PackedDecoder:
         head = weight(LM_HEAD)
 
         def build(linear: Linears) -> tuple[tuple[_Layer, ...], Linear, Enter]:
-            logits = linear(embedding if head is None else head)  # First: to try it takes longest, and the others are packed meanwhile.
             layers = tuple(_layer(weight, f"layers.{index}", config, linear) for index in range(config.layers))
-            return layers, logits, entry(linear)
+            return layers, linear(embedding if head is None else head), entry(linear)
 
         (self._layers, self._head, self._enter), self.products = build_exact(build, embedding.dtype, embedding.device)
         self._spec = DecoderSpec(

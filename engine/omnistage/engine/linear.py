@@ -8,9 +8,8 @@ entry claims is asserted for every weight when it is loaded; where a claim fails
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -167,41 +166,27 @@ class LinearMaker(Protocol):
 
 
 class Linears:
-    """Makes the products of one model, all with one backend, and has each of them tried out on another thread while the next is packed.
+    """Makes the products of one model, all with one backend, and tries each of them out.
 
     The library chooses its kernel by shape and number of rows, so the first weight of a shape is tried with every number of rows up to 32
     and every fourth above, the others with every sixteenth of these, in turns. Of a large weight, which is a head and alone, a fourth.
     """
 
-    def __init__(self, product: Product, beside: Executor) -> None:
-        """beside: of one thread. Whoever uses a product that was made calls `confirm` first."""
-        self._product, self._beside = product, beside
+    def __init__(self, product: Product) -> None:
+        self._product = product
         self._made: Counter[torch.Size] = Counter()
-        self._trials: deque[Future[None]] = deque()
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Raises RowsDiffer, perhaps for an earlier weight."""
+        """Raises RowsDiffer."""
         made = self._made[weight.shape]
         self._made[weight.shape] += 1
         linear = Linear(weight, bias, self._product)
         least, most = self._product.least, self._product.most
         sizes = [rows for rows in range(least, most + 1) if rows <= 32 or rows % 4 == 0]
         turns = _TURNS if made else 1 if weight.numel() <= _LARGE else 4
-        # Without the weight, which would wait in memory beside what it was packed into.
-        like = weight.new_empty(0, weight.shape[1])
-        self._trials.append(self._beside.submit(self._try, linear, weight.shape, like, sizes[made % turns :: turns]))
-        while self._trials and self._trials[0].done():
-            self._trials.popleft().result()
+        if rows := rows_that_differ(linear.run, weight, self._product, sizes[made % turns :: turns]):
+            raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(weight.shape)} are not those of {self._product.most} rows")
         return linear
-
-    def _try(self, linear: Linear, shape: torch.Size, like: torch.Tensor, sizes: Sequence[int]) -> None:
-        if rows := rows_that_differ(linear.run, like, self._product, sizes):
-            raise RowsDiffer(f"{self._product.name}: {rows} rows times {list(shape)} are not those of {self._product.most} rows")
-
-    def confirm(self) -> None:
-        """Return when all that was made keeps the claim. Raises RowsDiffer."""
-        while self._trials:
-            self._trials.popleft().result()
 
 
 def whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -213,28 +198,21 @@ def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: t
     """What `build` makes of the weights of a model, with the best backend that keeps its claim for all of them; and which, and why."""
     refused: list[str] = []
     for product in viable_products(dtype, device):
-        beside = ThreadPoolExecutor(1, "omnistage-trials", torch.set_num_threads, (torch.get_num_threads(),))
         try:
-            linears = Linears(product, beside)
-            built = build(linears)
-            linears.confirm()
+            built = build(Linears(product))
         except RowsDiffer as error:
             refused.append(str(error))
         else:
             return built, "; ".join((product.name, *refused))
-        finally:
-            beside.shutdown(cancel_futures=True)
     raise RowsDiffer("; ".join(refused))
 
 
 def rows_that_differ(
-    run: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor, product: Product, sizes: Iterable[int] | None = None
+    run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: Product, sizes: Iterable[int] | None = None
 ) -> int:
-    """The first number of rows at which `run` gives rows other bits than at `product.most`, or in another place; 0 if there is none.
-
-    like: [any, in], of the type and on the device of the weight."""
+    """The first number of rows at which `run` gives rows other bits than at `product.most`, or in another place; 0 if there is none."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(_INPUTS, product.most, like.shape[1], generator=generator).to(like)
+    inputs = torch.randn(_INPUTS, product.most, weight.shape[1], generator=generator).to(weight)
     wholes: dict[int, torch.Tensor] = {}
     for rows in range(product.least, product.most + 1) if sizes is None else sizes:
         which = rows // 4 % _INPUTS
