@@ -306,16 +306,22 @@ def picture(seq: int, data: bytes, offset: int, total: int, step: int | None = N
     return event(chunk_pb2.Chunk(port="image", seq=seq, count=int(last), last=last, image=image))
 
 
+def word(seq: int, *, last: bool = False) -> omni_pb2.GenerateResponse:
+    reason = chunk_pb2.FINISH_REASON_STOP if last else chunk_pb2.FINISH_REASON_UNSPECIFIED
+    text = chunk_pb2.TextChunk(text="w", token_ids=[seq], finish_reason=reason)
+    return event(chunk_pb2.Chunk(port="text", seq=seq, first=seq, count=1, last=last, text=text))
+
+
 async def test_a_picture_of_which_a_piece_had_come_begins_anew() -> None:
-    before = [event(STARTED), picture(0, b"old", 0, 3, 1), picture(1, b"abc", 0, 6)]
-    after = [event(STARTED), picture(2, b"old", 0, 3, 1), picture(3, b"new", 0, 3, 2), picture(4, b"abcd", 0, 6), picture(5, b"ef", 4, 6)]
-    peer = Peer(before, [*after, event(USAGE)])
+    # The word behind the piece tells that the piece had come.
+    before = [event(STARTED), picture(0, b"old", 0, 3, 1), picture(1, b"abc", 0, 6), word(0)]
+    images = [picture(2, b"old", 0, 3, 1), picture(3, b"new", 0, 3, 2), picture(4, b"abcd", 0, 6), picture(5, b"ef", 4, 6)]
+    peer = Peer(before, [event(STARTED), *images, word(1, last=True), event(USAGE)])
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
-        events = await hear(omni, {1: wire.cut})
+        events = await hear(omni, {2: wire.cut})
     assert [event.data for event in events if isinstance(event, Picture)] == [b"old", b"new", b"abcdef"]
-    (position,) = peer.requests[1].resume.positions
-    assert (position.port, position.first, position.ended) == ("image", 0, False)
-    assert position.seq >= 1
+    positions = {position.port: (position.seq, position.first, position.ended) for position in peer.requests[1].resume.positions}
+    assert positions == {"image": (2, 0, False), "text": (1, 1, False)}
 
 
 async def test_stages_that_were_replaced_are_told() -> None:
