@@ -224,6 +224,8 @@ def test_pulseaudio_gets_every_sample_once(
         if not any(Path("/usr/lib").glob("*/alsa-lib/libasound_module_pcm_pulse.so")):
             pytest.skip("ALSA cannot play by PulseAudio here: its package is libasound2-plugins")
         (silent / "alsa.conf").write_text("pcm.!default { type pulse }\n")
+    if player == "play" and not any(Path("/usr/lib").glob("*/sox/libsox_fmt_pulseaudio.so")):
+        pytest.skip("SoX cannot play by PulseAudio here: its package is libsox-fmt-pulse")
     for name, value in ((VARIABLE, player), ("AUDIODRIVER", "pulseaudio"), ("SDL_AUDIODRIVER", "pulseaudio")):
         monkeypatch.setenv(name, value)
     sound = np.random.default_rng(seed).uniform(0.1, 0.9, RATE).astype(np.float32)
