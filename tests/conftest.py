@@ -65,6 +65,7 @@ DEAREST = (
     "system/test_frozen.py",
     "host/test_watchdog.py",
     "models/test_revision.py",
+    "system/test_picture_by_name.py",
     "system/test_rolling_restart.py",
     "client/test_private_stack.py",
     "client/test_default_pictures.py",

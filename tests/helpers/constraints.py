@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from omnistage.v1 import stage_pb2
 
@@ -27,3 +28,14 @@ BAD_CONSTRAINTS = (
     ("choice", stage_pb2.Constraint(choice=stage_pb2.Choices())),
     ("choice", stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["a", ""]))),
 )
+
+
+def keeps(form: str, text: str) -> bool:
+    """Whether a text keeps to the constraint of this form."""
+    match form:
+        case "json_schema":
+            values = json.loads(text)
+            return 2 <= len(values) <= 3 and all(value in LISTED for value in values)
+        case "regex":
+            return re.fullmatch(CONSTRAINTS[form].regex, text) is not None
+    return text in CONSTRAINTS[form].choice.texts

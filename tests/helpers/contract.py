@@ -6,7 +6,6 @@ A check takes a loaded model behind its stage and a sample of what it is asked; 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helpers.constraints import BAD_CONSTRAINTS, CONSTRAINTS, LISTED
+from helpers.constraints import BAD_CONSTRAINTS, CONSTRAINTS, keeps
 from helpers.servers import family_logic
 from omnistage.diffusion.stage import MAX_PART_BYTES
 from omnistage.models.conversation import Medium
@@ -396,16 +395,6 @@ async def check_the_text_keeps_to_what_is_asked(loaded: Loaded, rng: random.Rand
             after = contents(await run(asked, rng, start))
             for port in loaded.produces:
                 assert joined(before[port], after.get(port, b"")) == whole[port], f"port {port!r} after {count} outputs"
-
-
-def keeps(form: str, text: str) -> bool:
-    match form:
-        case "json_schema":
-            values = json.loads(text)
-            return 2 <= len(values) <= 3 and all(value in LISTED for value in values)
-        case "regex":
-            return re.fullmatch(CONSTRAINTS[form].regex, text) is not None
-    return text in CONSTRAINTS[form].choice.texts
 
 
 def assert_free(loaded: Loaded) -> None:

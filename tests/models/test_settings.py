@@ -74,7 +74,8 @@ async def begun_before_one_ends(model: ThinkerModel[Any], asked: int, max_tokens
     ended, others = await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    left = await asyncio.gather(*others, return_exceptions=True)
+    assert all(isinstance(end, int | asyncio.CancelledError) for end in left), left
     return min(task.result() for task in ended)
 
 

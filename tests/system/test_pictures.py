@@ -6,8 +6,6 @@ import asyncio
 import io
 import json
 import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -23,10 +21,9 @@ from PIL import Image
 from helpers import media_files
 from helpers.ask import Answer, ask, read, refused
 from helpers.disturbed import Step, ask_through, disturbed, holder, killed_holder
-from helpers.drawings import checkpoint, writable
+from helpers.drawings import checkpoint
 from helpers.drawn import check_near, drawing, drawn_by_diffusers, files_of, pixels, steps_of
 from helpers.fleet import Fleet
-from helpers.processes import Family
 from helpers.servers import ServerProcess, all_free, omni_stub, stack, stage_flags
 from helpers.stable_diffusion import SIDE as WHOLE_SIDE
 from helpers.stable_diffusion import stable_diffusion
@@ -472,34 +469,3 @@ async def test_the_file_that_comes_along_offers_the_rows_of_who_has_them(house: 
         async with AsyncOmni(address=router.address) as omni:
             assert [one.on_request for one in await omni.pipelines()] == [(LATENTS, PIXELS)]
             assert set((await omni.draw("a hill", seed=seed, steps=2, **OF_ROWS)).rows) == {LATENTS, PIXELS}
-
-
-CAT = """
-from omnistage.client import Omni
-Omni(model_path="Qwen/Qwen-Image", tensor_parallel_size=1).generate("a photo of a cat wearing a hat").images[0].save("cat_with_hat.png")
-"""
-
-
-def test_the_cat_gets_its_hat(family: Family, tmp_path: Path) -> None:
-    """By the name of a checkpoint that is in the cache of this user, without a hub."""
-    store = tmp_path / "home" / "hub" / "models--Qwen--Qwen-Image"
-    commit = "0123456789abcdef" * 2 + "01234567"
-    (store / "refs").mkdir(parents=True)
-    (store / "refs" / "main").write_text(commit)
-    (store / "snapshots").mkdir()
-    folder = writable("qwen-image", store / "snapshots" / commit)
-    (folder / "omnistage.json").write_text(json.dumps({"width": SIDE, "height": SIDE, "steps": 4}))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    done = subprocess.run(
-        [sys.executable, "-c", CAT],
-        cwd=tmp_path,
-        env={**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
-    with Image.open(tmp_path / "cat_with_hat.png") as image:
-        assert (image.format, image.size, image.mode) == ("PNG", (SIDE, SIDE), "RGB")
-        assert np.asarray(image).std() > 5
-    assert family.wait_ended() == []
