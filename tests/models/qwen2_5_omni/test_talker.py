@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import random
 import zipfile
 from collections.abc import AsyncGenerator, Callable
@@ -439,6 +440,17 @@ def test_a_table_of_voices_that_is_none_is_told(copied: Path) -> None:
     refused(copied, "has no voices")
     path.unlink()
     refused(copied, "spk_dict.pt")
+
+
+def test_a_table_of_voices_that_ends_in_the_middle_of_a_number_is_told(copied: Path) -> None:
+    path = copied / "spk_dict.pt"
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    path.unlink()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, pickle.PROTO + b"\x02" + pickle.BININT + b"\x01" if name.endswith("/data.pkl") else data)
+    refused(copied, "cannot be read as a table of voices: unpack requires a buffer of 4 bytes")
 
 
 @pytest.mark.filterwarnings("ignore")  # what a damaged file names may be deprecated
