@@ -213,8 +213,7 @@ def test_a_process_that_cannot_start_again_is_given_up(family: Family) -> None:
     """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""
     with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2") as server, ExitStack() as taken:
         address = read_address(server)
-        with Omni(address=address) as omni:
-            talkers = [replica for replica in omni.replicas() if replica.stage == "talker"]
+        talkers = [replica for replica in replicas_once_serving(address) if replica.stage == "talker"]
         take_over(talkers[0], taken)
         assert told(server, "given up").startswith(f"talker-0 cannot start: cannot listen on {talkers[0].address}: the port is taken by ")
         with Omni(address=address) as omni:
