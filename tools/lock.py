@@ -33,7 +33,9 @@ from pip._internal.models.target_python import TargetPython
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools import groups
-from tools.setup import CUDA_LIST, NEWEST, OLDEST, ROOT, TORCH, TORCH_CUDA, TORCH_HASHES, TORCH_INDEX_URL, CommandError, SetupError, run
+from tools.commands import CommandError, SetupError, run
+from tools.setup import CUDA_LIST, NEWEST, OLDEST, ROOT
+from tools.torch_build import TABLE, TORCH, TORCH_CUDA, TORCH_INDEX_URL
 
 PYTHONS = tuple(f"3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1))
 PLATFORMS = (
@@ -109,7 +111,7 @@ def lock(root: Path, *, upgrade: bool) -> None:
         text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
     if "torch" in needed:
-        table = folder / TORCH_HASHES
+        table = folder / TABLE.name
         known = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
         table.write_text(json.dumps(torch_table(known), indent=2) + "\n", encoding="utf-8")
 
@@ -170,7 +172,7 @@ def stand_in(folder: Path) -> Path:
     except importlib.metadata.PackageNotFoundError:
         about = None
     if about is None or f"\nVersion: {TORCH}\n" not in about:
-        raise LockError(f"torch {TORCH} is not installed here: set up first (make setup-dev).")
+        raise LockError(f"torch {TORCH} is not installed here: set up first (make setup-dev), where this build can be reached.")
     wheel = folder / f"torch-{TORCH}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as packed:
         packed.writestr(f"torch-{TORCH}.dist-info/METADATA", about)

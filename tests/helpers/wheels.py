@@ -1,13 +1,21 @@
-"""Package indexes that are folders, with wheels that hold nothing but what they say of themselves."""
+"""Package indexes that are folders, with wheels that hold nothing but what they say of themselves; and what was installed of them."""
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ANY = "py3-none-any"
+LIST = """
+from importlib.metadata import distributions
+for found in distributions():
+    if found.name not in ("pip", "setuptools"):
+        print(f"{found.name}=={found.version}")
+"""
 
 
 def use_only(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +40,19 @@ def publish(index: Path, name: str, version: str, *, tag: str = ANY, needs: tupl
     links = (f'<a href="{one.name.replace("+", "%2B")}">{one.name}</a>' for one in sorted(folder.glob("*.whl")))
     (folder / "index.html").write_text("\n".join(links), encoding="utf-8")
     return wheel
+
+
+def unpack(wheel: Path, venv: Path) -> None:
+    """Put a wheel into an environment as pip does, in no time."""
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(packages)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def installed(python: str) -> str:
+    """A line for each package beside pip's own, whatever is on the path of the tests."""
+    return subprocess.run([python, "-I", "-c", LIST], capture_output=True, text=True, check=True).stdout

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers.wheels import publish, use_only
-from tools import lock, setup
+from tools import lock, setup, torch_build
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENTRY = re.compile(r"([A-Za-z0-9._-]+)==([0-9][0-9A-Za-z.]*)(?: ; ([^\\]+?))?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
@@ -46,6 +46,10 @@ def lists() -> Iterator[Path]:
     yield from sorted(setup.REQUIREMENTS.glob("*.txt"))
 
 
+def named(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
+
+
 def constraints(root: Path) -> dict[str, str]:
     pins = re.findall(r"^([^#\s]+)==(\S+)$", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     return {canonicalize_name(name): version for name, version in pins}
@@ -58,12 +62,17 @@ def test_the_lists_hold_versions_and_hashes_and_no_addresses() -> None:
 
 def test_the_versions_are_those_of_the_constraints() -> None:
     pinned = {name: version for path in lists() for name, (version, _, _) in read(path).items()}
-    assert pinned | {"torch": setup.TORCH.partition("+")[0]} == constraints(setup.ROOT)
+    assert pinned | {"torch": torch_build.TORCH.partition("+")[0]} == constraints(setup.ROOT)
 
 
 def test_the_lists_hold_what_pyproject_needs_and_no_more() -> None:
     """For the Python that runs this, by what the installed packages say of themselves; an extra that no test needs may be missing."""
-    here = [lock.Package(one.name, one.version, tuple(one.requires or ())) for one in importlib.metadata.distributions()]
+    cuda = read(setup.hashed(setup.CUDA_LIST)).keys()
+    here = [
+        # What torch needs in its build for CUDA alone has a list of its own.
+        lock.Package(one.name, one.version, tuple(need for need in one.requires or () if one.name != "torch" or named(need) not in cuda))
+        for one in importlib.metadata.distributions()
+    ]
     packages: dict[str, lock.Package] = {canonicalize_name(package.name): package for package in here}
     groups = lock.read_groups(setup.ROOT)
     core = read(setup.hashed("core")).keys()
@@ -82,10 +91,10 @@ def test_every_version_fits_what_pyproject_asks_for() -> None:
 
 
 def test_the_table_of_torch_has_a_place_for_every_python_and_a_hash_for_one() -> None:
-    table = json.loads((setup.REQUIREMENTS / setup.TORCH_HASHES).read_text(encoding="utf-8"))
-    assert setup.TORCH in table
+    table = json.loads(torch_build.TABLE.read_text(encoding="utf-8"))
+    assert torch_build.TORCH in table
     assert all(set(pythons) == set(lock.PYTHONS) for pythons in table.values())
-    assert any(table[setup.TORCH].values())
+    assert any(table[torch_build.TORCH].values())
 
 
 @pytest.fixture
@@ -146,12 +155,15 @@ def test_an_extra_that_names_another_one_has_all_of_it(index: Path, project: Pat
 
 
 def test_what_the_build_of_torch_for_cuda_needs_beyond_the_other_is_a_list_of_its_own(index: Path, project: Path) -> None:
-    (project / "pyproject.toml").write_text(PROJECT + f'models = ["torch=={setup.TORCH_CUDA}"]\n')
+    (project / "pyproject.toml").write_text(PROJECT + f'models = ["torch=={torch_build.TORCH_CUDA}"]\n')
     common = [Requirement(one).name for one in importlib.metadata.requires("torch") or () if "extra ==" not in one]
     for name in common:
         publish(index, name.replace("-", "_"), "99.0")
     publish(
-        index, "torch", setup.TORCH_CUDA, needs=(*common, 'nvidia-cublas==13.1 ; platform_system == "Linux"', 'optree ; extra == "optree"')
+        index,
+        "torch",
+        torch_build.TORCH_CUDA,
+        needs=(*common, 'nvidia-cublas==13.1 ; platform_system == "Linux"', 'optree ; extra == "optree"'),
     )
     publish(index, "nvidia_cublas", "13.1", needs=("cuda-pathfinder",))
     publish(index, "cuda_pathfinder", "1.0")
@@ -192,6 +204,6 @@ def test_two_files_of_one_name_are_not_both_trusted(index: Path, project: Path, 
 
 def test_a_known_hash_of_torch_stays_where_its_index_is_out_of_reach(index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lock, "TORCH_INDEX_URL", (tmp_path / "not there").as_uri())
-    here = publish(index, "torch", setup.TORCH, tag=f"cp312-cp312-{LINUX}")
-    table = lock.torch_table({setup.TORCH: {"3.11": ["a" * 64], "3.12": ["b" * 64]}})
-    assert table[setup.TORCH] == {"3.11": ["a" * 64], "3.12": [hashlib.sha256(here.read_bytes()).hexdigest()], "3.13": []}
+    here = publish(index, "torch", torch_build.TORCH, tag=f"cp312-cp312-{LINUX}")
+    table = lock.torch_table({torch_build.TORCH: {"3.11": ["a" * 64], "3.12": ["b" * 64]}})
+    assert table[torch_build.TORCH] == {"3.11": ["a" * 64], "3.12": [hashlib.sha256(here.read_bytes()).hexdigest()], "3.13": []}

@@ -1,0 +1,68 @@
+"""Commands that set-up runs, pip above all, with errors that say what the user can do. Standard library only, as all of set-up."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
+"""Options of pip: nothing but what a list names, and of that only the files that it names."""
+
+
+class SetupError(Exception):
+    """The set-up cannot go on; the text says what the user can do."""
+
+
+class CommandError(SetupError):
+    """A command failed; `output` is all that it printed."""
+
+    def __init__(self, command: list[str], output: str) -> None:
+        self.output = output
+        super().__init__(f"{' '.join(command)} failed:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """The last lines of the output, where the reason is."""
+        return "\n".join(self.output.strip().splitlines()[-15:])
+
+
+def run(command: list[str]) -> str:
+    """Runs a command to its end and returns what it printed. Raises CommandError when it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise CommandError(command, done.stdout)
+    return done.stdout
+
+
+def pip(python: str, *arguments: str) -> None:
+    """Installs with pip. Raises CommandError when that fails, SetupError in one line when a file is not the one that was asked for."""
+    try:
+        run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments])
+    except CommandError as error:
+        if "DO NOT MATCH THE HASHES" not in error.output:
+            raise
+        names = ", ".join(re.findall(r"^ +(\S+==\S+) from ", error.output, re.MULTILINE))
+        raise SetupError(
+            f"{names}: the file that pip's sources gave is not the one whose SHA-256 stands in requirements/. Nothing of it was installed. "
+            "Find out where it comes from; a mirror may have changed it, or someone on the way."
+        ) from error
+
+
+def say(text: str) -> None:
+    """One line of output."""
+    print(f"setup: {text}", flush=True)
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """One line of output for one step: its name when it starts, its duration when it ends."""
+    print(f"setup: {name} ...", end="", flush=True)
+    start = time.monotonic()
+    try:
+        yield
+    except SetupError:
+        print(" failed", flush=True)
+        raise
+    print(f" {time.monotonic() - start:.0f} s", flush=True)

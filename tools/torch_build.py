@@ -1,0 +1,145 @@
+"""Which build of torch comes into an environment, and where from: chosen before anything is made, for it may be gigabytes.
+
+On Linux a version has two builds. The one for CPUs is on few indexes; PyTorch's own has it. The default one, made for CUDA, is on every
+index, and needs 2.2 GB of NVIDIA's libraries even where it computes on a CPU. So a set-up for CPUs takes the first that can be reached of:
+the CPU build from pip's configured sources, the CPU build from the index in TORCH_INDEX_URL, the default build. Which wheels are a build
+stands in requirements/torch.json. Where no hash of it stands there, it is taken as it comes, unless hashes are required.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tools.commands import HASHED, CommandError, SetupError, pip, run, say, step
+
+TORCH = "2.13.0+cpu"
+TORCH_CUDA = TORCH.partition("+")[0]
+"""The build without a label is the one for CUDA."""
+BUILDS = {"cpu": (TORCH, TORCH_CUDA), "cuda": (TORCH_CUDA,)}
+"""By device, the builds that compute on it, the best one first."""
+SIZES = {TORCH: "192 MB", TORCH_CUDA: "530 MB"}
+TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
+"""Of the CPU build. The other one is on every index."""
+TABLE = Path(__file__).resolve().parent.parent / "requirements" / "torch.json"
+"""SHA-256 of the wheels of each build, by Python; `make lock` writes it."""
+FAR = ("--retries=1", "--timeout=15")
+"""Options of pip for an index that may be out of reach: nobody waits for it longer than half a minute."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A build for one Python. index: where it comes from, empty for pip's configured sources. hashes: SHA-256 of the wheels that are it;
+    none where no hash is known."""
+
+    build: str
+    index: str
+    hashes: tuple[str, ...]
+
+
+def choose(python: str, device: str, *, require_hash: bool = False) -> Torch:
+    """The best build for the device that `python` can get; says what is unusual about it. Nothing is fetched but lists of versions.
+
+    Raises SetupError where none can be reached, or no hash of it is known and one is required.
+    """
+    version = version_of(python)
+    with step(f"looking for torch for Python {version}"):
+        build, index = _reach(python, device)
+    hashes = known_hashes(build, version)
+    if build != BUILDS[device][0]:
+        say(
+            f"the CPU build of torch is out of reach for Python {version}: the default build comes, with its libraries for GPUs, "
+            "2.7 GB to fetch, 5 GB on disk (TORCH_INDEX_URL=... names an index with the CPU build)"
+        )
+    if not hashes and require_hash:
+        others = [f"make PYTHON=python{one}" for one in sorted(_table().get(build, {})) if known_hashes(build, one)]
+        raise SetupError(
+            f"no hash of torch {build} for Python {version} is known here (requirements/{TABLE.name}), and one is required "
+            f"(--require-torch-hash, REQUIRE_TORCH_HASH). There is one with: {', '.join(others) or 'no Python'}."
+        )
+    if not hashes:
+        say(f"torch {build} for Python {version} comes unchecked: no hash of it is known here (requirements/{TABLE.name})")
+    return Torch(build, index, hashes)
+
+
+def _reach(python: str, device: str) -> tuple[str, str]:
+    """The first build for the device that is anywhere, and the index that has it."""
+    index = os.environ.get("TORCH_INDEX_URL") or (TORCH_INDEX_URL if device == "cpu" else "")
+    places = ("", index) if index else ("",)
+    offers: dict[str, str] = {}
+    for build, place in product(BUILDS[device], places):
+        if place not in offers:
+            offers[place] = _offer(python, place)
+        if build in re.findall(r"[^\s,]+", offers[place].partition("Available versions:")[2].partition("\n")[0]):
+            return build, place
+    said = "\n".join(line for offer in offers.values() for line in offer.splitlines() if line.startswith(("ERROR", "WARNING")))
+    raise SetupError(
+        f"torch {' or '.join(BUILDS[device])} was found neither in pip's configured sources{f' nor at {index}' if index else ''}.\n"
+        f"Set TORCH_INDEX_URL to an index that has it, or pip's find-links to a folder with its wheel.\n{said}"
+    )
+
+
+def _offer(python: str, index: str) -> str:
+    """What pip says of the versions of torch that this Python could take, in its configured sources or at an index."""
+    command = [python, "-m", "pip", "index", "versions", "torch", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
+    try:
+        return run([*command, *((f"--index-url={index}", *FAR) if index else ())])
+    except CommandError as error:
+        return error.output
+
+
+def install(python: str, torch: Torch) -> str:
+    """Installs a build without its dependencies, which come with the rest. Returns the SHA-256 of the wheel that came.
+
+    Raises SetupError for a wheel that is another than the known ones.
+    """
+    # Letter for letter: for == the build without a label is every build.
+    line = " ".join([f"torch==={torch.build}", *(f"--hash=sha256:{one}" for one in torch.hashes)])
+    options = HASHED if torch.hashes else ("--no-deps", "--only-binary=:all:")
+    with step(f"torch {torch.build} ({SIZES[torch.build]})"), tempfile.TemporaryDirectory() as folder:
+        wanted, report = Path(folder) / "torch.txt", Path(folder) / "report.json"
+        wanted.write_text(line + "\n", encoding="utf-8")
+        place = (f"--index-url={torch.index}",) if torch.index else ()
+        pip(python, *options, f"--report={report}", f"--requirement={wanted}", *place)
+        (came,) = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return str(came["download_info"]["archive_info"]["hashes"]["sha256"])
+
+
+def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash: bool = False) -> bool:
+    """Whether the torch that is installed for `python` is one for the device: the best build, or the one that was chosen for this device.
+
+    made: the stamp of its environment. A wheel that is not the known one does not stay.
+    """
+    build, stamp = installed(python), made.get("torch") or {}
+    came = stamp.get("sha256", "") if stamp.get("build") == build else ""
+    chosen = made.get("device") == device and stamp.get("build") == build
+    known = known_hashes(build, version_of(python))
+    trusted = came in known or not (require_hash or (came and known))
+    return trusted and (build == BUILDS[device][0] or (chosen and build in BUILDS[device]))
+
+
+def installed(python: str) -> str:
+    """The build that is installed for `python`; empty where there is none."""
+    probe = "import importlib.metadata as m; print(*{d.version for d in m.distributions(name='torch')})"
+    return run([python, "-I", "-c", probe]).strip()
+
+
+def version_of(python: str) -> str:
+    """As 3.11."""
+    return run([python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"]).strip()
+
+
+def known_hashes(build: str, version: str) -> tuple[str, ...]:
+    """SHA-256 of the wheels of a build for a Python; none where they are not known."""
+    return tuple(_table().get(build, {}).get(version, ()))
+
+
+def _table() -> dict[str, dict[str, list[str]]]:
+    return dict(json.loads(TABLE.read_text(encoding="utf-8")))
