@@ -84,11 +84,11 @@ def test_what_servers_need_comes_with_what_starts_them(extra: str) -> None:
     assert set(groups["server"]) <= set(groups[extra])
 
 
-@pytest.mark.parametrize("server", ["router", "thinker", "talker", "code2wav", "diffusion"])
+@pytest.mark.parametrize(
+    "server", ["omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion"]
+)
 def test_a_server_says_what_to_install(server: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*bare_python(), "-m", f"omnistage.{server}"], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([*bare_python(), "-m", server], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and "pip install 'omnistage[server]'" in line

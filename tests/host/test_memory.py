@@ -132,9 +132,9 @@ def test_the_collector_rests_until_all_is_loaded_and_then_looks_at_what_is_new()
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("kind", ["thinker", "talker", "code2wav", "diffusion"])
-def test_a_server_that_serves_has_its_collector(kind: str) -> None:
-    words = [sys.executable, "-c", SERVING, f"omnistage.{kind}", "--family", "toy"]
+@pytest.mark.parametrize("module", ["omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion"])
+def test_a_server_that_serves_has_its_collector(module: str) -> None:
+    words = [sys.executable, "-c", SERVING, module, "--family", "toy"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
 

@@ -11,6 +11,8 @@ import pytest
 
 from helpers.processes import Family
 
+STARTS = ("omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion", "omnistage.router")
+
 RUN_AND_LOOK = """
 import runpy, sys
 del sys.argv[0]

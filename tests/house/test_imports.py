@@ -1,15 +1,22 @@
-"""Who may import whom. Every edge between our packages is in the table below; a new one is a decision about the architecture."""
+"""Who may import whom. Every edge between our packages is in the table below; a new one is a decision about the architecture.
+What comes from other projects is declared in pyproject.toml, for the package that imports it."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tools import lock
+from tools.sources import read
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +38,23 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"engine"},
     "engine": set(),
 }
+
+# What has to be installed for a package: extras that every user of it has, and those for what it imports in functions alone.
+SERVER = ("core", "server")
+MODELS = (*SERVER, "models")
+USED: dict[str, tuple[str, ...]] = {
+    "v1": ("core",),
+    "client": ("core", "cli", "play", "models"),
+    "cli": (*MODELS, "cli"),
+    "host": (*SERVER, "otel"),
+    **dict.fromkeys(("router", "link", "wire", "connector", "stage"), SERVER),
+    **dict.fromkeys(("thinker", "talker", "code2wav", "diffusion"), MODELS),
+    "models": (*MODELS, "convert", "torchao"),
+    # triton comes with the build of torch for CUDA; the tests have it from `dev`.
+    "engine": (*MODELS, "dev"),
+}
+NO_PACKAGE = {"_typeshed", "omnistage"}
+"""Modules that no package has: one is known to type checkers alone, the other is ours."""
 
 # Beyond the standard library. torch is so large that it is loaded only where a tensor is at hand.
 CONNECTOR_LIBRARIES = {"numpy", "posix_ipc", "google"}
@@ -64,32 +88,8 @@ def sources() -> dict[Path, str]:
 def imports(source: str, dotted: str, place: str, *, is_package: bool = False) -> Iterator[Import]:
     """Every import of a source text, also relative ones, those inside functions, and import_module with a literal name."""
     package = dotted.split(".")[1]
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-
-    def walk(node: ast.AST, in_function: bool) -> Iterator[Import]:
-        for module in named_modules(node, dotted, is_package):
-            yield Import(package, module, f"{place}:{getattr(node, 'lineno', 0)}", in_function)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, in_function or isinstance(node, functions))
-
-    yield from walk(ast.parse(source), False)
-
-
-def named_modules(node: ast.AST, dotted: str, is_package: bool) -> Iterator[str]:
-    """The absolute names of the modules that one statement or call imports, with what is taken from them (`a.b` for `from a import b`)."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        base = node.module or ""
-        if node.level:
-            up = node.level - 1 if is_package else node.level
-            parents = dotted.split(".")
-            base = ".".join(filter(None, [*parents[: len(parents) - up], base]))
-        yield from (f"{base}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in ("import_module", "__import__"):
-            yield node.args[0].value
+    for one in read(source, dotted, is_package).imports:
+        yield Import(package, one.module, f"{place}:{one.line}", one.in_function)
 
 
 def all_imports() -> list[Import]:
@@ -115,10 +115,56 @@ def forbidden(found: Import) -> bool:
     return target != found.package and target not in ALLOWED[found.package]
 
 
+@cache
+def declared() -> dict[str, set[str]]:
+    """The packages that pyproject.toml asks for, by extra."""
+    return {extra: {canonicalize_name(Requirement(one).name) for one in group} for extra, group in lock.read_groups(ROOT).items()}
+
+
+@cache
+def owners() -> dict[str, set[str]]:
+    """The installed packages that have a module, by its name."""
+    return {module: {canonicalize_name(one) for one in names} for module, names in packages_distributions().items()}
+
+
+def undeclared(module: str, extras: Iterable[str]) -> bool:
+    """Whether a module is of another project, and none of the extras asks for a package that has it."""
+    top = module.split(".")[0]
+    if top in sys.stdlib_module_names | NO_PACKAGE:
+        return False
+    # A package that is not installed, as torchao, is taken to be named as its module.
+    return not owners().get(top, {top}) & set[str]().union(*(declared()[extra] for extra in extras))
+
+
 def test_every_package_is_in_the_table() -> None:
     packages = {dotted.split(".")[1] for dotted in sources().values()}
     assert packages
     assert packages <= ALLOWED.keys()
+    assert USED.keys() == ALLOWED.keys()
+
+
+def test_what_a_package_imports_is_declared_for_it() -> None:
+    assert (
+        sorted({f"{found.place} imports {found.module}" for found in all_imports() if undeclared(found.module, USED[found.package])}) == []
+    )
+
+
+def test_what_tests_tools_benchmarks_and_examples_import_is_declared_somewhere() -> None:
+    ours = {"benchmarks", "tools"} | {path.stem for path in (ROOT / "tests").iterdir()}
+    found = {
+        f"{path.relative_to(ROOT)}: {one.module}"
+        for folder in ("tests", "tools", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for one in read(path.read_text(encoding="utf-8"), "none.none").imports
+        if one.module.split(".")[0] not in ours and undeclared(one.module, declared())
+    }
+    assert sorted(found) == []
+
+
+def test_an_import_that_is_not_declared_is_seen() -> None:
+    assert undeclared("mpmath.libmp", USED["models"]), "sympy brings it, which torch brings"
+    assert undeclared("torch", USED["router"])
+    assert not undeclared("PIL.Image", USED["models"]) and not undeclared("google.rpc.code_pb2", USED["wire"])
 
 
 def test_packages_import_along_allowed_edges_only() -> None:

@@ -47,7 +47,7 @@ def test_two_hosts_by_hand(family: Family, tmp_path: Path) -> None:
     assert (tmp_path / "token").stat().st_mode & 0o077 == 0
     environment = {name: value for name, value in os.environ.items() if name != "OMNISTAGE_TOKEN"}
     environment["OMNISTAGE_TOKEN_FILE"] = "token"
-    assert [line.split()[2] for line in servers] == [f"omnistage.{kind}" for kind in ("code2wav", "talker", "thinker", "router")]
+    assert [line.split()[2] for line in servers] == ["omnistage.code2wav", "omnistage.talker", "omnistage.thinker", "omnistage.router"]
     with ExitStack() as running:
         started = []
         for number, line in enumerate(servers):

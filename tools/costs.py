@@ -1,0 +1,112 @@
+"""What the files of tests cost. Prints the table of the last run, dearest first; with `--write` makes it that of the repository.
+
+`tests/costs.json` is that table: several workers begin with its dearest files, and `make test-near` chooses by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "tests" / "costs.json"
+LAST = ROOT / "build" / "tests" / "costs.json"
+"""The table of the last run."""
+WHOLE = "whole"
+"""Says in the last run's table that it was of whole files: a part of a file costs less than the file."""
+
+
+@dataclass
+class Cost:
+    """Of one file, or of several. cpu_s: seconds of processors, of the tests and of all processes below them that ended meanwhile.
+    wall_s: seconds on the clock. tests: how many ran. processes: how many the tests started themselves."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    tests: int = 0
+    processes: int = 0
+
+    def add(self, other: Cost) -> None:
+        """Another cost on top of this one."""
+        self.cpu_s += other.cpu_s
+        self.wall_s += other.wall_s
+        self.tests += other.tests
+        self.processes += other.processes
+
+
+UNKNOWN = Cost(5.0, 5.0, 1)
+"""What a file is taken for that was never measured."""
+
+Costs = dict[str, Cost]
+"""By the path of the file, from the root of the repository."""
+
+
+class CostsError(Exception):
+    """There is no table that can be written; the text says what to do."""
+
+
+def read(path: Path) -> Costs:
+    """The table in a file; an empty one where there is none."""
+    if not path.exists():
+        return {}
+    told = json.loads(path.read_text(encoding="utf-8"))
+    return {file: Cost(**cost) for file, cost in told.items() if file != WHOLE}
+
+
+def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
+    """The table as JSON, a line for each file, so that a change shows as one."""
+    rounded = {file: {name: round(value, 1) for name, value in asdict(cost).items()} for file, cost in sorted(costs.items())}
+    lines = [f"{json.dumps(file)}: {json.dumps(told)}" for file, told in {**({WHOLE: True} if whole else {}), **rounded}.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def renewed(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
+    """The table with what the last run measured, without files that are no more."""
+    return {file: cost for file, cost in {**table, **last}.items() if (ROOT / file).is_file()}
+
+
+def shown(costs: Mapping[str, Cost]) -> str:
+    """A line for each file, dearest first, and for each folder and all of them."""
+    folders: Costs = {}
+    for file, cost in costs.items():
+        for name in ("all", file.rpartition("/")[0]):
+            folders.setdefault(name, Cost()).add(cost)
+    by_cost = [sorted(rows.items(), key=lambda row: -row[1].cpu_s) for rows in (costs, folders)]
+    head = f"{'cpu s':>8} {'wall s':>8} {'tests':>6} {'processes':>10}"
+    return "\n\n".join("\n".join([head, *(line_of(name, cost) for name, cost in rows)]) for rows in by_cost)
+
+
+def line_of(name: str, cost: Cost) -> str:
+    """One row of the table."""
+    return f"{cost.cpu_s:8.1f} {cost.wall_s:8.1f} {cost.tests:6d} {cost.processes:10d}  {name}"
+
+
+def write() -> None:
+    """Put the last run into the table of the repository. Raises CostsError."""
+    if not LAST.exists() or not json.loads(LAST.read_text(encoding="utf-8")).get(WHOLE):
+        raise CostsError("the last run was not of whole files: run `make test` without words for pytest first")
+    TABLE.write_text(text_of(renewed(read(TABLE), read(LAST))), encoding="utf-8")
+
+
+def main() -> int:
+    """Exit status 1 where nothing could be written."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--write", action="store_true", help="make the last run's table that of the repository: tests/costs.json")
+    options = parser.parse_args()
+    try:
+        if options.write:
+            write()
+        else:
+            print(shown(read(LAST if LAST.exists() else TABLE)))
+    except CostsError as error:
+        print(f"costs: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

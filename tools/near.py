@@ -1,0 +1,174 @@
+"""Chooses the tests that lie nearest to what changed, for `make test-near`: what about two minutes hold, by what each file of tests costs.
+
+The files that are to run go to standard output, what changed and what was left out to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from tools.costs import ROOT, TABLE, UNKNOWN, Cost, read
+from tools.reach import Reached, graph, is_test
+
+DRILLS = ("tests/system/", "tests/hostile/")
+
+CORES, WORKERS = 2, 3
+"""Of CI, whose time the budgets are in, and of `make test`."""
+
+BUDGET_S = 120.0
+DRILLS_BUDGET_S = 40.0
+"""Of the drills, within the other."""
+
+SHOWN = 8
+"""Files that are named in a line."""
+
+
+class NearError(Exception):
+    """What changed cannot be found out."""
+
+
+@dataclass
+class Choice:
+    """What runs and what does not, the nearest first."""
+
+    costs: Mapping[str, Cost]
+    chosen: list[Reached] = field(default_factory=list)
+    left_out: list[Reached] = field(default_factory=list)
+
+    def cost(self, one: Reached) -> Cost:
+        return self.costs.get(one.test, UNKNOWN)
+
+    def seconds(self, some: Iterable[Reached]) -> float:
+        """How long they take, three at a time on two cores."""
+        costs = [self.cost(one) for one in some]
+        return max(sum(cost.cpu_s for cost in costs) / CORES, sum(cost.wall_s for cost in costs) / WORKERS)
+
+    def tests(self, some: Iterable[Reached]) -> int:
+        return sum(self.cost(one).tests for one in some)
+
+    def fits(self, one: Reached) -> bool:
+        """Whether there is room for it beside what is chosen."""
+        with_it = [*self.chosen, one]
+        drills = [other for other in with_it if is_drill(other)] if is_drill(one) else []
+        return self.seconds(with_it) <= BUDGET_S and self.seconds(drills) <= DRILLS_BUDGET_S
+
+
+def is_drill(one: Reached) -> bool:
+    """Whether it breaks or fills a whole system."""
+    return one.test.startswith(DRILLS)
+
+
+def choose(reached: Collection[Reached], costs: Mapping[str, Cost]) -> Choice:
+    """The nearest of them, as many as the budgets hold; of equally near ones first the tests of the part that changed, and the cheapest
+    first. Tests that changed run in any case."""
+    choice = Choice(costs)
+    for one in sorted(reached, key=lambda one: (one.distance, not one.is_at_home, choice.seconds([one]), one.test)):
+        (choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out).append(one)
+    return choice
+
+
+# What changed --------------------------------------------------------------------------------------------------------------------------
+
+
+def git(root: Path, *words: str) -> str:
+    """What git says. Raises NearError."""
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NearError(done.stderr.strip() or f"git {words[0]} failed")
+    return done.stdout
+
+
+def base_of(root: Path) -> str:
+    """Where this branch left the one that it follows; HEAD, if it follows none."""
+    try:
+        return git(root, "merge-base", "HEAD", "@{upstream}").strip()
+    except NearError:
+        return "HEAD"
+
+
+def changed_since(root: Path, base: str) -> tuple[set[str], set[str]]:
+    """The files that the working tree has otherwise than a commit, or more than it, and those that it has no longer. Raises NearError."""
+    words = git(root, "diff", "--name-status", "--no-renames", "-z", base, "--").split("\0")
+    states = dict(zip(words[1::2], words[::2], strict=False))
+    untracked = {*git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")} - {""}
+    gone = {file for file, state in states.items() if state == "D"} - untracked
+    return (states.keys() | untracked) - gone, gone
+
+
+def all_files(root: Path) -> set[str]:
+    """What git knows or would add, and is there."""
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    return {file for file in listed if file and (root / file).is_file()}
+
+
+# What is said --------------------------------------------------------------------------------------------------------------------------
+
+
+def report(base: str, changed: Collection[str], reached_by: Mapping[str, int], choice: Choice, known: Collection[Reached]) -> list[str]:
+    """Lines for people. reached_by: how many files of tests a change reaches, by the file that changed. known: all tests."""
+    if not changed:
+        return [f"nothing changed since {base[:12]}"]
+    lines = [f"changed since {base[:12]}: {_listed(sorted(changed))}"]
+    if not choice.chosen and not choice.left_out:
+        return [*lines, "no test is reached"]
+    if lonely := sorted(file for file in changed if not reached_by.get(file)):
+        lines.append(f"no test reaches: {_listed(lonely)}")
+    lines.append(
+        f"chosen: {len(choice.chosen)} of {len(known)} files, {choice.tests(choice.chosen)} of {choice.tests(known)} tests, "
+        f"about {choice.seconds(choice.chosen):.0f} s"
+    )
+    for distance, group in groupby(choice.chosen, key=lambda one: one.distance):
+        files = [*group]
+        how = "changed themselves, and run whatever they cost" if distance == 0 else f"{distance} away"
+        lines.append(f"  {how}: {_listed([one.test for one in files])}, {choice.seconds(files):.0f} s")
+    if choice.left_out:
+        named = [f"{one.test} ({one.distance})" for one in choice.left_out]
+        lines.append(
+            f"left out: {len(named)} files, {choice.tests(choice.left_out)} tests, about {choice.seconds(choice.left_out):.0f} s; "
+            f"the nearest: {_listed(named)}"
+        )
+    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def main() -> int:
+    """Exit status 1 where what changed, or what it reaches, cannot be found out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base", default="", help="the commit to compare with; else where this branch left its upstream, else HEAD")
+    parser.add_argument("--show", action="store_true", help="say how each test is reached, and choose nothing to run")
+    arguments = parser.parse_args()
+    try:
+        base = arguments.base or base_of(ROOT)
+        there, gone = changed_since(ROOT, base)
+        files = all_files(ROOT)
+        edges = graph(ROOT, files, gone)
+    except NearError as error:
+        print(f"test-near: {error}", file=sys.stderr)
+        return 1
+    except SyntaxError as error:
+        print(f"test-near: {error.filename}, line {error.lineno}: {error.msg}", file=sys.stderr)
+        return 1
+    changed = {*there, *gone}
+    known = [Reached(file, 0) for file in files if is_test(file)]
+    choice = choose([one for one in edges.reached(changed) if one.test not in gone], read(ROOT / "tests" / TABLE.name))
+    reached_by = {file: len(edges.reached([file])) for file in changed}
+    print("\n".join(report(base, changed, reached_by, choice, known)), file=sys.stderr)
+    if arguments.show:
+        for one in choice.chosen:
+            print(f"{one.distance} {one.test}: {' > '.join(one.path)}", file=sys.stderr)
+    else:
+        print(" ".join(one.test for one in choice.chosen))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Which tests a file reaches: what each test imports, what the processes that it starts import, and what all of these read.
+
+Files are nodes, and a fixture of a conftest.py is one of its own: a test has what the fixtures import that it asks for. How far a test is
+away from a file is the number of edges between, without those of helpers, which are a part of the tests. An edge is
+
+- an import, wherever it stands; one for the type checker alone is none
+- a literal that names a module of ours, as the registry's do, or `-m` and what stands behind it
+- what a program imports that is the text of a literal
+- a literal that names a file, as `ROOT / "docs" / "models.md"` does
+- a row of READ, for what no literal names
+- the modules of STARTS in a helper whose processes get their names at run time; of our own code, the rows of STARTED"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from tools.sources import Source, read, read_fixtures
+
+SERVERS = ("services/*/omnistage/*/__main__.py", "router/omnistage/router/__main__.py")
+
+STARTED: Mapping[str, Collection[str]] = {
+    "sdk/omnistage/cli/child.py": (),  # what it is told: stack.py tells it
+    "sdk/omnistage/cli/stack.py": SERVERS,
+    "services/stage/omnistage/stage/server.py": (),  # only the name that it gives itself
+}
+"""Our own code that puts names of programs together at run time, and the files that are run then, as patterns."""
+
+_STUBS = "sdk/omnistage/v1/*_pb2*.py"
+_TREE = "tests/house/test_tree.py"
+_IMAGES = ("tests/house/test_containers.py", "tests/system/test_compose.py")
+_BY_LANGUAGES = ("tests/client/test_languages.py",)
+
+READ: Mapping[str, Collection[str]] = {
+    "*.md": (_TREE, "tests/client/test_documents.py"),
+    "LICENSE": (_TREE,),
+    "NOTICE": (_TREE,),
+    "docs/images/*.png": (_TREE,),
+    ".gitignore": (_TREE,),
+    ".ci/run": ("tests/house/test_reach.py",),
+    "Makefile": ("tests/house/test_setup.py", "tests/system/test_compose.py"),
+    "pyproject.toml": ("tests/house/test_wheel.py", "tests/house/test_lock.py", _TREE),
+    "constraints.txt": ("tests/house/test_lock.py", _TREE),
+    "requirements/*": ("tests/house/test_lock.py", "tests/house/test_setup.py"),
+    "protos/*.proto": (_STUBS, "tests/house/test_wheel.py", "tests/client/test_options.py", "tests/wire/test_errors.py", *_BY_LANGUAGES),
+    "protos/buf.yaml": ("tests/cli/test_protos.py",),
+    "sdk/omnistage/v1/*.pyi": (_STUBS,),
+    "*/py.typed": ("tests/house/test_wheel.py", "tests/client/test_documents.py"),
+    "deploy/pipelines/*.yaml": ("router/omnistage/router/pipeline.py", "tests/router/test_pipeline.py", "tests/house/test_wheel.py"),
+    "deploy/grafana/*.json": ("tests/house/test_queries.py",),
+    "deploy/prometheus/*.yml": ("tests/house/test_queries.py",),
+    ".dockerignore": _IMAGES,
+    "*/Dockerfile": _IMAGES,
+    "docker-compose.yml": _IMAGES,
+    "pictures/omnistage_pictures/*": ("models/omnistage/models/diffusers/store.py", "tests/models/diffusers/test_default_picture.py"),
+    "pictures/pyproject.toml": ("tests/models/diffusers/test_default_picture.py", *_IMAGES),
+    "examples/*.py": ("tests/client/test_examples.py",),  # helpers of tests have the same names
+    "examples/*/*": _BY_LANGUAGES,
+    "tests/chaos/*.yaml": ("tests/chaos/house.py",),
+    "tests/families.dist-info/*": ("tests/helpers/engine_family.py", "tests/helpers/loading.py", "tests/models/test_registry.py"),
+    "tests/costs.json": ("tests/house/test_reach.py",),
+}
+"""Files that are not Python, or not imported, by pattern, and who reads them, as patterns too. Who names a file by a literal need not be
+here."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A test file. distance: edges to the nearest file that changed. path: the nodes on the way there, without the test."""
+
+    test: str
+    distance: int
+    path: tuple[str, ...] = ()
+
+    @property
+    def is_at_home(self) -> bool:
+        """Whether it is a test of that part of the system which changed."""
+        return bool(self.path) and area(self.test) == area(self.path[-1])
+
+
+@dataclass
+class Graph:
+    """files: all, with those that are gone, which are only reached. readers: who has an edge to a node, by that node."""
+
+    files: frozenset[str]
+    readers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def reached(self, changed: Iterable[str]) -> list[Reached]:
+        """The tests that changes reach; those that changed themselves have distance 0."""
+        nexts: dict[str, str] = {}
+        distances = self.distances(changed, nexts)
+        return [Reached(node, distance, tuple(_way(node, nexts))) for node, distance in distances.items() if is_test(node)]
+
+    def distances(self, changed: Iterable[str], nexts: dict[str, str] | None = None) -> dict[str, int]:
+        """Of all nodes that reach one of these. nexts: gets the next one on the way, by node."""
+        nexts = {} if nexts is None else nexts
+        distances = dict.fromkeys(sorted(changed), 0)
+        todo = deque(distances)
+        while todo:
+            node = todo.popleft()
+            for reader in sorted(self.readers.get(node, ())):
+                distance = distances[node] + (not is_helper(reader))
+                if reader not in distances or distance < distances[reader]:
+                    distances[reader] = distance
+                    nexts[reader] = node
+                    (todo.appendleft if is_helper(reader) else todo.append)(reader)
+        return distances
+
+
+def _way(node: str, nexts: Mapping[str, str]) -> Iterator[str]:
+    while node in nexts:
+        yield (node := nexts[node])
+
+
+def is_test(file: str) -> bool:
+    """Whether it is a file of tests that pytest collects."""
+    return file.startswith("tests/") and fnmatchcase(PurePosixPath(file).name, "test_*.py")
+
+
+def is_helper(node: str) -> bool:
+    """Whether it is a file of what tests share, or a fixture."""
+    return node.startswith("tests/") and not is_test(node)
+
+
+def area(file: str) -> str:
+    """Which part of the system a file belongs to, which is the folder that its tests have: `link` for link/omnistage/link/chain.py."""
+    parts = PurePosixPath(file).parts
+    below = parts.index("omnistage") if "omnistage" in parts else 0 if parts[0] == "tests" else -1
+    return parts[below + 1]
+
+
+def rows(file: str) -> list[str]:
+    """The patterns of READ that a file has."""
+    return [pattern for pattern in READ if fnmatchcase(file, pattern)]
+
+
+def matching(pattern: str, files: Iterable[str]) -> list[str]:
+    """Those that a pattern stands for, in which `*` stands for several folders, too."""
+    return [file for file in files if fnmatchcase(file, pattern)]
+
+
+def names_of(file: str) -> set[str]:
+    """What a Python file is called as a module. On the path are this folder, `tests`, and those of the portions of our packages."""
+    parts = PurePosixPath(file).with_suffix("").parts
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    roots = {0, *(number for number, part in enumerate(parts) if part.startswith("omnistage"))}
+    if parts[:1] == ("tests",):
+        roots.add(1)
+    return {".".join(parts[root:]) for root in roots if parts[root:]}
+
+
+def graph(root: Path, files: Iterable[str], gone: Iterable[str] = ()) -> Graph:
+    """Of the files of a tree, named from its root, which may be missing there if they are gone: who names one of those has its edge still.
+    Raises SyntaxError."""
+    return _Builder(root, frozenset(files), frozenset(gone)).build()
+
+
+class _Builder:
+    def __init__(self, root: Path, files: frozenset[str], gone: frozenset[str]) -> None:
+        self._root, self._there = root, files - gone
+        self._graph = Graph(files | gone)
+        self._modules: dict[str, set[str]] = defaultdict(set)
+        self._by_name: dict[str, set[str]] = defaultdict(set)
+        self._fixtures: dict[str, set[str]] = {}
+        for file in self._graph.files:
+            self._by_name[PurePosixPath(file).name].add(file)
+            if file.endswith(".py"):
+                for name in names_of(file):
+                    self._modules[name].add(file)
+
+    def build(self) -> Graph:
+        # Fixtures first: tests are asked which of them they have.
+        python = sorted((not file.endswith("/conftest.py"), file) for file in self._there if file.endswith(".py"))
+        collects = gc.isenabled()
+        gc.disable()  # a third of the time: a tree has many nodes and no cycles
+        try:
+            for _, file in python:
+                self._read(file)
+        finally:
+            if collects:
+                gc.enable()
+        for file in self._graph.files:
+            for pattern in {reader for row in rows(file) for reader in READ[row]}:
+                for reader in matching(pattern, self._graph.files):
+                    self._edge(reader, file)
+        for file, patterns in STARTED.items():
+            for pattern in patterns:
+                self._edges(file, matching(pattern, self._graph.files))
+        return self._graph
+
+    def _read(self, file: str) -> None:
+        text, dotted = (self._root / file).read_text(encoding="utf-8"), min(names_of(file), key=len)
+        try:
+            if file.endswith("/conftest.py"):
+                self._read_fixtures(file, *read_fixtures(text, dotted))
+                return
+            source = read(text, dotted, file.endswith("/__init__.py"))
+        except SyntaxError as error:
+            error.filename = file
+            raise
+        self._take(file, file, source)
+        if file.startswith("tests/"):
+            self._ask(file, file, source)
+
+    def _read_fixtures(self, file: str, common: Source, fixtures: Mapping[str, Source]) -> None:
+        self._fixtures[file] = set(fixtures)
+        self._take(file, file, common)
+        for name, source in fixtures.items():
+            self._take(f"{file}::{name}", file, source)
+            self._edge(f"{file}::{name}", file)
+        for name, source in fixtures.items():
+            self._ask(f"{file}::{name}", file, source)
+
+    def _take(self, node: str, file: str, source: Source) -> None:
+        """The edges of a file, or of a part of it."""
+        for module in {one.module for one in source.imports if not one.for_types} | source.by_programs:
+            self._edges(node, self._imported(module))
+        for program in source.programs:
+            self._edges(node, self._run(program))
+        for word in source.words:
+            self._edges(node, self._file(word, file) or self._run(word.partition(":")[0]) if "." in word else ())
+
+    def _ask(self, node: str, file: str, source: Source) -> None:
+        """The edges to fixtures, each of the nearest conftest.py that has it, and to all of these if it is a test."""
+        above = [f"{folder}/conftest.py" for folder in PurePosixPath(file).parents]
+        for name in source.arguments:
+            if conftest := next((one for one in above if name in self._fixtures.get(one, ())), None):
+                self._edge(node, f"{conftest}::{name}")
+        if is_test(node):
+            self._edges(node, (one for one in above if one in self._graph.files))
+
+    def _imported(self, name: str) -> Iterator[str]:
+        """The files that an import of a name runs: those of its packages too."""
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            yield from self._modules.get(".".join(parts[:length]), ())
+
+    def _run(self, name: str) -> Iterator[str]:
+        """The same for `python -m`."""
+        yield from self._imported(name)
+        yield from self._modules.get(f"{name}.__main__", ())
+
+    def _file(self, word: str, file: str) -> list[str]:
+        """The file that a literal names: from the root, beside the one that names it, or the only one of that name. Nobody reads tests."""
+        name = word.removeprefix("./")
+        beside = str(PurePosixPath(file).parent / name)
+        alike = [one for one in self._by_name.get(PurePosixPath(name).name, ()) if f"/{one}".endswith(f"/{name}")]
+        found = [one for one in (name, beside) if one in self._graph.files] or (alike if len(alike) == 1 else [])
+        return [one for one in found[:1] if not is_test(one)]
+
+    def _edges(self, reader: str, targets: Iterable[str]) -> None:
+        for target in targets:
+            self._edge(reader, target)
+
+    def _edge(self, reader: str, target: str) -> None:
+        if reader != target:
+            self._graph.readers[target].add(reader)

@@ -1,0 +1,265 @@
+"""What the text of a Python file names: the modules that it imports, the programs that it starts, the files that it reads."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+NOTHING_BELOW = frozenset({ast.Name, *ast.expr_context.__subclasses__(), *ast.operator.__subclasses__(), *ast.cmpop.__subclasses__()})
+TO_MODULE = re.compile(r"(?<!\S)-m ([\w.]+)")
+FROM = re.compile(r"\bfrom +([\w.]+) +import +\(?([\w, ]+)")
+PLAIN = re.compile(r"\bimport +([\w.]+(?:, *[\w.]+)*)")
+NAME = re.compile(r"[\w./:*-]{3,200}")
+START = re.compile(r"(?:[a-z_]\w*\.)+")
+
+
+@dataclass(frozen=True)
+class Import:
+    """A module that is imported, with what is taken from it (`a.b` for `from a import b`). for_types: only the type checker imports it."""
+
+    module: str
+    line: int
+    in_function: bool = False
+    for_types: bool = False
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """A place where the name of a program is put together at run time. start: what is known of it, as `omnistage.`, or nothing."""
+
+    line: int
+    start: str
+
+
+@dataclass
+class Source:
+    """What a file names, or a part of one. words: literals that may be names of modules or files; docstrings are none of them.
+    programs: what stands behind `-m`. by_programs: what those import that are literals. arguments: names of the arguments of its functions,
+    and the fixtures that it asks for otherwise. executable: lines of `sys.executable` in front of something else than an option. starts:
+    whether it declares STARTS, a tuple of literals."""
+
+    imports: list[Import] = field(default_factory=list)
+    by_programs: set[str] = field(default_factory=set)
+    words: set[str] = field(default_factory=set)
+    programs: set[str] = field(default_factory=set)
+    arguments: set[str] = field(default_factory=set)
+    made_up: list[MadeUp] = field(default_factory=list)
+    executable: list[int] = field(default_factory=list)
+    starts: bool = False
+
+
+def named_modules(node: ast.AST, dotted: str, is_package: bool) -> Iterator[str]:
+    """The absolute names of the modules that one statement or call imports, with what is taken from them (`a.b` for `from a import b`)."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            up = node.level - 1 if is_package else node.level
+            parents = dotted.split(".")
+            base = ".".join(filter(None, [*parents[: len(parents) - up], base]))
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
+        yield from filter(None, map(text_of, node.args[:1]))
+
+
+def text_of(node: ast.AST) -> str | None:
+    """What a literal says."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def called(node: ast.Call) -> str:
+    """The last name of what is called."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+@functools.cache  # several rules of the house read all that is ours
+def read(text: str, dotted: str, is_package: bool = False) -> Source:
+    """Of a whole file. dotted: its name as a module. Raises SyntaxError."""
+    return _Reader(dotted, is_package).read([ast.parse(text)])
+
+
+def read_fixtures(text: str, dotted: str) -> tuple[Source, dict[str, Source]]:
+    """Of a conftest.py: what every test has from it, and what its fixtures have, by name. An import is a fixture's where nothing else uses
+    what it brings. Raises SyntaxError."""
+    body = ast.parse(text).body
+    imports = {name: one for statement in body if isinstance(statement, ast.Import | ast.ImportFrom) for name, one in _each(statement)}
+    fixtures = [one for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and _is_fixture(one)]
+    rest = [one for one in body if not isinstance(one, ast.Import | ast.ImportFrom) and one not in fixtures]
+    by_fixtures, by_rest = _names(fixtures), _names(rest)
+    for_all = [one for name, one in imports.items() if name in by_rest or name not in by_fixtures]
+    parts = {one.name: [*(imports[name] for name in sorted(_names([one]) & imports.keys())), one] for one in fixtures}
+    return _Reader(dotted, False).read([*for_all, *rest]), {name: _Reader(dotted, False).read(part) for name, part in parts.items()}
+
+
+def _is_fixture(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """One that a test has to ask for."""
+    decorators = "".join(ast.unparse(one) for one in function.decorator_list)
+    return "fixture" in decorators and "autouse" not in decorators
+
+
+def _names(nodes: Sequence[ast.AST]) -> set[str]:
+    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _each(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, ast.stmt]]:
+    """The names that an import gives, each with an import that gives nothing else."""
+    for alias in statement.names:
+        one = ast.Import([alias]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [alias], statement.level)
+        yield alias.asname or alias.name.partition(".")[0], ast.copy_location(one, statement)
+
+
+class _Reader:
+    """Walks over a tree once, and not by recursion: a repository has a million nodes."""
+
+    def __init__(self, dotted: str, is_package: bool) -> None:
+        self._dotted, self._is_package = dotted, is_package
+        self._found = Source()
+        self._in_function = self._for_types = False
+        self._looks: Mapping[type[ast.AST], Callable[[Any], Iterable[ast.AST]]] = {
+            ast.AnnAssign: self._assigned,
+            ast.Assign: self._assigned,
+            ast.AsyncFunctionDef: self._function,
+            ast.BinOp: self._path,
+            ast.Call: self._call,
+            ast.Constant: self._constant,
+            ast.Expr: self._statement,
+            ast.FunctionDef: self._function,
+            ast.If: self._condition,
+            ast.Import: self._import,
+            ast.ImportFrom: self._import,
+            ast.JoinedStr: self._pieces,
+            ast.Lambda: self._function,
+            ast.List: self._elements,
+            ast.Tuple: self._elements,
+            ast.arg: self._argument,
+        }
+
+    def read(self, nodes: Sequence[ast.AST]) -> Source:
+        self._walk(nodes)
+        self._found.imports.sort(key=lambda one: (one.line, one.module))
+        return self._found
+
+    def _walk(self, nodes: Iterable[ast.AST]) -> None:
+        todo = [*nodes]
+        while todo:
+            node = todo.pop()
+            kind = type(node)
+            if kind is ast.Attribute:
+                todo.append(node.value)  # type: ignore[attr-defined]
+            elif kind in self._looks:
+                todo += self._looks[kind](node)
+            elif kind not in NOTHING_BELOW:
+                todo += ast.iter_child_nodes(node)
+
+    def _function(self, node: ast.AST) -> Iterable[ast.AST]:
+        before, self._in_function = self._in_function, True
+        self._walk(ast.iter_child_nodes(node))
+        self._in_function = before
+        return ()
+
+    def _condition(self, node: ast.If) -> Iterable[ast.AST]:
+        test = node.test
+        if (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")) != "TYPE_CHECKING":
+            return ast.iter_child_nodes(node)
+        before, self._for_types = self._for_types, True
+        self._walk(node.body)
+        self._for_types = before
+        return node.orelse
+
+    def _import(self, node: ast.Import | ast.ImportFrom | ast.Call) -> Iterable[ast.AST]:
+        for module in named_modules(node, self._dotted, self._is_package):
+            self._found.imports.append(Import(module, node.lineno, self._in_function, self._for_types))
+        return ()
+
+    def _call(self, node: ast.Call) -> Iterable[ast.AST]:
+        self._import(node)
+        self._command(node.args)
+        if called(node) in ("usefixtures", "getfixturevalue"):
+            self._found.arguments |= {*filter(None, map(text_of, node.args))}
+        return ast.iter_child_nodes(node)
+
+    def _elements(self, node: ast.List | ast.Tuple) -> Iterable[ast.AST]:
+        self._command(node.elts)
+        return node.elts
+
+    def _argument(self, node: ast.arg) -> Iterable[ast.AST]:
+        self._found.arguments.add(node.arg)
+        return ast.iter_child_nodes(node)
+
+    def _assigned(self, node: ast.Assign | ast.AnnAssign) -> Iterable[ast.AST]:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(one, ast.Name) and one.id == "STARTS" for one in targets):
+            self._found.starts |= isinstance(node.value, ast.Tuple) and None not in map(text_of, node.value.elts)
+        return ast.iter_child_nodes(node)
+
+    def _statement(self, node: ast.Expr) -> Iterable[ast.AST]:
+        return () if isinstance(node.value, ast.Constant) else [node.value]  # a docstring names nothing
+
+    def _constant(self, node: ast.Constant) -> Iterable[ast.AST]:
+        if (text := text_of(node)) is not None:
+            self._literal(text)
+        return ()
+
+    def _pieces(self, node: ast.JoinedStr) -> Iterable[ast.AST]:
+        self._literal("".join(str(one.value) if isinstance(one, ast.Constant) else "_" for one in node.values))
+        return [one for one in node.values if not isinstance(one, ast.Constant)]
+
+    def _path(self, node: ast.BinOp) -> Iterable[ast.AST]:
+        """`ROOT / "docs" / "models.md"` names docs/models.md."""
+        parts: list[str] = []
+        left: ast.expr = node
+        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Div) and (part := text_of(left.right)) is not None:
+            parts.insert(0, part)
+            left = left.left
+        if not parts:
+            return [node.left, node.right]
+        self._literal("/".join(parts))
+        return [left]
+
+    def _command(self, elements: Sequence[ast.expr]) -> None:
+        """What may be a command."""
+        for element in elements:
+            if isinstance(element, ast.JoinedStr) and len(element.values) == 2:
+                start = text_of(element.values[0]) or ""
+                if START.fullmatch(start):
+                    self._found.made_up.append(MadeUp(element.lineno, start))
+        for first, second in pairwise(elements):
+            text = text_of(second)
+            if text_of(first) == "-m" and not isinstance(second, ast.JoinedStr):
+                if text is None:
+                    self._found.made_up.append(MadeUp(second.lineno, ""))
+                else:
+                    self._found.programs.add(text)
+            elif isinstance(first, ast.Attribute) and ast.unparse(first) == "sys.executable":
+                imported = isinstance(second, ast.Attribute) and second.attr == "__file__"
+                if not imported and not str(text).startswith("-"):
+                    self._found.executable.append(second.lineno)
+
+    def _literal(self, value: str) -> None:
+        """A name, a command for a shell, or the text of a program, which names what any file names."""
+        if NAME.fullmatch(value):
+            self._found.words.add(value)
+            return
+        self._found.programs |= set(TO_MODULE.findall(value))
+        if "import " not in value:
+            return
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(textwrap.dedent(value))
+        except (SyntaxError, ValueError):  # the beginning of a program, or its end
+            taken = {f"{base}.{name.strip()}" for base, names in FROM.findall(value) for name in names.split(",")}
+            plain = {name.strip() for names in PLAIN.findall(FROM.sub("", value)) for name in names.split(",")}
+            self._found.by_programs |= taken | plain
+        else:
+            said = _Reader("", False).read([tree])
+            self._found.by_programs |= said.by_programs | {one.module for one in said.imports}
+            self._found.words |= said.words
+            self._found.programs |= said.programs
