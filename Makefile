@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CHAOS_SECONDS ?= 600
-SETUP_FLAGS := $(if $(ALLOW_UNHASHED_TORCH),--allow-unhashed-torch) $(if $(DEVICE),--device $(DEVICE))
+SETUP_FLAGS := $(if $(REQUIRE_TORCH_HASH),--require-torch-hash) $(if $(DEVICE),--device $(DEVICE))
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-long drills check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,28 +39,24 @@ up: ## the same stack in containers: build, start, wait until it answers (ARGS="
 down: ## let the running answers end, then remove the containers; the fetched model stays (ARGS=--volumes removes it too)
 	@$(COMPOSE) down $(ARGS)
 
-# Three on the two cores that CI has: a third of the time of a test it waits, for a process that starts or for a limit that is tested.
-# Files begin in the order of tests/conftest.py, the dearest first, and not in that of how many tests they have.
-THREE := -n 3 --dist loadfile --no-loadscope-reorder
+SUITE := $(BIN)/python -m tools.suite $(if $(AGAIN),--again)
 
-# Exit status 5 of pytest: no test of that half was asked for.
-test: setup-dev model ## all tests: light ones three at a time, then those that need the machine alone (ARGS=... goes to pytest)
-	@status=0; \
-	$(BIN)/pytest $(THREE) -m "not serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	$(BIN)/pytest -m "serial and not long" $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	exit $$status
+test: setup-dev model ## all tests: light ones side by side, then those that need the machine alone (ARGS=... goes to pytest)
+	@$(SUITE) $(ARGS)
+
+# Runs what it chose as `make test` does. SHOW=1 leaves nothing to run.
+test-near: setup-dev ## the tests nearest to what changed, in about two minutes (BASE=... the commit to compare with, SHOW=1: only says which)
+	@chosen=$$($(BIN)/python -m tools.near $(if $(BASE),--base "$(BASE)") $(if $(SHOW),--show)) || exit 1; \
+	[ -z "$$chosen" ] || $(MAKE) --no-print-directory test ARGS="$$chosen "'$(subst ','\'',$(ARGS))'
 
 test-long: setup-dev model ## all tests and the long forms that `make test` leaves out, about an hour (ARGS=... goes to pytest)
-	@status=0; \
-	$(BIN)/pytest $(THREE) -m "not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	$(BIN)/pytest -m serial $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	exit $$status
+	@$(SUITE) --form all $(ARGS)
 
 drills: setup-dev model ## the long forms alone: full matrices of models and settings, hundreds of losses (ARGS=... goes to pytest)
-	@status=0; \
-	$(BIN)/pytest $(THREE) -m "long and not serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	$(BIN)/pytest -m "long and serial" $(ARGS) || [ $$? -eq 5 ] || status=1; \
-	exit $$status
+	@$(SUITE) --form long $(ARGS)
+
+test-costs: setup-dev ## what each file of tests cost in the last run, dearest first (ARGS=--write: keep it as the table of the repository)
+	@$(BIN)/python -m tools.costs $(ARGS)
 
 check: setup-dev ## lint, types, contract, import rules, container files
 	@$(BIN)/python tools/check.py

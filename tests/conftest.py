@@ -1,11 +1,9 @@
-"""What any test may use: a seed that a failure shows, a free port, the processes it started."""
+"""What any test may use: a free port, the processes it started, a checkpoint. Its random numbers are of helpers/randomness."""
 
 from __future__ import annotations
 
 import gc
 import os
-import re
-import secrets
 import signal
 import socket
 import tempfile
@@ -18,6 +16,8 @@ from hypothesis import settings
 from helpers.processes import MARK, Family
 from omnistage.models.devices import check_possible
 from omnistage.models.errors import LoadError
+
+pytest_plugins = ("helpers.collection", "helpers.outcomes", "helpers.randomness")
 
 # Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,76 +37,9 @@ except LoadError:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-TESTS = Path(__file__).parent
-
-DEAREST = (
-    "system/test_compose.py",
-    "system/test_omni_speech.py",
-    "models/qwen2_5_omni/test_code2wav.py",
-    "models/qwen2_5_omni/test_code2wav_threads.py",
-    "system/test_pictures.py",
-    "models/diffusers/test_spread.py",
-    "models/diffusers/test_model.py",
-    "system/test_default_resume.py",
-    "system/test_spoken_words.py",
-    "system/test_ranks.py",
-    "system/test_default_model.py",
-    "models/test_team.py",
-    "engine/test_engine.py",
-    "models/contract/test_contract.py",
-    "system/test_engine_chain.py",
-    "cli/test_serve.py",
-    "client/test_router_loss.py",
-    "system/test_resume.py",
-    "models/test_resumed_thinker.py",
-    "models/test_smol_thinker.py",
-    "system/test_omni_thinker.py",
-    "system/test_omni_talker.py",
-    "system/test_frozen.py",
-    "host/test_watchdog.py",
-    "models/test_revision.py",
-    "system/test_picture_by_name.py",
-    "system/test_rolling_restart.py",
-    "client/test_private_stack.py",
-    "client/test_default_pictures.py",
-    "cli/test_draw.py",
-    "cli/test_commands.py",
-    "cli/test_checks.py",
-    "hostile/test_counts.py",
-    "engine/test_exactness.py",
-    "models/qwen2_5_omni/test_thinker.py",
-    "models/qwen2_5_omni/test_tiny.py",
-    "cli/test_interrupts.py",
-)
-"""Files that take twenty seconds and more of a CPU. Several workers begin with them: one that began last would leave the others idle."""
-
 # No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
 settings.register_profile("omnistage", deadline=None, print_blob=True)
 settings.load_profile("omnistage")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only serial tests are asked for, files without any are not imported, which takes several times as long as those with some."""
-    expression: str = config.option.markexpr
-    asks_for_serial = "serial" in re.findall(r"(?:\bnot )?\w+", expression) and " or " not in expression
-    if asks_for_serial and collection_path.match("test_*.py") and "mark.serial" not in collection_path.read_text(encoding="utf-8"):
-        return True
-    return None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For several workers: the dearest files first, the others as they were found."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        places = {TESTS / file: place for place, file in enumerate(DEAREST)}
-        items.sort(key=lambda item: places.get(item.path, len(places)))
-
-
-@pytest.fixture
-def seed() -> int:
-    """A random seed, printed so that a failure shows it. Set OMNISTAGE_TEST_SEED to repeat one."""
-    value = int(os.environ.get("OMNISTAGE_TEST_SEED") or secrets.randbits(32))
-    print(f"OMNISTAGE_TEST_SEED={value}")
-    return value
 
 
 @pytest.fixture

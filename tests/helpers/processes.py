@@ -9,11 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import AnyStr
 
 MARK = "OMNISTAGE_TEST_MARK"
+
+
+@dataclass
+class Forked:
+    """Processes that another one forks for this one, of which the kernel tells this one nothing. cpu_s: of those that have ended."""
+
+    count: int = 0
+    cpu_s: float = 0.0
+
+
+FORKED = Forked()
 
 
 class Family:

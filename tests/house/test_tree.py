@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import DEAREST, TESTS
 
 from tools.breaking import LAST_VERSION, git, last_version
 from tools.groups import read_groups
@@ -92,10 +91,6 @@ def test_every_dependency_is_pinned_and_explained() -> None:
 def normal(name: str) -> str:
     """A package name in the one spelling that all its spellings share."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
-
-
-def test_the_files_that_begin_first_are_there() -> None:
-    assert [file for file in DEAREST if not (TESTS / file).is_file()] == []
 
 
 def test_the_last_version_is_one_that_this_one_follows() -> None:

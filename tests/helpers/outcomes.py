@@ -1,0 +1,80 @@
+"""A plugin of pytest: writes how a run ended to a file: what passed, what failed and by which fixture, what it cost.
+
+`tools/suite.py` goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.meter import Meter
+
+FIXTURE = "failed_fixture"
+"""An attribute of a report that says which fixture raised; it comes along from the workers."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, help="a file to write how the run ended to")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.outcomes is not None:
+        meter = Meter()
+        config.pluginmanager.register(meter)
+        config.pluginmanager.register(Outcomes(config.option.outcomes, meter))
+
+
+class Outcomes:
+    """The first failure of each test, in the process that leads the run."""
+
+    def __init__(self, path: Path, meter: Meter) -> None:
+        self._path = path
+        self._meter = meter
+        self._passed: set[str] = set()
+        self._failed: dict[str, dict[str, str]] = {}
+        self._raised: list[tuple[BaseException, str]] = []
+        """What a fixture raised, and which. pytest raises the same again in every test that asks for it."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        except BaseException as error:
+            # One that asks for another one raises what that did, which is told first.
+            self._raised.append((error, f"{fixturedef.baseid}::{fixturedef.argname}[{getattr(request, 'param_index', 0)}]"))
+            raise
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        report = yield
+        if report.failed and report.when == "setup" and call.excinfo is not None:
+            setattr(report, FIXTURE, next((name for error, name in self._raised if error is call.excinfo.value), ""))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = crash.message if crash is not None else str(report.longrepr)
+            told = {"when": report.when or "", "fixture": getattr(report, FIXTURE, ""), "message": message.strip().partition("\n")[0]}
+            self._failed.setdefault(report.nodeid, told)
+        elif report.passed and report.when == "call":
+            self._passed.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed.setdefault(report.nodeid, {"when": "collect", "fixture": "", "message": str(report.longrepr)[-200:]})
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        if hasattr(config, "workeroutput"):
+            return
+        passed = self._passed - self._failed.keys()
+        costs = {file: asdict(cost) for file, cost in self._meter.costs.items()}
+        told = {"passed": sorted(passed), "failed": self._failed, "costs": costs}
+        self._path.write_text(json.dumps(told), encoding="utf-8")

@@ -1,0 +1,172 @@
+"""How tests are run: what fails once is flaky, what fails twice has failed, with the same random numbers; what files cost is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import costs
+from tools.costs import ROOT, Cost
+from tools.suite import Ended, Failure, defects
+
+SETTINGS = f"""
+[tool.pytest.ini_options]
+addopts = "-p xdist -p _hypothesis_pytestplugin --import-mode=importlib -m 'not long'"
+pythonpath = ["{ROOT / "tests"}", "{ROOT}"]
+markers = ["slow", "long", "serial"]
+"""
+"""As those of this repository, for a tree of its own, without the plugins that it does not need."""
+
+PLUGINS = 'pytest_plugins = ("helpers.collection", "helpers.outcomes", "helpers.randomness")'
+
+GOOD = """
+import pytest
+
+def test_good(): pass
+
+@pytest.mark.serial
+def test_that_wants_the_machine_alone(): pass
+"""
+
+FLAKY = """
+from pathlib import Path
+
+def test_that_fails_the_first_time():
+    seen = Path(__file__).with_name("seen")
+    if not seen.exists():
+        seen.touch()
+        raise ValueError("bad luck")
+"""
+
+DRAWN = """
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from helpers import lengths
+
+@pytest.fixture(scope="module")
+def drawn():
+    return random.random()
+
+def note(name, value):
+    with Path(__file__).with_name(name).open("a") as file:
+        print(value, file=file)
+
+CELLS = [str(number) for number in range(1000)]
+
+@lengths.one_or_all("cell", CELLS)
+def test_of_a_drawn_cell(cell, seed, drawn):
+    note("cells", (lengths.draw(cell, CELLS, seed), seed, drawn, random.random()))
+    raise ValueError("a defect of this cell")
+
+@settings(database=None)
+@given(strategies.integers())
+def test_of_drawn_values(value):
+    note("values", value)
+    assert value < 1000
+"""
+
+FIXTURE = """
+import pytest
+
+@pytest.fixture(scope="module")
+def broken():
+    raise OSError("no such server")
+
+@pytest.mark.parametrize("number", range(9))
+def test_with_it(broken, number): pass
+"""
+
+
+def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
+    """Runs the suite in a tree of these tests: its exit status, and the lines that it printed."""
+    tests = tree / "tests"
+    for folder in ("link", "engine"):
+        (tests / folder).mkdir(parents=True)
+    (tests / "conftest.py").write_text(PLUGINS)
+    (tree / "pyproject.toml").write_text(SETTINGS)
+    for name, text in files.items():
+        folder = "link" if name == "good" else "engine"
+        (tests / folder / f"test_{name}.py").write_text(text)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "OMNISTAGE"))}
+    command = [sys.executable, "-m", "tools.suite", f"--root={tree}", *words]
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_what_passes_the_second_time_is_flaky_and_costs_nothing(tmp_path: Path) -> None:
+    status, printed = run(tmp_path, "--again", good=GOOD, flaky=FLAKY)
+    assert (status, printed[-1]) == (0, "3 passed, 0 failed"), printed
+    (flaky,) = [line for line in printed if line.startswith("flaky: ")]
+    seed = (tmp_path / "build" / "tests" / "seed").read_text().strip()
+    assert flaky == f"flaky: tests/engine/test_flaky.py::test_that_fails_the_first_time, seed {seed}, ValueError: bad luck"
+    assert costs.read(tmp_path / "build" / "tests" / "costs.json").keys() == {"tests/link/test_good.py", "tests/engine/test_flaky.py"}
+
+
+def test_what_a_draw_found_fails_again_and_a_fixture_counts_once(tmp_path: Path) -> None:
+    status, printed = run(tmp_path, "--again", good=GOOD, drawn=DRAWN, fixture=FIXTURE)
+    assert (status, printed[-1]) == (1, "2 passed, 11 failed"), printed
+    assert not [line for line in printed if line.startswith(("flaky", "broken"))]
+    assert "again, with the same seed: 11 tests, 3 defects" in printed
+    first, second = (tmp_path / "tests" / "engine" / "cells").read_text().splitlines()
+    assert first == second
+    values = (tmp_path / "tests" / "engine" / "values").read_text().splitlines()
+    assert values[: len(values) // 2] == values[len(values) // 2 :]
+
+
+def test_nothing_is_run_again_where_nothing_failed_and_a_part_that_does_not_end_is_told(tmp_path: Path) -> None:
+    good, broken = tmp_path / "good", tmp_path / "broken"
+    status, printed = run(good, "--again", good=GOOD)
+    assert (status, printed[-1]) == (0, "2 passed, 0 failed"), printed
+    assert not (good / "build" / "tests" / "again.json").exists()
+    status, printed = run(broken, "--again", good="import os\ndef test_it(): os._exit(3)")
+    assert (status, printed[-2:]) == (1, ["broken: without torch", "0 passed, 0 failed"]), printed
+
+
+def test_tests_that_fail_by_one_fixture_are_one_defect() -> None:
+    failed = {f"a{number}": Failure("setup", "tests/x.py::server[0]", "OSError") for number in range(9)}
+    assert defects(failed) == 1
+    failed |= {"b": Failure("setup", "tests/x.py::server[1]", "OSError"), "c": Failure("call", "", "AssertionError")}
+    assert defects(failed) == 3
+
+
+def test_costs_of_two_parts_are_added() -> None:
+    ended = Ended(costs={"a": Cost(1.0, 2.0, 3, 4)})
+    ended.add(Ended(costs={"a": Cost(1.0, 1.0, 1, 1), "b": Cost(5.0)}))
+    assert ended.costs == {"a": Cost(2.0, 3.0, 4, 5), "b": Cost(5.0)}
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    table = {"b.py": Cost(2.25, 1.0, 2, 0), "a.py": Cost(10.0, 20.0, 5, 3)}
+    (tmp_path / "costs.json").write_text(costs.text_of(table, whole=True))
+    assert costs.read(tmp_path / "costs.json") == {"a.py": Cost(10.0, 20.0, 5, 3), "b.py": Cost(2.2, 1.0, 2, 0)}
+    assert json.loads((tmp_path / "costs.json").read_text())[costs.WHOLE] is True
+    lines = costs.shown(table).splitlines()
+    assert [line.split()[-1] for line in lines[1:3]] == ["a.py", "b.py"]
+
+
+def test_only_a_whole_run_becomes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "TABLE", tmp_path / "table.json")
+    monkeypatch.setattr(costs, "LAST", tmp_path / "last.json")
+    here = Path(__file__).relative_to(ROOT).as_posix()
+    costs.TABLE.write_text(costs.text_of({"tests/gone.py": Cost(1.0), here: Cost(1.0)}))
+    costs.LAST.write_text(costs.text_of({here: Cost(3.0)}))
+    with pytest.raises(costs.CostsError, match="make test"):
+        costs.write()
+    costs.LAST.write_text(costs.text_of({here: Cost(3.0)}, whole=True))
+    costs.write()
+    assert costs.read(costs.TABLE) == {here: Cost(3.0)}
+
+
+def test_the_table_names_files_that_there_are() -> None:
+    assert costs.TABLE.exists()
+    assert [file for file in costs.read(costs.TABLE) if not (ROOT / file).is_file()] == []

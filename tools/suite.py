@@ -1,0 +1,188 @@
+"""Runs the tests in parts, and with `--again` what failed once more, alone:
+
+    those without torch  |  the others, by several workers  -->  those that need the machine alone  -->  again, what failed
+
+All random numbers of a run come from one seed. So a test that is run again has the same ones, and the same drawn cells: a defect fails
+again, and a test that passes then is flaky. The last line that is printed is `N passed, N failed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tools.costs import LAST, ROOT, Cost, Costs, text_of
+
+SEED = "OMNISTAGE_TEST_SEED"
+WORKERS = 2
+MOST_FLAKY = 3
+"""With more of them a run has failed, though each passed the second time."""
+MOST_AGAIN = 12
+"""So many failures are no bad luck: nothing is run again."""
+NO_TESTS = 5
+"""Exit status of pytest where it found no test."""
+FORMS = {"short": "not long", "all": "", "long": "long"}
+"""Which forms of the tests: without the long ones, with them, or them alone."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of pytest. marks: which tests, beside their form."""
+
+    name: str
+    marks: str
+    options: tuple[str, ...] = ()
+
+
+BESIDE = (
+    Part("without torch", "not serial", ("--torch=without",)),
+    Part("with torch", "not serial", ("--torch=with", f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder")),
+)
+SERIAL = Part("serial", "serial")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Of one test. fixture: the one that raised; empty if it was none. message: the first line."""
+
+    when: str
+    fixture: str
+    message: str
+
+
+@dataclass
+class Ended:
+    """How runs of pytest ended. failed: by test. broken: parts that did not come to their end. costs: by file."""
+
+    passed: set[str] = field(default_factory=set)
+    failed: dict[str, Failure] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    costs: Costs = field(default_factory=dict)
+
+    def add(self, other: Ended) -> None:
+        """What another run of other tests made."""
+        self.passed |= other.passed
+        self.failed.update(other.failed)
+        self.broken += other.broken
+        for file, cost in other.costs.items():
+            self.costs.setdefault(file, Cost()).add(cost)
+
+
+def defects(failed: dict[str, Failure]) -> int:
+    """How many things failed: tests, and fixtures, however many tests they failed."""
+    return len({failure.fixture or test for test, failure in failed.items()})
+
+
+class Suite:
+    """One run. root: of the repository. seed: of all its random numbers. asked: words for pytest. folder: for what the run leaves, how each
+    part ended and what the files cost."""
+
+    def __init__(self, root: Path, form: str, seed: str, asked: Sequence[str]) -> None:
+        self._root = root
+        self.folder = root / LAST.parent.relative_to(ROOT)
+        self._form = form
+        self.seed = seed
+        self._asked = asked
+
+    def begin(self) -> None:
+        """Clear away what the last run left, and keep the seed of this one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob("*.json"):
+            old.unlink()
+        (self.folder / "seed").write_text(f"{self.seed}\n", encoding="utf-8")
+        print(f"{SEED}={self.seed}", flush=True)
+
+    def run(self) -> Ended:
+        """All parts."""
+        ended = Ended()
+        with (self.folder / "first.log").open("w+", encoding="utf-8") as log:
+            # What it prints would be mixed with what the other one prints, and is shown after it.
+            first, second = BESIDE
+            with self._started(first, log) as one, self._started(second) as other:
+                statuses = other.wait(), one.wait()
+            log.seek(0)
+            shutil.copyfileobj(log, sys.stdout)
+        ended.add(self._ended(second, statuses[0]))
+        ended.add(self._ended(first, statuses[1]))
+        with self._started(SERIAL) as alone:
+            ended.add(self._ended(SERIAL, alone.wait()))
+        return ended
+
+    def run_again(self, tests: Iterable[str]) -> Ended:
+        """These tests alone, one after the other."""
+        part = Part("again", "", tuple(tests))
+        with self._started(part) as again:
+            return self._ended(part, again.wait())
+
+    def _started(self, part: Part, log: IO[str] | None = None) -> subprocess.Popen[bytes]:
+        outcomes = self._outcomes(part)
+        marks = " and ".join(filter(None, [part.marks, FORMS[self._form] if part.marks else ""]))
+        command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
+        asked = self._asked if part.marks else ()
+        environment = {**os.environ, SEED: self.seed}
+        return subprocess.Popen([*command, *part.options, *asked], cwd=self._root, env=environment, stdout=log, stderr=log)
+
+    def _ended(self, part: Part, status: int) -> Ended:
+        path = self._outcomes(part)
+        if not path.exists() or status not in (0, 1, NO_TESTS):
+            return Ended(broken=[part.name])
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        failed = {test: Failure(**failure) for test, failure in told["failed"].items()}
+        # One that is failed by something else than a test, as a warning at its end, has not passed.
+        broken = [part.name] if status == 1 and not failed else []
+        return Ended({*told["passed"]}, failed, broken, {file: Cost(**cost) for file, cost in told["costs"].items()})
+
+    def _outcomes(self, part: Part) -> Path:
+        return self.folder / f"{part.name.replace(' ', '-')}.json"
+
+
+def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
+    """Runs again what failed, if that is wanted, says how it ended, and returns the exit status."""
+    failed, flaky = ended.failed, {}
+    if failed and again and not ended.broken and defects(failed) <= MOST_AGAIN:
+        print(f"again, with the same seed: {len(failed)} tests, {defects(failed)} defects", flush=True)
+        second = suite.run_again(failed)
+        ended.broken += second.broken
+        if not second.broken:
+            flaky = {test: failure for test, failure in failed.items() if test in second.passed}
+            failed = {test: failure for test, failure in failed.items() if test not in flaky}
+    for test, failure in flaky.items():
+        print(f"flaky: {test}, seed {suite.seed}, {failure.message}")
+    for part in ended.broken:
+        print(f"broken: {part}")
+    if defects(flaky) > MOST_FLAKY:
+        print(f"failed: more than {MOST_FLAKY} were flaky")
+    print(f"{len(ended.passed) + len(flaky)} passed, {len(failed)} failed", flush=True)
+    return 1 if failed or ended.broken or defects(flaky) > MOST_FLAKY else 0
+
+
+def main() -> int:
+    """Exit status 1 when a test failed, or a part did not end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--form", choices=FORMS, default="short", help="without the long forms, all, or the long forms alone")
+    parser.add_argument("--again", action="store_true", help="run once more, alone, what failed; it has passed if it passes then")
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the tree whose tests are run")
+    options, asked = parser.parse_known_args()
+    # With these alone every file that runs is measured whole.
+    whole = options.form == "short" and all(word.startswith("--ignore=") for word in asked)
+    suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), asked)
+    suite.begin()
+    try:
+        ended = suite.run()
+    except KeyboardInterrupt:
+        return 130
+    (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole), encoding="utf-8")
+    return judge(suite, ended, again=options.again)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
