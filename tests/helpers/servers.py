@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import Any
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from helpers.forkserver import start_server
 from helpers.ports import NEIGHBOURS, take_address
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
@@ -74,11 +74,9 @@ class ServerProcess:
         self._ready, ready = os.pipe()
         lifeline, self._lifeline = os.pipe()
         self.log_path = log_folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", module, *flags, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
+        variables = {**os.environ, **(environment or {})}
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, pass_fds=(ready, lifeline), stdout=log, stderr=log, env={**os.environ, **(environment or {})}
-            )
+            self.process = start_server(module, flags, variables, ready, lifeline, log)
         os.close(ready)
         os.close(lifeline)
         self._told = False
