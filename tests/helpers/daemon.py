@@ -71,11 +71,13 @@ def obstacle() -> str:
 
 
 class Daemon:
-    """The daemon, from `start` to `stop`. environment: for docker, docker-compose and make, so that they talk to it and to no other."""
+    """The daemon, from `start` to `stop`. kept: a folder for its images, which stays; None: they go with the daemon. environment: for
+    docker, docker-compose and make, so that they talk to it and to no other."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Path | None = None) -> None:
         # Not pytest's folder: the path of a socket has little room.
         self.folder = Path(tempfile.mkdtemp(prefix="omnistage-docker-"))
+        self._kept = kept
         self.cgroup = self.folder.name
         self.log_path = self.folder / "log"
         theirs = ("COMPOSE_", "DOCKER_", "BUILDKIT_", "OMNISTAGE_", "MAKE", "MFLAGS")
@@ -92,8 +94,9 @@ class Daemon:
 
     def start(self) -> None:
         """Return when it takes calls. Raises AssertionError with its log."""
-        command = ["setpriv", "--pdeathsig", "KILL", *UNSHARED, "sh", "-c", START, "sh", str(self.folder), str(_in_memory())]
-        command += [f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec", f"--pidfile={self.folder}/pid"]
+        in_memory = _in_memory() if self._kept is None else 0
+        command = ["setpriv", "--pdeathsig", "KILL", *UNSHARED, "sh", "-c", START, "sh", str(self.folder), str(in_memory)]
+        command += [f"--data-root={self._kept or self.folder / 'data'}", f"--exec-root={self.folder}/exec", f"--pidfile={self.folder}/pid"]
         command += ["--host", self.environment["DOCKER_HOST"], "--cgroup-parent", f"/{self.cgroup}"]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, self.log_path.open("wb") as log:
             notified.bind(str(self.folder / "notify"))

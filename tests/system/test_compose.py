@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,27 +144,40 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if base == READY and (reason := images.missing_environment()):
         print(f"all is installed from wheels: {reason}")
         base = BASE
-    daemon = Daemon()
-    try:
-        daemon.start()
-        wheels = tmp_path_factory.mktemp("base") / "wheels"
-        images.download(wheels, extras=images.ROUTER_EXTRAS if base == READY else images.EXTRAS)
-        daemon.import_image(BASE, partial(images.write_image, wheels=wheels), IMPORT_TIMEOUT_S)
-        if base == READY:
-            daemon.import_image(READY, partial(images.write_image, wheels=wheels, environment=True), IMPORT_TIMEOUT_S)
-            override = tmp_path_factory.mktemp("compose") / "override.yml"
-            override.write_text(ROUTER_FROM_BASE)
-            daemon.environment["COMPOSE_FILE"] = f"{daemons.ROOT / 'docker-compose.yml'}:{override}"
-        running = Containers(daemon, before, base)
+    with images.kept() if base == READY else nullcontext() as kept:
+        daemon = Daemon(kept)
         try:
-            printed = running.make("up", "--scale talker=2", BUILD_TIMEOUT_S)
-            assert ROUTER in printed, "make up does not say where to ask"
-            yield running
-        except BaseException as error:
-            error.add_note(f"--- dockerd:\n{daemon.log()}")
-            raise
-    finally:
-        daemon.stop()
+            daemon.start()
+            import_bases(daemon, base, tmp_path_factory.mktemp("base") / "wheels")
+            if base == READY:
+                override = tmp_path_factory.mktemp("compose") / "override.yml"
+                override.write_text(ROUTER_FROM_BASE)
+                daemon.environment["COMPOSE_FILE"] = f"{daemons.ROOT / 'docker-compose.yml'}:{override}"
+            running = Containers(daemon, before, base)
+            try:
+                printed = running.make("up", "--scale talker=2", BUILD_TIMEOUT_S)
+                assert ROUTER in printed, "make up does not say where to ask"
+                yield running
+            except BaseException as error:
+                error.add_note(f"--- dockerd:\n{daemon.log()}")
+                raise
+        finally:
+            daemon.stop()
+
+
+def import_bases(daemon: Daemon, base: str, wheels: Path) -> None:
+    """Make the base images, where the daemon does not have them from the last run. Whatever else that left goes."""
+    if containers := daemon.docker("container", "ls", "--all", "--quiet").split():
+        daemon.docker("container", "rm", "--force", *containers)
+    for thing, which in (("volume", "dangling=true"), ("network", "type=custom")):
+        if left := daemon.docker(thing, "ls", "--quiet", f"--filter={which}").split():
+            daemon.docker(thing, "rm", *left)
+    wanted = {BASE, base}
+    if wanted <= {*daemon.docker("images", "--format", "{{.Repository}}").split()}:
+        return
+    images.download(wheels, extras=images.ROUTER_EXTRAS if base == READY else images.EXTRAS)
+    for name in sorted(wanted):
+        daemon.import_image(name, partial(images.write_image, wheels=wheels, environment=name == READY), IMPORT_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +275,7 @@ def test_a_stop_lets_a_running_answer_end_and_every_server_drains(stack: Contain
 def test_nothing_is_left(stack: Containers) -> None:
     daemon = stack.daemon
     stack.make("down", "--volumes", ANSWER_TIMEOUT_S)
+    daemon.docker("image", "prune", "--force", timeout_s=ANSWER_TIMEOUT_S)  # Those of the code before this.
     assert daemon.docker("ps", "--all", "--quiet") == ""
     assert daemon.docker("volume", "ls", "--quiet") == ""
     assert set(daemon.docker("network", "ls", "--format", "{{.Name}}").split()) == {"bridge", "host", "none"}
