@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable
 
 import pytest
 
+DRAWN = "drawn-"
 LONG = (pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600))
 
 
@@ -27,3 +29,18 @@ def draw(value: str, values: Iterable[str], seed: int) -> str:
     drawn = value or random.Random(seed).choice(sorted(values))
     print(drawn)
     return drawn
+
+
+def some_or_all(name: str, values: Iterable[str], count: int) -> pytest.MarkDecorator:
+    """As `one_or_all`, with several values that are drawn; `draw_of` tells which."""
+    drawn = [pytest.param(f"{DRAWN}{number}", id=f"{DRAWN}{number}") for number in range(count)]
+    return pytest.mark.parametrize(name, [*drawn, *[pytest.param(value, marks=LONG) for value in values]])
+
+
+def draw_of(value: str, values: Iterable[str], count: int, place: str) -> str:
+    """The value that `some_or_all` gave, or one of `count` different ones that the seed of the run and the place make; printed."""
+    if value.startswith(DRAWN):
+        drawn = random.Random(f"{os.environ['OMNISTAGE_TEST_SEED']} {place}").sample(sorted(values), count)
+        value = drawn[int(value.removeprefix(DRAWN))]
+    print(value)
+    return value

@@ -22,6 +22,13 @@ PLENTY = 1 << 20
 
 Rows = TypeVar("Rows", NDArray[np.float32], NDArray[np.uint32])
 
+ELEMENT_TYPES = {
+    "float32": tensor_pb2.ELEMENT_TYPE_FLOAT32,
+    "int32": tensor_pb2.ELEMENT_TYPE_INT32,
+    "uint16": tensor_pb2.ELEMENT_TYPE_BFLOAT16,
+}
+"""By the name of NumPy's type, which has the bits of bfloat16 as integers."""
+
 TIMEOUT_S = 30.0
 SESSION = "session-1"
 
@@ -213,11 +220,11 @@ async def run_interrupted(stub: stage_pb2_grpc.StageServiceAsyncStub, opening: s
     return await caller.finish()
 
 
-def tensor_of(rows: NDArray[np.float32]) -> tensor_pb2.Tensor:
-    """[n, width] float32 as one inline tensor."""
-    data = np.ascontiguousarray(rows, "<f4").tobytes()
+def tensor_of(rows: NDArray[np.generic]) -> tensor_pb2.Tensor:
+    """[n, width] in its own element type as one inline tensor."""
+    data = np.ascontiguousarray(rows).tobytes()
     inline = tensor_pb2.InlinePart(data=data, offset=0, total_bytes=len(data))
-    return tensor_pb2.Tensor(element_type=tensor_pb2.ELEMENT_TYPE_FLOAT32, shape=rows.shape, inline=inline)
+    return tensor_pb2.Tensor(element_type=ELEMENT_TYPES[rows.dtype.name], shape=rows.shape, inline=inline)
 
 
 def row_chunks(port: str, rows: NDArray[np.float32], cuts: Sequence[int]) -> list[chunk_pb2.Chunk]:

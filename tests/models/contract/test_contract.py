@@ -10,13 +10,23 @@ from importlib.util import find_spec
 
 import pytest
 
-from helpers.contract import CHECKS, Case, Check, Loaded
+from helpers import lengths
+from helpers.contract import CHECKS, Case, Loaded
 from helpers.families import CASES
 
 SLOW = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="the models extra is not installed")]
+DRAWN = 3
+"""Checks of a model whose weights have to be read, which are drawn anew in each run; the long form makes all of them."""
+CHECK_OF = {check.__name__.removeprefix("check_"): check for check in CHECKS}
 
 
-@pytest.fixture(scope="module", params=[pytest.param(case, id=str(case), marks=SLOW if case.slow else ()) for case in CASES])
+def asked(slow: bool) -> pytest.MarkDecorator:
+    """Gives a test the models that are slow, or those that are not."""
+    cases = [pytest.param(case, id=str(case), marks=SLOW if slow else ()) for case in CASES if case.slow == slow]
+    return pytest.mark.parametrize("loaded", cases, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     """Loaded once: its callers' event loops come and go, and it holds nothing between two checks."""
     case: Case = request.param
@@ -27,6 +37,14 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     asyncio.run(logic.close())
 
 
-@pytest.mark.parametrize("check", [pytest.param(check, id=check.__name__.removeprefix("check_")) for check in CHECKS])
-async def test_contract(loaded: Loaded, check: Check, seed: int) -> None:
-    await check(loaded, random.Random(seed))
+@asked(slow=False)
+@pytest.mark.parametrize("check", CHECK_OF)
+async def test_contract(loaded: Loaded, check: str, seed: int) -> None:
+    await CHECK_OF[check](loaded, random.Random(seed))
+
+
+@asked(slow=True)
+@lengths.some_or_all("check", CHECK_OF, DRAWN)
+async def test_contract_of_a_slow_model(loaded: Loaded, check: str, seed: int) -> None:
+    check = lengths.draw_of(check, CHECK_OF, DRAWN, str(loaded.case))
+    await CHECK_OF[check](loaded, random.Random(seed))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers import lengths
 from helpers.drawings import NAMES, checkpoint
 from helpers.painting import Pair, picture
 from omnistage.models.diffusers import memory_plan
@@ -73,9 +74,12 @@ def levels(images: list[Image.Image], others: list[Image.Image]) -> int:
     return max(int(np.abs(np.asarray(one, int) - np.asarray(other, int)).max()) for one, other in pairs)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("offload", ["group", "disk"])
-def test_a_picture_does_not_depend_on_where_weights_are(name: str, offload: str) -> None:
+OFFLOADED = {f"{name} {offload}": (name, offload) for name in NAMES for offload in ("group", "disk")}
+
+
+@lengths.one_or_all("case", OFFLOADED)
+def test_a_picture_does_not_depend_on_where_weights_are(case: str, seed: int) -> None:
+    name, offload = OFFLOADED[lengths.draw(case, OFFLOADED, seed)]
     latents, images = drawn(pair_of(name))
     found, others = drawn(pair_of(name, offload=offload))
     assert (found - latents).abs().max() <= SAME
@@ -95,9 +99,12 @@ def test_weights_on_the_disk_are_there_and_go_with_the_pipeline(tmp_path: Path) 
     assert not list((tmp_path / "here").iterdir())
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("storage", ["float8_e4m3fn", "float8_e5m2"])
-def test_weights_in_eight_bits_draw_nearly_the_same(name: str, storage: str) -> None:
+STORED = {f"{name} {storage}": (name, storage) for name in NAMES for storage in NEAR}
+
+
+@lengths.one_or_all("case", STORED)
+def test_weights_in_eight_bits_draw_nearly_the_same(case: str, seed: int) -> None:
+    name, storage = STORED[lengths.draw(case, STORED, seed)]
     plain, small = pair_of(name), pair_of(name, storage=storage)
     latents, _ = drawn(plain)
     found, _ = drawn(small)

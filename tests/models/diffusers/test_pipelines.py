@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers import lengths
 from helpers.drawings import NAMES
 from helpers.painting import Pair, pair, picture
 from omnistage.models.diffusers.plan import Plan
@@ -73,7 +74,9 @@ def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: Pair, seed: i
         assert levels_apart(both.images(together), both.images(alone)) <= 1
 
 
-def test_different_seeds_and_words_give_different_pictures(both: Pair, seed: int) -> None:
+@lengths.one_or_all("name", NAMES)
+def test_different_seeds_and_words_give_different_pictures(name: str, seed: int) -> None:
+    both = pair(lengths.draw(name, NAMES, seed))
     plan, *_ = plans(both, seed, 1)
     images = list(plan.images)
     canvases = both.drawn(
@@ -117,7 +120,9 @@ def test_an_edited_picture_has_the_size_that_is_asked_for(seed: int) -> None:
     assert both.images(canvas)[0].size == (96, 64)
 
 
-def test_what_encoders_made_is_kept_and_changes_nothing(both: Pair, seed: int) -> None:
+@lengths.one_or_all("name", NAMES)
+def test_what_encoders_made_is_kept_and_changes_nothing(name: str, seed: int) -> None:
+    both = pair(lengths.draw(name, NAMES, seed))
     first, *_ = plans(both, seed, 1)
     texts, pictures = both.painter._texts, both.painter._pictures
     with torch.inference_mode():
@@ -129,8 +134,10 @@ def test_what_encoders_made_is_kept_and_changes_nothing(both: Pair, seed: int) -
     assert torch.equal(fresh.positive, again.positive)
 
 
-def test_what_a_preview_shows_is_the_picture_without_its_noise(both: Pair, seed: int) -> None:
+@lengths.one_or_all("name", NAMES)
+def test_what_a_preview_shows_is_the_picture_without_its_noise(name: str, seed: int) -> None:
     """By the formula of the flow, x = (1 - s) x0 + s n with v = n - x0: after the last step nothing else is left."""
+    both = pair(lengths.draw(name, NAMES, seed))
     plan = replace(plans(both, seed, 2)[1], steps=4, previews=3)
     with torch.inference_mode():
         canvas = both.begun(plan)
@@ -228,8 +235,10 @@ def test_a_picture_is_resized_once_and_not_at_all_where_all_is_kept(name: str, s
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_steps_that_change_little_are_not_computed_whole(both: Pair, together: bool, seed: int) -> None:
+@lengths.one_or_all("name", NAMES)
+def test_steps_that_change_little_are_not_computed_whole(name: str, together: bool, seed: int) -> None:
     """And a picture beside others, which asked for none of it, is as it ever was."""
+    both = pair(lengths.draw(name, NAMES, seed))
     images = list(plans(both, seed, 1)[0].images)
     asked = [
         both.plan(f"{n} hills", images, steps=8 + n, seed=seed + n, step_cache=threshold) for n, threshold in enumerate((5.0, 0.0, 3.0))
@@ -244,7 +253,9 @@ def test_steps_that_change_little_are_not_computed_whole(both: Pair, together: b
     assert 1e-4 < distances[0] < 1.0
 
 
-def test_cached_steps_of_a_batch_are_those_of_each_picture_alone(both: Pair, seed: int) -> None:
+@lengths.one_or_all("name", NAMES)
+def test_cached_steps_of_a_batch_are_those_of_each_picture_alone(name: str, seed: int) -> None:
+    both = pair(lengths.draw(name, NAMES, seed))
     images = list(plans(both, seed, 1)[0].images)
     asked = [both.plan(f"{n}{' hills' * (1 + 25 * n)}", images, steps=6 + n, seed=seed + n, step_cache=0.9) for n in range(3)]
     for one, other in zip(both.drawn(*asked), both.drawn(*asked, together=False), strict=True):

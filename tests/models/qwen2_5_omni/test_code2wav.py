@@ -45,7 +45,7 @@ async def test_all_at_once_it_is_the_sound_of_transformers(published: FlowCode2W
 async def test_a_window_that_looks_ahead_comes_near_to_the_whole(published: FlowCode2Wav, seed: int) -> None:
     """Each block that is looked at ahead makes what is missing much smaller; with random weights a block is worth more than it will be with
     real ones."""
-    codes = drawn(random.Random(seed), 150)
+    codes = drawn(random.Random(seed), 100)
     whole = await samples(published, codes, WaveRequest(seed, "offline"))
     near = {profile: decibels(await samples(published, codes, WaveRequest(seed, profile)), whole) for profile in STREAMED}
     assert near["balanced"] > 45 and near["latency"] > 45 and near["quality"] > near["balanced"] + 20, near
@@ -96,7 +96,7 @@ def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, s
 async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, seed: int, profile: str) -> None:
     source = random.Random(seed)
     profile = lengths.draw(profile, PROFILES, seed)
-    codes = drawn(source, source.randint(60, 500))
+    codes = drawn(source, source.randint(60, 250))
     whole = await samples(quick, codes, WaveRequest(seed, profile))
     assert len(whole) == SAMPLES * len(codes)
     sizes: list[Callable[[], int]] = [lambda: 1, lambda: 7, lambda: source.randint(0, 40)]
@@ -108,26 +108,27 @@ async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, see
 @lengths.one_or_all("profile", PROFILES)
 @lengths.rounds(1, 20)
 async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wav, seed: int, profile: str, rounds: int) -> None:
-    """From the code that the model asks for, from that which a sound before said is needed, and from any before it."""
+    """From the code that the model asks for, from that which a sound before said is needed, or from any before it."""
     source = random.Random(seed)
     profile = lengths.draw(profile, PROFILES, seed)
-    codes, request = drawn(source, source.randint(250, 450)), WaveRequest(seed, profile)
+    codes, request = drawn(source, source.randint(220, 350)), WaveRequest(seed, profile)
     made = await sounds(quick, codes, request)
     whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await quick.prepare(request)
     for sample in (0, 1, len(whole), *source.choices(borders, k=rounds), *(source.randrange(len(whole)) for _ in range(rounds))):
         asked, told = quick.first_frame(prepared, sample), 0
         for border, each in zip(borders, made, strict=True):
             told = each.needs if border <= sample else told
-        for first in (asked, told, source.randint(0, max(asked, told))):
-            rest = await sounds(quick, codes, request, sample=sample, first=min(first, asked), size=lambda: source.randint(1, 50))
-            assert np.array_equal(joined(rest), whole[sample:]), f"sample {sample}, codes from {first}"
-            assert all(len(sound.samples) for sound in rest)
+        first = source.choice((asked, told, source.randint(0, max(asked, told))))
+        rest = await sounds(quick, codes, request, sample=sample, first=min(first, asked), size=lambda: source.randint(1, 50))
+        assert np.array_equal(joined(rest), whole[sample:]), f"sample {sample}, codes from {first}"
+        assert all(len(sound.samples) for sound in rest)
 
 
-@pytest.mark.parametrize("profile", STREAMED)
+@lengths.one_or_all("profile", STREAMED)
 async def test_sound_goes_on_in_what_would_be_the_next_window(quick: FlowCode2Wav, seed: int, profile: str) -> None:
     """A speech that ends where a window is already whole but for what it looks ahead at: there the last one reaches beyond its chunk, also
     where the next would be fresh."""
+    profile = lengths.draw(profile, STREAMED, seed)
     source, (sizes, ahead) = random.Random(seed), PROFILES[profile]
     schedule = Schedule(sizes, ahead, BLOCK)
     fresh = next(number for number in range(1, 99) if schedule.first_code(number) < schedule.begin(number))
@@ -145,11 +146,11 @@ async def test_what_must_be_computed_again_is_bounded(quick: FlowCode2Wav) -> No
         assert min(behind) >= 0 and max(behind) <= (24 + 6 + 2 + 2) * BLOCK
 
 
-@lengths.rounds(6, 14)
+@lengths.rounds(4, 14)
 async def test_many_at_once_have_the_bits_that_each_has_alone(published: FlowCode2Wav, seed: int, rounds: int) -> None:
     """Speeches of all lengths and profiles, in all phases; some are given up meanwhile."""
     source = random.Random(seed)
-    asked = [(drawn(source, source.randint(1, 60)), WaveRequest(seed + n, source.choice(STREAMED))) for n in range(rounds)]
+    asked = [(drawn(source, source.randint(1, 40)), WaveRequest(seed + n, source.choice(STREAMED))) for n in range(rounds)]
 
     async def later(codes: Codes, request: WaveRequest) -> Samples:
         await asyncio.sleep(source.random())

@@ -69,7 +69,7 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
 
 
 @pytest.mark.timeout(600)
-@lengths.rounds(40, 300)
+@lengths.rounds(28, 300)
 async def test_minutes_of_speech_take_no_more_memory_than_its_beginning(quick: FlowCode2Wav, seed: int, rounds: int) -> None:
     """rounds: seconds. The first twenty are enough for all that is kept."""
     source, second = random.Random(seed), 24_000 // SAMPLES
@@ -95,7 +95,7 @@ async def test_how_many_threads_there_are_changes_no_bit(omni_checkpoint: Path, 
     workers = source.choice((1, 3, 4))
     other = loaded(omni_checkpoint, solver="euler", steps=2, workers=workers)
     for _ in range(rounds):
-        speeches = [drawn(source, source.randint(1, 150)) for _ in range(source.choice((1, 4)))]
+        speeches = [drawn(source, source.randint(1, 90)) for _ in range(source.choice((1, 4)))]
         request = WaveRequest(source.randrange(1 << 32), source.choice(STREAMED))
         made = [await asyncio.gather(*(samples(model, codes, request) for codes in speeches)) for model in (quick, other)]
         assert all(np.array_equal(a, b) for a, b in zip(*made, strict=True))
