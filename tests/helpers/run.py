@@ -25,6 +25,7 @@ Rows = TypeVar("Rows", NDArray[np.float32], NDArray[np.uint32])
 ELEMENT_TYPES = {
     "float32": tensor_pb2.ELEMENT_TYPE_FLOAT32,
     "int32": tensor_pb2.ELEMENT_TYPE_INT32,
+    "int64": tensor_pb2.ELEMENT_TYPE_INT64,
     "uint16": tensor_pb2.ELEMENT_TYPE_BFLOAT16,
 }
 """By the name of NumPy's type, which has the bits of bfloat16 as integers."""

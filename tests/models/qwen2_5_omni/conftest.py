@@ -48,6 +48,14 @@ def published(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
 
 
 @pytest.fixture(scope="module")
+def brief(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
+    """With a third of the steps."""
+    model = loaded(omni_checkpoint, steps=3)
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
 def quick(omni_checkpoint: Path) -> Iterator[FlowCode2Wav]:
     """Two evaluations: what is claimed has nothing to do with how many there are."""
     model = loaded(omni_checkpoint, solver="euler", steps=2)

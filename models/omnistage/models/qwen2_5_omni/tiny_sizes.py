@@ -98,8 +98,7 @@ SIZES: Mapping[str, Size] = {
             encoder_attention=16,
             encoder_squeeze=16,
         ),
-        # The last of its six halvings leaves one channel: most of what the tests of Code2Wav compute is here.
-        vocoder=64,
+        vocoder=128,
         voice_frames=60,
         dtype="float32",
     ),
