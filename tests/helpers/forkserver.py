@@ -220,6 +220,7 @@ def main() -> None:
     import_structlog()
     for module in STARTS:
         importlib.import_module(f"{module}.__main__")
+        del sys.modules[f"{module}.__main__"]  # Each child runs it, for the first time.
     gc.freeze()
     # Ctrl-C is for the tests, which end this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
