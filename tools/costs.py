@@ -101,7 +101,7 @@ def main() -> int:
         if options.write:
             write()
         else:
-            print(shown(read(LAST if LAST.exists() else TABLE)))
+            print(shown(read(LAST) or read(TABLE)))
     except CostsError as error:
         print(f"costs: {error}", file=sys.stderr)
         return 1
