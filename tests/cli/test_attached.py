@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
 from helpers.terminal import Terminal, words_of
 from omnistage.cli.attached import Attached
@@ -45,10 +45,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def omnistage(files: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], cwd=files, capture_output=True, text=True, timeout=60)
-
-
 def said(*seen: formulas.Seen) -> str:
     items = formulas.items(seen)
     return "".join(formulas.word(formulas.omni_token(3, items, n)) for n in range(formulas.NATURAL_LENGTH))
@@ -59,21 +55,21 @@ MEDIA = ("--image", "dog.png", "--audio=question.wav", "--image", "cat.png")
 
 def test_media_stand_before_the_words_in_the_order_given(address: str, files: Path) -> None:
     expected = said("u", PICTURE[::-1], SOUND, PICTURE, "What is this?")
-    done = omnistage(files, "ask", *MEDIA[:2], "What is this?", *MEDIA[2:], "--seed", "3", "--address", address)
+    done = omnistage("ask", *MEDIA[:2], "What is this?", *MEDIA[2:], "--seed", "3", "--address", address, folder=files)
     assert (done.returncode, done.stdout) == (0, expected + "\n"), done.stderr
     assert expected != said("u", PICTURE[::-1], PICTURE, SOUND, "What is this?")
 
 
 def test_a_question_may_be_a_sound_and_the_model_be_told_how_to_answer(address: str, files: Path) -> None:
-    done = omnistage(files, "ask", "--audio", "question.wav", "--system", "Be brief.", "--seed", "3", "--json", "--address", address)
+    done = omnistage("ask", "--audio", "question.wav", "--system", "Be brief.", "--seed", "3", "--json", "--address", address, folder=files)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["text"] == said("s", "Be brief.", "u", SOUND)
 
 
 def test_a_medium_may_come_through_a_pipe(address: str, files: Path) -> None:
     words = ("ask", "What?", "--image", "/dev/stdin", "--seed", "3", "--text-only", "--address", address)
-    done = subprocess.run([*COMMAND, *words], input=png(PICTURE), capture_output=True, timeout=60)
-    assert done.stdout.decode() == said("u", PICTURE, "What?") + "\n"
+    done = omnistage(*words, text=png(PICTURE))
+    assert done.stdout == said("u", PICTURE, "What?") + "\n"
 
 
 def test_what_a_person_sees_at_a_terminal(address: str, files: Path) -> None:
@@ -146,7 +142,7 @@ def test_a_pipeline_that_cannot_is_not_started_and_those_that_can_are_named(
     ],
 )
 def test_what_cannot_be_asked_is_a_line_and_a_hint(words: tuple[str, ...], told: str, files: Path) -> None:
-    done = omnistage(files, *words)
+    done = omnistage(*words, folder=files)
     assert (done.returncode, done.stdout) == (1, "")
     error, hint = done.stderr.splitlines()
     assert error == told
@@ -156,13 +152,13 @@ def test_what_cannot_be_asked_is_a_line_and_a_hint(words: tuple[str, ...], told:
 
 @pytest.mark.parametrize("words", [(), ("--video-sound", "x")])
 def test_a_wrong_command_line(words: tuple[str, ...], files: Path) -> None:
-    done = omnistage(files, "ask", *words)
+    done = omnistage("ask", *words, folder=files)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--video" in done.stderr
 
 
 def test_a_film_that_a_running_pipeline_does_not_take(address: str, files: Path) -> None:
-    done = omnistage(files, "ask", "x", "--video", "clip.mp4", "--video-sound", "--address", address)
+    done = omnistage("ask", "x", "--video", "clip.mp4", "--video-sound", "--address", address, folder=files)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: --video: clip.mp4: ")
     assert "takes text, image and audio, not 'video/mp4'" in done.stderr.splitlines()[0]

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from helpers.command import omnistage
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
 from omnistage.cli.bench.prompts import QUESTIONS
@@ -61,8 +61,7 @@ FIGURES_WITH_SOUND = {
 
 
 def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "omnistage.cli", "bench", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+    return omnistage("bench", *words)
 
 
 def measured(*words: str | Path) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.command import omnistage
 from omnistage.cli.captions import MAX_CHARACTERS, captions, write_captions
 from omnistage.client.events import SpokenWord
 
@@ -18,10 +17,6 @@ from omnistage.client.events import SpokenWord
 def spoken(*words: str, begin_s: float = 0.0) -> list[SpokenWord]:
     """Words of 0.3 s, 0.1 s apart."""
     return [SpokenWord(word, 0, begin_s + 0.4 * number, begin_s + 0.4 * number + 0.3) for number, word in enumerate(words)]
-
-
-def omnistage(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "omnistage.cli", *map(str, words)], capture_output=True, text=True, timeout=120)
 
 
 def texts(words: list[SpokenWord]) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from helpers.command import omnistage
 from helpers.peer import TEXT, Peer, answer, listening
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -19,11 +20,6 @@ from omnistage.v1 import omni_pb2, stage_pb2
 SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "pipeline", "failovers"]
 STATUS_KEYS = ["stage", "address", "pid", "state", "sessions", "queue", "transport", "settings"]
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def omnistage(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "omnistage.cli", *map(str, words)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 
 
 def last_object(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

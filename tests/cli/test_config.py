@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from helpers.command import omnistage
 
 STACK = """
 pipeline: toy
@@ -19,10 +20,16 @@ grace: 4
 """
 
 
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whoever runs the tests."""
+    for name in os.environ:
+        if name.startswith("OMNISTAGE_SERVE"):
+            monkeypatch.delenv(name)
+
+
 def serve(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNISTAGE_SERVE")}
-    command = [sys.executable, "-m", "omnistage.cli", "serve", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**environment, **variables})
+    return omnistage("serve", *words, **variables)
 
 
 def printed(*words: str, **variables: str) -> dict[str, object]:

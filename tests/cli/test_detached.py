@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.command import omnistage
 from helpers.processes import Family, Started, wait_end
 from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
@@ -31,11 +32,6 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
     return toy_pipeline(tmp_path, interval_s=0.05)
-
-
-def omnistage(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "omnistage.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import re
 import shlex
 import struct
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from helpers import media_files
+from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.peer import Peer, listening
 from helpers.processes import Family
@@ -57,8 +57,7 @@ def film_address() -> Iterator[str]:
 
 
 def draw(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "omnistage.cli", "draw", *map(str, words)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=110)
+    return omnistage("draw", *words, text=text)
 
 
 def names(folder: Path) -> list[str]:
@@ -262,7 +261,7 @@ def test_the_demo_draws_with_nothing_but_its_words(family: Family, tmp_path: Pat
     dry = subprocess.run(["make", "--dry-run", "--no-print-directory", "demo-draw"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     command, *words = shlex.split(dry.stdout.splitlines()[-1])
     assert command.endswith("/omnistage") and words[0] == "draw" and not {"--pipeline", "--model", "--address"} & set(words)
-    done = subprocess.run([sys.executable, "-m", "omnistage.cli", *words], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    done = omnistage(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert names(tmp_path) == [DEMO] and " · pipeline picture · seed 7" in done.stderr
     with Image.open(tmp_path / DEMO) as image:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import lengths
+from helpers.command import omnistage
 from helpers.mounts import need_namespace
 from helpers.peer import STARTED, TEXT, USAGE, Peer, event, listening
 from omnistage.cli.output import OutputFile
@@ -19,10 +20,6 @@ from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2
 
 COMMAND = (sys.executable, "-m", "omnistage.cli")
-
-
-def omnistage(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
 def names(folder: Path) -> list[str]:
@@ -61,7 +58,7 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_place_that_cannot_be_is_told_before_anything_is_started(tmp_path: Path, words: list[str], told: str) -> None:
     """There is no address, so that a model would have to be fetched and loaded: the pipeline of that name is not even looked for."""
     os.mkfifo(tmp_path / "pipe.wav")
-    assert told in error_of(omnistage("say", "Hi", "--pipeline", "absent", *words, cwd=tmp_path))
+    assert told in error_of(omnistage("say", "Hi", "--pipeline", "absent", *words, folder=tmp_path))
     assert names(tmp_path) == ["pipe.wav"]
 
 

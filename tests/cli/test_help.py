@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,15 +9,14 @@ from importlib.metadata import version
 import pytest
 import typer.main
 
+from helpers import command
 from omnistage.cli.main import app
 
 COMMANDS = [name for name, command in typer.main.get_command(app).commands.items() if not command.hidden]  # type: ignore[attr-defined]
 
 
 def omnistage(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "80", **variables}
-    command = [sys.executable, "-m", "omnistage.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    return command.omnistage(*words, **{"COLUMNS": "80", **variables})
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])

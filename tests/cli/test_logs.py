@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.command import omnistage
 from helpers.processes import Family, Started
 from omnistage.cli.logs import LOCK, PREFIX, LogFolder, sweep
 
@@ -33,7 +34,7 @@ def answering() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def ask() -> None:
-    done = subprocess.run(ASK, capture_output=True, timeout=60)
+    done = omnistage(*ASK[3:])
     assert done.returncode == 0, done.stderr
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.brought import bring
+from helpers.command import omnistage
 from helpers.hub_server import BLOCK, File, HubServer, hub_server
 from helpers.processes import Family, Started
 from helpers.terminal import CTRL_C, Terminal
@@ -50,10 +51,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         for name, value in running.environment(tmp_path / "home").items():
             monkeypatch.setenv(name, value)
         yield running
-
-
-def omnistage(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "omnistage.cli", *words], capture_output=True, text=True, timeout=60)
 
 
 def test_a_person_sees_what_comes_and_an_interrupted_fetch_goes_on(hub: HubServer, tmp_path: Path) -> None:

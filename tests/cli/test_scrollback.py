@@ -126,7 +126,7 @@ def test_text_in_a_file_and_the_sound_on_the_terminal(toy_address: str, tmp_path
     text = numbered(600)
     terminal = Terminal()
     with (tmp_path / "answer.txt").open("wb") as stdout, file_with(text) as stdin:
-        assert terminal.run(("say", "-", "--seed", "1", "--address", toy_address), None, stdin, stdout=stdout) == 0
+        assert terminal.run(("say", "-", "--seed", "1", "--address", toy_address), None, stdin, stdout=stdout.fileno()) == 0
     assert (tmp_path / "answer.txt").read_text().split() == text.split()
     assert b"speaking" in terminal.written
     assert next(line for line in terminal.lines if line).startswith("ttft")

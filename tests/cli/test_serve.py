@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers import lengths
+from helpers.command import omnistage
 from helpers.processes import Family, Started, wait_end
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
@@ -219,7 +220,7 @@ def test_a_process_that_cannot_start_again_is_given_up(family: Family) -> None:
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
             assert [replica.state for replica in omni.replicas()] == ["serving", "lost", "serving", "serving"]
-        status = subprocess.run([sys.executable, "-m", "omnistage.cli", "status", "--address", address], capture_output=True, text=True)
+        status = omnistage("status", "--address", address)
         table, _, _ = status.stdout.partition("\n\n")
         rows = [line.split()[1:] for line in table.splitlines()[1:]]
         assert [row[0] for row in rows] == ["thinker", "talker", "talker", "code2wav"]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from helpers.command import omnistage
 from helpers.processes import Started
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
@@ -30,10 +31,10 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
 )
 def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes, told: str) -> None:
     model = [] if "--pipeline" in words else ["--pipeline", "toy"]
-    done = subprocess.run([*COMMAND, *words, *model], input=given, capture_output=True, timeout=60)
+    done = omnistage(*words, *model, text=given)
     assert done.returncode == 1
-    assert done.stdout == b""
-    error, hint = done.stderr.decode().splitlines()
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
     assert error.startswith("error: ")
     assert told in error
     assert hint.startswith("hint: ")

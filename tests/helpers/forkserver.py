@@ -1,37 +1,44 @@
-"""A process that has imported what servers import, and forks them: that takes a tenth of the time of a Python of their own.
+"""A process that has imported what a program imports, and forks it: that takes a tenth of the time of a Python of its own.
 
-    test --(words, variables, three descriptors)--> fork server --fork--> a server --> how it ended --> test
+    test --(module, words, variables, descriptors)--> fork server --fork--> the program --> how it ended --> test
 
-The server that comes out runs the same module with the same words as `python -m` would; what is spared are the imports, which are most
-of what a toy server ever computes. `environment` decides who can be forked: one with other variables than ours, which Python
-and its libraries read when they start, gets a Python of its own. So does a family of processes, which are found by their variables.
+What comes out runs the same module with the same words as `python -m` would; what is spared are the imports, which are most of
+what a toy server or a short command ever computes. The environment decides whether a program can be forked: one with other variables than
+ours, which Python and its libraries read when they start, gets a Python of its own. So does a family of processes, which are found by
+the variables that they started with.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
 import os
+import pkgutil
+import re
 import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from helpers.processes import FORKED
+from helpers.processes import FORKED, MARK
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTS = ("omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion")
-"""What it forks: `make test-near` reads it."""
-OURS = ("OMNISTAGE_", "PYTEST_", "PYTHONPATH")
-"""Variables of these names are read when a server runs, or are where its modules were found, which does not change."""
+STARTS = ()
+"""Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they start."""
+OURS = re.compile(rf"(?!{MARK})(OMNISTAGE|PYTEST)_.*|PYTHONPATH|TERM|COLUMNS|LINES|NO_COLOR")
+"""Variables that are read when a program runs, or are where its modules were found, which does not change."""
+BEGUN = dict(os.environ)
+"""The variables of all tests, before any of them changed some."""
 END_S = 10.0
 
 
@@ -51,7 +58,7 @@ class Forked:
         """Raises subprocess.TimeoutExpired."""
         code = self._read(timeout)
         if code is None:
-            raise subprocess.TimeoutExpired(f"forked server {self.pid}", timeout or 0.0)
+            raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -60,6 +67,14 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.kill()
+        self.wait()
 
     def _read(self, timeout_s: float | None) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
@@ -71,31 +86,48 @@ class Forked:
 
 
 class ForkServer:
-    """The process, and what to tell it. It ends with the process that started it."""
+    """The process, and what to tell it. It ends with the process that started it. programs: packages that `python -m` runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._variables = _fixed(os.environ)
         with theirs:
-            command = [sys.executable, "-m", "helpers.forkserver", str(theirs.fileno())]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))}
+            command = [sys.executable, "-m", "helpers.forkserver", str(theirs.fileno()), *programs]
+            environment = {**BEGUN, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "tests"), BEGUN.get("PYTHONPATH")]))}
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         atexit.register(self.close)
 
-    def can_fork(self, environment: Mapping[str, str]) -> bool:
-        """Whether one with these variables would be the same as with a Python of its own."""
-        return _fixed(environment) == self._variables
+    def can_fork(self, variables: Mapping[str, str]) -> bool:
+        """Whether a program with these variables would be the same as with a Python of its own."""
+        return _fixed(variables) == _fixed(BEGUN)
 
-    def fork(self, module: str, words: Sequence[str], environment: Mapping[str, str], ready: int, lifeline: int, log: int) -> Forked:
-        """`python -m MODULE WORDS --ready-fd ... --lifeline-fd ...`. log: where it prints."""
+    def fork(
+        self,
+        module: str,
+        words: Sequence[str],
+        variables: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        *,
+        folder: Path | None = None,
+        terminal: int | None = None,
+    ) -> Forked:
+        """`python -m MODULE WORDS`. descriptors: which of ours it finds at these numbers; the first three it has in any case. folder: in
+        which it runs, ours by default. terminal: a descriptor of the one that becomes its own, as that of a person who types it."""
         ended, tell = os.pipe()
-        told = json.dumps({"module": module, "words": list(words), "variables": dict(environment), "folder": str(Path.cwd())})
+        asked = {
+            "module": module,
+            "words": list(words),
+            "variables": dict(variables),
+            "numbers": list(descriptors),
+            "folder": str(folder or Path.cwd()),
+            "terminal": terminal is not None,
+        }
         # Longer than a packet may be.
         content = os.memfd_create("request")
-        os.pwrite(content, told.encode(), 0)
+        os.pwrite(content, json.dumps(asked).encode(), 0)
         with self._lock:
-            socket.send_fds(self._ours, [b"fork"], [ready, lifeline, log, tell, content])
+            sent = [tell, content, *descriptors.values(), *([] if terminal is None else [terminal])]
+            socket.send_fds(self._ours, [b"fork"], sent)
             answer = self._ours.recv(64)
         os.close(tell)
         os.close(content)
@@ -109,28 +141,20 @@ class ForkServer:
         self._process.wait(END_S)
 
 
-_servers: dict[int, ForkServer] = {}
-"""By process, for a forked one must not use that of its parent."""
+_servers: dict[tuple[int, Sequence[str]], ForkServer] = {}
+"""By process, for a forked one must not use that of its parent, and by what it can start."""
 
 
-def start_server(
-    module: str, words: Sequence[str], variables: Mapping[str, str], ready: int, lifeline: int, log: IO[bytes]
-) -> Forked | subprocess.Popen[bytes]:
-    """`python -m MODULE WORDS` with these variables and the two descriptors, forked where that is the same. log: where it prints."""
-    if os.getpid() not in _servers:
-        _servers[os.getpid()] = ForkServer()
-    if _servers[os.getpid()].can_fork(variables):
-        return _servers[os.getpid()].fork(module, words, variables, ready, lifeline, log.fileno())
-    command = [sys.executable, "-m", module, *words, *_descriptors(ready, lifeline)]
-    return subprocess.Popen(command, pass_fds=(ready, lifeline), stdout=log, stderr=log, env=variables)
-
-
-def _descriptors(ready: int, lifeline: int) -> list[str]:
-    return ["--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
+def fork_server(programs: Sequence[str]) -> ForkServer:
+    """The fork server of this process for these programs."""
+    key = (os.getpid(), programs)
+    if key not in _servers:
+        _servers[key] = ForkServer(programs)
+    return _servers[key]
 
 
 def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if not name.startswith(OURS)}
+    return {name: value for name, value in variables.items() if not OURS.fullmatch(name)}
 
 
 # In the fork server --------------------------------------------------------------------------------------------------------------------
@@ -151,7 +175,7 @@ def serve(connection: socket.socket) -> None:
             os.read(ends, 4096)
             _tell_ended(children)
         if connection.fileno() in readable:
-            message, descriptors, _, _ = socket.recv_fds(connection, 16, 5)
+            message, descriptors, _, _ = socket.recv_fds(connection, 16, 16)
             asked = bool(message)
             if asked:
                 _fork(connection, descriptors, children, (ends, woken))
@@ -167,7 +191,7 @@ def _tell_ended(children: dict[int, int]) -> None:
 
 
 def _fork(connection: socket.socket, descriptors: list[int], children: dict[int, int], own: tuple[int, int]) -> None:
-    ready, lifeline, log, tell, content = descriptors
+    tell, content, *given = descriptors
     asked = json.loads(os.pread(content, os.fstat(content).st_size, 0))
     os.close(content)
     _import_for(asked["words"])
@@ -176,8 +200,8 @@ def _fork(connection: socket.socket, descriptors: list[int], children: dict[int,
     if pid == 0:
         for descriptor in (connection.detach(), tell, *own, *children.values()):
             os.close(descriptor)
-        _become(asked, ready, lifeline, log)
-    for descriptor in (ready, lifeline, log):
+        _become(asked, given)
+    for descriptor in given:
         os.close(descriptor)
     children[pid] = tell
     connection.send(str(pid).encode())
@@ -196,35 +220,56 @@ def _import_for(words: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _become(asked: Mapping[str, Any], ready: int, lifeline: int, log: int) -> None:
-    """The server. Does not return."""
+def _become(asked: Mapping[str, Any], given: Sequence[int]) -> None:
+    """The program. Does not return."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    numbers = asked["numbers"]
+    # Out of the way first: a number that is wanted may be that of another one now.
+    safe = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max([2, *numbers]) + 1) for descriptor in given]
+    for descriptor in given:
+        os.close(descriptor)
+    for number, descriptor in zip(numbers, safe, strict=False):
+        os.dup2(descriptor, number)
+    if asked["terminal"]:
+        os.setsid()
+        fcntl.ioctl(safe[-1], termios.TIOCSCTTY, 0)
+    for descriptor in safe:
+        os.close(descriptor)
+    _open_streams()
     os.environ.clear()
     os.environ.update(asked["variables"])
     os.chdir(asked["folder"])
-    sys.argv = [asked["module"], *asked["words"], *_descriptors(ready, lifeline)]
+    sys.argv = [asked["module"], *asked["words"]]
     runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
 
 
-def main() -> None:
-    from omnistage.host.memory import put_off_collection, tune_malloc
-    from omnistage.host.structlog_import import import_structlog
+def _open_streams() -> None:
+    """As Python does when it starts: a terminal is written to line by line, and errors are in any case."""
+    for number, name, mode, buffering in ((0, "stdin", "r", -1), (1, "stdout", "w", -1), (2, "stderr", "w", 1)):
+        before = getattr(sys, name)
+        stream = open(number, mode, buffering, before.encoding, before.errors, closefd=False)  # noqa: SIM115, it stays open
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
-    tune_malloc()
-    put_off_collection()
-    import_structlog()
-    for module in STARTS:
-        importlib.import_module(f"{module}.__main__")
-        del sys.modules[f"{module}.__main__"]  # Each child runs it, for the first time.
+
+def _import(name: str) -> None:
+    """A package that is a program, and all its modules. Each child runs the program for the first time."""
+    importlib.import_module(f"{name}.__main__")
+    for one in pkgutil.iter_modules(sys.modules[name].__path__):
+        importlib.import_module(f"{name}.{one.name}")
+    del sys.modules[f"{name}.__main__"]
+
+
+def main() -> None:
+    connection, *programs = sys.argv[1:]
+    for name in programs:
+        _import(name)
     gc.freeze()
     # Ctrl-C is for the tests, which end this.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(connection)))
 
 
 if __name__ == "__main__":

@@ -8,18 +8,19 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from helpers.forkserver import start_server
+from helpers.forkserver import Forked, fork_server
 from helpers.ports import NEIGHBOURS, take_address
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
@@ -43,6 +44,8 @@ from omnistage.wire.channel import client_options, server_options
 from omnistage.wire.kinds import kind_name
 from omnistage.wire.token import Token
 
+STARTS = ("omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion")
+"""What runs as a process: `make test-near` reads it."""
 STAGES: Mapping[str, type[ModelStage[Any]]] = {
     kind_name(stage.kind): stage for stage in (ThinkerStage, TalkerStage, Code2WavStage, DiffusionStage)
 }
@@ -54,6 +57,18 @@ SETTLE_TIMEOUT_S = 25.0
 """These two are shorter than a grace of 30 s, which nobody is to wait for."""
 
 # Real processes ------------------------------------------------------------------------------------------------------------------------
+
+
+def start_server(
+    module: str, words: Sequence[str], variables: Mapping[str, str], ready: int, lifeline: int, log: IO[bytes]
+) -> Forked | subprocess.Popen[bytes]:
+    """`python -m MODULE WORDS` with these variables and the two descriptors, forked where that is the same. log: where it prints."""
+    words = [*words, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
+    forking = fork_server(STARTS)
+    if forking.can_fork(variables):
+        return forking.fork(module, words, variables, {1: log.fileno(), 2: log.fileno(), ready: ready, lifeline: lifeline})
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.Popen(command, pass_fds=(ready, lifeline), stdout=log, stderr=log, env=variables)
 
 
 class NotReady(RuntimeError):

@@ -8,11 +8,13 @@ import pty
 import struct
 import sys
 import termios
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyte
 
+from helpers.command import STARTS
+from helpers.forkserver import Forked, fork_server
 from helpers.processes import Started
 
 CTRL_C = b"\x03"
@@ -63,7 +65,7 @@ class Terminal:
         meanwhile: Callable[[Terminal], None] | None = None,
         stdin: int | None = None,
         under: Sequence[str] = (),
-        **streams: Any,
+        **streams: int,
     ) -> int:
         """Run `omnistage` with these words to its end; `meanwhile` is called after each piece of output. stdin: a file; else the terminal.
         under: a command that runs it. streams: stdout or stderr, where they are not this terminal."""
@@ -73,20 +75,9 @@ class Terminal:
         attributes = termios.tcgetattr(slave)
         attributes[3] |= termios.NOFLSH
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
-        # setsid and the controlling terminal, so that Ctrl-C reaches the command as it does for a person.
-        command = ["setsid", "--ctty", *under, sys.executable, "-m", "omnistage.cli", *words]
-        if stdin is not None:  # setsid takes its standard input for the terminal
-            take = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execvp(sys.argv[2], sys.argv[2:])"
-            command = [*command[:2], sys.executable, "-c", take, str(stdin), *command[2:]]
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        with Started(
-            command,
-            stdin=slave,
-            stdout=streams.get("stdout", slave),
-            stderr=streams.get("stderr", slave),
-            pass_fds=() if stdin is None else (stdin,),
-            env={**environment, "TERM": "xterm-256color"},
-        ) as run:
+        chosen = {0: slave if stdin is None else stdin, 1: streams.get("stdout", slave), 2: streams.get("stderr", slave)}
+        variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        with self._start(words, under, chosen, slave, {**variables, "TERM": "xterm-256color"}) as run:
             os.close(slave)
             try:
                 while piece := os.read(self._master, 65536):
@@ -99,6 +90,26 @@ class Terminal:
             self.exit_code = run.wait(60)
         os.close(self._master)
         return self.exit_code
+
+    def _start(
+        self, words: Sequence[str], under: Sequence[str], streams: Mapping[int, int], slave: int, variables: Mapping[str, str]
+    ) -> Forked | Started[bytes]:
+        """Its terminal is its controlling one, so that Ctrl-C reaches it as it does for a person."""
+        forking = fork_server(STARTS)
+        if not under and forking.can_fork(variables):
+            return forking.fork(STARTS[0], words, variables, streams, terminal=slave)
+        command = [*under, sys.executable, "-m", "omnistage.cli", *words]
+        if streams[0] != slave:  # setsid takes its standard input for the terminal
+            take = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execvp(sys.argv[2], sys.argv[2:])"
+            command = [sys.executable, "-c", take, str(streams[0]), *command]
+        return Started(
+            ["setsid", "--ctty", *command],
+            stdin=slave,
+            stdout=streams[1],
+            stderr=streams[2],
+            pass_fds=() if streams[0] == slave else (streams[0],),
+            env=dict(variables),
+        )
 
     def _tell_size(self) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", self._screen.lines, self._screen.columns, 0, 0))

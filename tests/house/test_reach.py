@@ -143,8 +143,8 @@ def unsaid(source: Source, *, says_servers: bool, starts: set[str]) -> list[int]
 def test_who_starts_a_process_says_what_it_runs(ours: Graph, files: set[str]) -> None:
     starts = {name for file in files if file.endswith(".py") for name in names_of(file) if "." in name}
     sources = {file: read((ROOT / file).read_text(), min(names_of(file), key=len), False) for file in files if file.endswith(".py")}
-    servers = ours.distances([the("helpers/forkserver", files)])
-    assert sources[the("helpers/forkserver", files)].starts
+    servers = ours.distances([the("helpers/servers", files)])
+    assert sources[the("helpers/servers", files)].starts
     said = {
         file: unsaid(source, says_servers=file in servers, starts=starts) for file, source in sources.items() if file.startswith("tests/")
     }
@@ -180,7 +180,7 @@ def test_a_name_that_is_made_at_run_time_is_seen(text: str, lines: list[int]) ->
 
 def test_the_helper_that_starts_servers_says_all_of_them(files: set[str]) -> None:
     found = {name for pattern in SERVERS for file in reach.matching(pattern, files) for name in names_of(file)}
-    said = {f"{word}.__main__" for word in read((ROOT / the("helpers/forkserver", files)).read_text(), "helpers.forkserver").words}
+    said = {f"{word}.__main__" for word in read((ROOT / the("helpers/servers", files)).read_text(), "helpers.servers").words}
     assert {name for name in found if name.startswith("omnistage.")} <= said
 
 

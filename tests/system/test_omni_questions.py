@@ -7,8 +7,6 @@ import base64
 import io
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.command import omnistage
 from helpers.media_files import film, picture, samples, sound
 from omnistage.cli.pipelines import layout_for
 from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, RequestError, Video
@@ -117,15 +116,10 @@ def test_it_answers_in_text_and_says_that_it_has_no_voice(omni: Omni) -> None:
         omni.generate("Hello", outputs=["text", "audio"])
 
 
-def omnistage(omni: Omni, files: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "omnistage.cli", *words, "--address", omni.address]
-    return subprocess.run(command, cwd=files, capture_output=True, text=True, timeout=60)
-
-
 def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Path) -> None:
     media = ("--image", "cat.png", "--video", "clip.mp4", "--audio", "question.wav", "--image", "dog.jpg", "--video-sound")
     greedy = ("--max-tokens", str(TOKENS), "--temperature", "0", "--json")
-    done = omnistage(omni, files, "ask", "What is this?", *media, "--system", "Be brief.", *greedy)
+    done = omnistage("ask", "What is this?", *media, "--system", "Be brief.", *greedy, "--address", omni.address, folder=files)
     assert (done.returncode, done.stderr) == (0, "")
     content = [
         image(files / "cat.png"),
@@ -141,7 +135,9 @@ def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Pat
 
 
 def test_the_command_names_the_file_that_is_broken(omni: Omni, files: Path) -> None:
-    done = omnistage(omni, files, "ask", "What?", "--image", "cat.png", "--audio", "question.wav", "--image", "broken.png")
+    done = omnistage(
+        "ask", "What?", "--image", "cat.png", "--audio", "question.wav", "--image", "broken.png", "--address", omni.address, folder=files
+    )
     assert (done.returncode, done.stdout) == (1, "")
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: --image: broken.png: ") and "medium" not in error
@@ -149,11 +145,11 @@ def test_the_command_names_the_file_that_is_broken(omni: Omni, files: Path) -> N
 
 
 def test_status_tells_what_memory_was_taken_for_people_and_for_scripts(omni: Omni, files: Path) -> None:
-    (replica,) = json.loads(omnistage(omni, files, "status", "--json").stdout)["replicas"]
+    (replica,) = json.loads(omnistage("status", "--json", "--address", omni.address, folder=files).stdout)["replicas"]
     number = re.match(r"\d+(?=, for \d+ tokens)", replica["settings"]["kv_cache_bytes"])
     assert number and int(number[0]) >= 1 << 20
     assert {"private_memory", "shared_memory"} <= replica["settings"].keys()
-    shown = omnistage(omni, files, "status").stdout
+    shown = omnistage("status", "--address", omni.address, folder=files).stdout
     told = re.search(r"kv_cache_bytes ([\d.]+) ([KMG])iB, for \d+ tokens", shown)
     assert told and float(told[1]) * (1 << 10 * (1 + "KMG".index(told[2]))) == pytest.approx(int(number[0]), rel=1e-2)
     assert re.search(r"feature_cache_bytes [\d.]+ [KMG]iB", shown)
@@ -180,7 +176,7 @@ def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni:
         (("ask", "x", "--out", "x.wav"), "error: --out: qwen2_5_omni-text gives text, not 'audio'"),
         (("say", "x", "--out", "x.wav"), "error: nothing of this text could be spoken by qwen2_5_omni-text: it has no voice"),
     ):
-        done = omnistage(omni, files, *words)
+        done = omnistage(*words, "--address", omni.address, folder=files)
         assert done.returncode == 1
         error, hint = done.stderr.splitlines()
         assert (error, hint[:6]) == (told, "hint: ")

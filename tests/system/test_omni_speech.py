@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from helpers import lengths, media_files
 from helpers.ask import Answer, ask, refused
+from helpers.command import omnistage
 from helpers.disturbed import Step, after_text, ask_through, audio_chunks, begun, disturbed, found, holder, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
@@ -171,9 +170,7 @@ def test_people_hear_it_by_every_door(house: Fleet, tmp_path: Path, seed: int) -
     options = ("--max-frames", "40", "--seed", str(asked["seed"]), "--address", house.address("router"))
     ask = ("ask", "What is this?", "--image", "cat.png", "--out", "a.wav", "--max-tokens", "12", "--temperature", "0")
     for command, heard in ((ask, answer), (("say", "Good morning.", "--voice", "Ethan", "--out", "a.wav"), spoken)):
-        done = subprocess.run(
-            [sys.executable, "-m", "omnistage.cli", *command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
+        done = omnistage(*command, *options, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert heard.audio is not None
         written, rate_hz = soundfile.read(tmp_path / "a.wav", dtype="int16")

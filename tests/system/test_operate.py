@@ -13,6 +13,7 @@ from pathlib import Path
 
 import typer.main
 
+from helpers.command import omnistage
 from helpers.ports import take_address
 from helpers.processes import Family, Started
 from omnistage.cli.main import app
@@ -73,8 +74,7 @@ def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
     found = re.search(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     (tmp_path / "stack.yaml").write_text(found[1])
-    command = [sys.executable, "-m", "omnistage.cli", "serve", "--config", "stack.yaml", "--print-config"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = omnistage("serve", "--config", "stack.yaml", "--print-config", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "replicas: {talker: 2}  # the file" in done.stdout
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -6,8 +6,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import fields
@@ -22,6 +20,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen2_5OmniForConditionalGeneration
 
 from helpers import media_files
+from helpers.command import omnistage
 from helpers.models import text_pieces
 from helpers.omni_checkpoint import omni_checkpoint as omni_checkpoint_of
 from helpers.omni_reference import OmniReference
@@ -441,8 +440,7 @@ def test_a_vocabulary_that_cannot_be_had_leaves_nothing(there: bool, tmp_path: P
 def test_the_command_makes_the_same_bytes_of_the_same_seed_and_says_where(omni_checkpoint: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.mkdir()
-    command = [sys.executable, "-m", "omnistage.cli", "make-tiny", "qwen2.5-omni", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = omnistage("make-tiny", "qwen2.5-omni", made)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{made}\n", "")
     assert differences(omni_checkpoint, made) == set()
     assert {path.stat().st_mode & 0o666 for path in made.iterdir()} == {made.stat().st_mode & 0o666}
