@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from helpers import forkserver
 from helpers.processes import MARK, Family
 from omnistage.models.devices import check_possible
 from omnistage.models.errors import LoadError
@@ -40,6 +41,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
 settings.register_profile("omnistage", deadline=None, print_blob=True)
 settings.load_profile("omnistage")
+
+
+forkserver.allow()
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from tools.costs import ROOT, TABLE, UNKNOWN, Cost, read
 from tools.reach import Reached, graph, is_test
+from tools.suite import WORKERS
 
 DRILLS = ("tests/system/", "tests/hostile/")
 
-CORES, WORKERS = 2, 3
-"""Of CI, whose time the budgets are in, and of `make test`."""
+CORES, AT_ONCE = 2, WORKERS + 1
+"""Processors of CI, whose time the budgets are in, and parts of `make test` that run side by side."""
 
 BUDGET_S = 120.0
 DRILLS_BUDGET_S = 40.0
@@ -46,7 +47,7 @@ class Choice:
     def seconds(self, some: Iterable[Reached]) -> float:
         """How long they take, three at a time on two cores."""
         costs = [self.cost(one) for one in some]
-        return max(sum(cost.cpu_s for cost in costs) / CORES, sum(cost.wall_s for cost in costs) / WORKERS)
+        return max(sum(cost.cpu_s for cost in costs) / CORES, sum(cost.wall_s for cost in costs) / AT_ONCE)
 
     def tests(self, some: Iterable[Reached]) -> int:
         return sum(self.cost(one).tests for one in some)

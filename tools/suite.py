@@ -36,10 +36,10 @@ FORMS = {"short": "not long", "all": "", "long": "long"}
 
 @dataclass(frozen=True)
 class Part:
-    """One run of pytest. marks: which tests, beside their form."""
+    """One run of pytest. marks: which tests, beside their form and what was asked for; none where `options` names the tests."""
 
     name: str
-    marks: str
+    marks: str | None
     options: tuple[str, ...] = ()
 
 
@@ -83,13 +83,13 @@ def defects(failed: dict[str, Failure]) -> int:
 
 
 class Suite:
-    """One run. root: of the repository. seed: of all its random numbers. asked: words for pytest. folder: for what the run leaves, how each
-    part ended and what the files cost."""
+    """One run. root: of the repository. seed: of all its random numbers. marks: which tests, as pytest has it. asked: further words for
+    pytest. folder: for what the run leaves, how each part ended and what the files cost."""
 
-    def __init__(self, root: Path, form: str, seed: str, asked: Sequence[str]) -> None:
+    def __init__(self, root: Path, form: str, seed: str, marks: str, asked: Sequence[str]) -> None:
         self._root = root
         self.folder = root / LAST.parent.relative_to(ROOT)
-        self._form = form
+        self._marks = [FORMS[form], f"({marks})" if marks else ""]
         self.seed = seed
         self._asked = asked
 
@@ -119,26 +119,26 @@ class Suite:
 
     def run_again(self, tests: Iterable[str]) -> Ended:
         """These tests alone, one after the other."""
-        part = Part("again", "", tuple(tests))
+        part = Part("again", None, tuple(tests))
         with self._started(part) as again:
             return self._ended(part, again.wait())
 
     def _started(self, part: Part, log: IO[str] | None = None) -> subprocess.Popen[bytes]:
         outcomes = self._outcomes(part)
-        marks = " and ".join(filter(None, [part.marks, FORMS[self._form] if part.marks else ""]))
+        marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
-        asked = self._asked if part.marks else ()
         environment = {**os.environ, SEED: self.seed}
         return subprocess.Popen([*command, *part.options, *asked], cwd=self._root, env=environment, stdout=log, stderr=log)
 
     def _ended(self, part: Part, status: int) -> Ended:
         path = self._outcomes(part)
-        if not path.exists() or status not in (0, 1, NO_TESTS):
+        if not path.exists():
             return Ended(broken=[part.name])
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         failed = {test: Failure(**failure) for test, failure in told["failed"].items()}
         # One that is failed by something else than a test, as a warning at its end, has not passed.
-        broken = [part.name] if status == 1 and not failed else []
+        whole = status in (0, NO_TESTS) or (status == 1 and bool(failed))
+        broken = [] if whole else [part.name]
         return Ended({*told["passed"]}, failed, broken, {file: Cost(**cost) for file, cost in told["costs"].items()})
 
     def _outcomes(self, part: Part) -> Path:
@@ -157,6 +157,8 @@ def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
             failed = {test: failure for test, failure in failed.items() if test not in flaky}
     for test, failure in flaky.items():
         print(f"flaky: {test}, seed {suite.seed}, {failure.message}")
+    for test, failure in failed.items() if ended.broken else ():
+        print(f"failed: {test}, {failure.message}")
     for part in ended.broken:
         print(f"broken: {part}")
     if defects(flaky) > MOST_FLAKY:
@@ -170,16 +172,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--form", choices=FORMS, default="short", help="without the long forms, all, or the long forms alone")
     parser.add_argument("--again", action="store_true", help="run once more, alone, what failed; it has passed if it passes then")
+    parser.add_argument("-m", dest="marks", default="", help="which tests, by their marks, as pytest has it")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the tree whose tests are run")
     options, asked = parser.parse_known_args()
     # With these alone every file that runs is measured whole.
-    whole = options.form == "short" and all(word.startswith("--ignore=") for word in asked)
-    suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), asked)
+    whole = options.form == "short" and not options.marks and all(word.startswith("--ignore=") for word in asked)
+    suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
     suite.begin()
     try:
         ended = suite.run()
     except KeyboardInterrupt:
         return 130
+    whole = whole and not ended.broken and not any(failure.when == "collect" for failure in ended.failed.values())
     (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole), encoding="utf-8")
     return judge(suite, ended, again=options.again)
 

@@ -49,7 +49,6 @@ def test_both_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_what_is_said_with_the_default_voice_has_its_captions(tmp_path: Path) -> None:
     srt, wav = tmp_path / "x.srt", tmp_path / "x.wav"
     done = omnistage("say", "Good morning to all of you. It is **late**.", "--captions", srt, "--out", wav)

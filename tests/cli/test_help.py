@@ -21,7 +21,8 @@ def omnistage(*words: str, **variables: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
 def test_the_version_is_that_of_the_package(option: str) -> None:
-    assert omnistage(option).stdout == f"omnistage {version('omnistage')}\n"
+    told = omnistage(option)
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"omnistage {version('omnistage')}\n", "")
 
 
 def test_the_version_needs_no_import_of_the_commands() -> None:

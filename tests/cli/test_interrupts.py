@@ -43,7 +43,6 @@ def imports(command: list[str], stop_after: int) -> tuple[int, list[bytes], int]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @lengths.rounds(8, MOMENTS)
 def test_while_the_command_is_being_imported(free_port: int, seed: int, rounds: int) -> None:
     """From the import after that of `interrupt` itself to the moment when it waits for a router that is not there."""

@@ -207,7 +207,6 @@ def test_what_is_no_name_is_told_by_the_client(hub: HubServer, monkeypatch: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_model_is_served_by_its_name_and_again_without_network(
     hub: HubServer, family: Family, omni_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

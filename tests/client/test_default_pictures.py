@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 PROMPT = "a large red circle on a blue background"
 
 
-@pytest.mark.timeout(300)
 def test_the_default_stack_draws_and_answers(family: Family) -> None:
     with Omni() as omni:
         assert [one.name for one in omni.pipelines()] == ["smol"]

@@ -10,7 +10,7 @@ import pytest
 
 from tools import costs
 
-WITHOUT_TORCH = ("wire", "link", "router", "connector")
+WITHOUT_TORCH = ("wire", "link", "router", "connector", "house")
 """Folders whose tests import no torch, which takes seconds and memory of each worker."""
 
 
@@ -19,18 +19,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that have no test which is asked for are not imported, which takes several times as long as importing those that have some."""
-    if collection_path.parent == config.rootpath / "tests" and collection_path.is_dir() and config.option.torch is not None:
-        return (collection_path.name in WITHOUT_TORCH) != (config.option.torch == "without") or None
+    """Folders and files without a test that is asked for are not imported, which takes several times as long as importing the others."""
+    return _is_left_out(collection_path, config) or None
+
+
+class _LeftOut(pytest.File):
+    def collect(self) -> list[pytest.Item]:
+        return []
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> _LeftOut | None:
+    """pytest asks nobody whether a file that is named on the command line is left out. Where single tests are named, it is imported."""
+    named = any("::" in word for word in parent.config.args)
+    if named or not _is_left_out(module_path, parent.config):
+        return None
+    return _LeftOut.from_parent(parent, path=module_path)
+
+
+def _is_left_out(path: Path, config: pytest.Config) -> bool:
+    tests = config.rootpath / "tests"
+    if config.option.torch is not None and tests in path.parents:
+        folder = path.relative_to(tests).parts[0]
+        if (tests / folder).is_dir() and (folder in WITHOUT_TORCH) != (config.option.torch == "without"):
+            return True
     expression: str = config.option.markexpr
     asks_for_serial = "serial" in re.findall(r"(?:\bnot )?\w+", expression) and " or " not in expression
-    if asks_for_serial and collection_path.match("test_*.py") and "mark.serial" not in collection_path.read_text(encoding="utf-8"):
-        return True
-    return None
+    return asks_for_serial and path.match("test_*.py") and "mark.serial" not in path.read_text(encoding="utf-8")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For several workers: the dearest files first, since one that began last would leave the others idle."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without those that are left out. For several workers the dearest files first: one that began last would leave the others idle."""
+    left_out = [item for item in items if _is_left_out(item.path, config)]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     if "PYTEST_XDIST_WORKER" in os.environ:
         known = {costs.ROOT / file: cost for file, cost in costs.read(costs.TABLE).items()}
         items.sort(key=lambda item: -known.get(item.path, costs.UNKNOWN).wall_s)

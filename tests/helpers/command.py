@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from helpers.forkserver import Forked, fork_server
-from helpers.processes import Started
+from helpers.forkserver import Program, start
 
 STARTS = ("omnistage.cli",)
 """What it runs: `make test-near` reads it."""
@@ -25,23 +23,15 @@ def omnistage(
 
     Raises subprocess.TimeoutExpired; the process has ended then, too."""
     command = ["omnistage", *map(os.fsdecode, words)]
-    environment = {**os.environ, **variables}
-    forking = fork_server(STARTS)
     with ExitStack() as stack:
         given, output, errors = (stack.enter_context(_file(name)) for name in ("input", "output", "errors"))
         given.write(text.encode() if isinstance(text, str) else text)
         given.seek(0)
-        streams = (given, output, errors)
-        process: Forked | Started[bytes]
-        if forking.can_fork(environment):
-            numbers = {number: file.fileno() for number, file in enumerate(streams)}
-            process = forking.fork(STARTS[0], command[1:], environment, numbers, folder=folder)
-        else:
-            started = [sys.executable, "-m", "omnistage.cli", *command[1:]]
-            process = Started(started, stdin=given, stdout=output, stderr=errors, env=environment, cwd=folder)
-        with process:
-            process.wait(timeout_s)
-        return subprocess.CompletedProcess(command, process.wait(), _text(output), _text(errors))
+        streams = (given.fileno(), output.fileno(), errors.fileno())
+        program = Program("omnistage.cli", command[1:], {**os.environ, **variables}, streams, folder=folder)
+        with start(program, STARTS) as process:
+            code = process.wait(timeout_s)
+        return subprocess.CompletedProcess(command, code, _text(output), _text(errors))
 
 
 def _file(name: str) -> IO[bytes]:

@@ -167,7 +167,7 @@ class Daemon:
         self.run("nsenter", "--target", str(self.pid), "--pid", "--", "kill", "-KILL", pid)
 
     def stop(self) -> None:
-        """End it and remove all that it stored. May be called again."""
+        """End it and remove what it stored, but for images that are kept. May be called again."""
         unshare, self._unshare = self._unshare, None
         if unshare is not None:
             # The first process of a process namespace takes all others with it, and ends after them.

@@ -3,9 +3,9 @@
     test --(module, words, variables, descriptors)--> fork server --fork--> the program --> how it ended --> test
 
 What comes out runs the same module with the same words as `python -m` would; what is spared are the imports, which are most of
-what a toy server or a short command ever computes. The environment decides whether a program can be forked: one with other variables than
-ours, which Python and its libraries read when they start, gets a Python of its own. So does a family of processes, which are found by
-the variables that they started with.
+what a toy server or a short command ever computes. Only tests fork, which ask for it (`allow`). The environment decides whether a program
+can be: one with other variables than ours, which Python and its libraries read when they start, gets a Python of its own. So does a family
+of processes, which are found by the variables that they started with.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ import sys
 import termios
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from helpers.processes import FORKED, MARK
+from helpers.processes import FORKED, MARK, Started
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS = ()
-"""Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they start."""
+"""Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they run."""
 OURS = re.compile(rf"(?!{MARK})(OMNISTAGE|PYTEST)_.*|PYTHONPATH|TERM|COLUMNS|LINES|NO_COLOR")
 """Variables that are read when a program runs, or are where its modules were found, which does not change."""
-BEGUN = dict(os.environ)
-"""The variables of all tests, before any of them changed some."""
 END_S = 10.0
 
 
-class Forked:
-    """A process that the fork server started, for whoever would have started it: as subprocess.Popen."""
+class ForkedProcess:
+    """One that the fork server started, for whoever would have started it: with the part of subprocess.Popen that tests use."""
 
     def __init__(self, pid: int, ended: int) -> None:
         self.pid = pid
@@ -68,7 +67,7 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def __enter__(self) -> Forked:
+    def __enter__(self) -> ForkedProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -85,72 +84,104 @@ class Forked:
         return self.returncode
 
 
+@dataclass(frozen=True)
+class Program:
+    """What is to run: `python -m MODULE WORDS`. streams: descriptors of ours that become its first three. passed: further ones, which
+    keep their numbers. terminal: a descriptor of the terminal that becomes its own, as that of a person who types it."""
+
+    module: str
+    words: Sequence[str]
+    variables: Mapping[str, str]
+    streams: tuple[int, int, int]
+    passed: Sequence[int] = ()
+    folder: Path | None = None
+    terminal: int | None = None
+
+
+Process = ForkedProcess | Started[bytes]
+
+
 class ForkServer:
     """The process, and what to tell it. It ends with the process that started it. programs: packages that `python -m` runs."""
 
-    def __init__(self, programs: Sequence[str]) -> None:
+    def __init__(self, programs: Sequence[str], variables: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "helpers.forkserver", str(theirs.fileno()), *programs]
-            environment = {**BEGUN, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "tests"), BEGUN.get("PYTHONPATH")]))}
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            path = os.pathsep.join(filter(None, [str(ROOT / "tests"), variables.get("PYTHONPATH")]))
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**variables, "PYTHONPATH": path})
         atexit.register(self.close)
 
-    def can_fork(self, variables: Mapping[str, str]) -> bool:
-        """Whether a program with these variables would be the same as with a Python of its own."""
-        return _fixed(variables) == _fixed(BEGUN)
-
-    def fork(
-        self,
-        module: str,
-        words: Sequence[str],
-        variables: Mapping[str, str],
-        descriptors: Mapping[int, int],
-        *,
-        folder: Path | None = None,
-        terminal: int | None = None,
-    ) -> Forked:
-        """`python -m MODULE WORDS`. descriptors: which of ours it finds at these numbers; the first three it has in any case. folder: in
-        which it runs, ours by default. terminal: a descriptor of the one that becomes its own, as that of a person who types it."""
+    def fork(self, program: Program) -> ForkedProcess:
         ended, tell = os.pipe()
         asked = {
-            "module": module,
-            "words": list(words),
-            "variables": dict(variables),
-            "numbers": list(descriptors),
-            "folder": str(folder or Path.cwd()),
-            "terminal": terminal is not None,
+            "module": program.module,
+            "words": list(program.words),
+            "variables": dict(program.variables),
+            "folder": str(program.folder or Path.cwd()),
+            "passed": list(program.passed),
+            "terminal": program.terminal is not None,
         }
         # Longer than a packet may be.
         content = os.memfd_create("request")
         os.pwrite(content, json.dumps(asked).encode(), 0)
         with self._lock:
-            sent = [tell, content, *descriptors.values(), *([] if terminal is None else [terminal])]
-            socket.send_fds(self._ours, [b"fork"], sent)
+            terminal = [] if program.terminal is None else [program.terminal]
+            socket.send_fds(self._ours, [b"fork"], [tell, content, *program.streams, *program.passed, *terminal])
             answer = self._ours.recv(64)
         os.close(tell)
         os.close(content)
         if not answer:
             raise RuntimeError("the fork server has ended")
         FORKED.count += 1
-        return Forked(int(answer), ended)
+        return ForkedProcess(int(answer), ended)
 
     def close(self) -> None:
         self._ours.close()
         self._process.wait(END_S)
 
 
-_servers: dict[tuple[int, Sequence[str]], ForkServer] = {}
-"""By process, for a forked one must not use that of its parent, and by what it can start."""
+@dataclass
+class _State:
+    """Of this process. variables: those of all tests; none where nothing is forked. servers: by process, for a forked one must not use
+    those of its parent, and by what they can start."""
+
+    variables: Mapping[str, str] | None = None
+    servers: dict[tuple[int, Sequence[str]], ForkServer] = field(default_factory=dict)
 
 
-def fork_server(programs: Sequence[str]) -> ForkServer:
-    """The fork server of this process for these programs."""
-    key = (os.getpid(), programs)
-    if key not in _servers:
-        _servers[key] = ForkServer(programs)
-    return _servers[key]
+_state = _State()
+
+
+def allow() -> None:
+    """From now on programs whose variables are as they are now are forked. Where libraries may have threads of their own none is: a fork
+    server has one thread."""
+    _state.variables = dict(os.environ) if os.environ.get("OMP_NUM_THREADS") == "1" else None
+
+
+def start(program: Program, starts: Sequence[str], under: Sequence[str] = ()) -> Process:
+    """Start a program, forked where that is the same as a Python of its own. starts: the programs of which this is one, which one fork
+    server has. under: a command that runs it."""
+    if under or _state.variables is None or _fixed(program.variables) != _fixed(_state.variables):
+        return _start_python(program, under)
+    key = (os.getpid(), starts)
+    if key not in _state.servers:
+        _state.servers[key] = ForkServer(starts, _state.variables)
+    return _state.servers[key].fork(program)
+
+
+def _start_python(program: Program, under: Sequence[str]) -> Started[bytes]:
+    stdin, stdout, stderr = program.streams
+    passed = list(program.passed)
+    command = [*under, sys.executable, "-m", program.module, *program.words]
+    if program.terminal is not None:
+        if stdin != program.terminal:  # setsid takes its standard input for the terminal
+            take = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execvp(sys.argv[2], sys.argv[2:])"
+            command = [sys.executable, "-c", take, str(stdin), *command]
+            passed, stdin = [*passed, stdin], program.terminal
+        command = ["setsid", "--ctty", *command]
+    return Started(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=passed, env=program.variables, cwd=program.folder)
 
 
 def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
@@ -220,14 +251,14 @@ def _import_for(words: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _become(asked: Mapping[str, Any], given: Sequence[int]) -> None:
-    """The program. Does not return."""
+def _become(asked: Mapping[str, Any], given: Sequence[int]) -> NoReturn:
+    """The program, to its end."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    numbers = asked["numbers"]
+    numbers = [0, 1, 2, *asked["passed"]]
     # Out of the way first: a number that is wanted may be that of another one now.
-    safe = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max([2, *numbers]) + 1) for descriptor in given]
+    safe = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for descriptor in given]
     for descriptor in given:
         os.close(descriptor)
     for number, descriptor in zip(numbers, safe, strict=False):
@@ -243,6 +274,7 @@ def _become(asked: Mapping[str, Any], given: Sequence[int]) -> None:
     os.chdir(asked["folder"])
     sys.argv = [asked["module"], *asked["words"]]
     runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+    sys.exit()
 
 
 def _open_streams() -> None:

@@ -141,7 +141,7 @@ def _size(folder: Path) -> int:
 
 def _system() -> Path:
     """The files of a small Debian, from the cache if they are there."""
-    made = cache_directory() / f"test-{RELEASE}.tar"
+    made = cache_directory() / f"test-{RELEASE}-{hashlib.sha256(PACKAGES.encode()).hexdigest()[:8]}.tar"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         partial = made.with_name(f".{os.getpid()}-{made.name}")

@@ -68,7 +68,8 @@ class Outcomes:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._failed.setdefault(report.nodeid, {"when": "collect", "fixture": "", "message": str(report.longrepr)[-200:]})
+            *_, last = str(report.longrepr).strip().splitlines()
+            self._failed.setdefault(report.nodeid, {"when": "collect", "fixture": "", "message": last.removeprefix("E").strip()})
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:

@@ -18,14 +18,14 @@ MARK = "OMNISTAGE_TEST_MARK"
 
 
 @dataclass
-class Forked:
-    """Processes that another one forks for this one, of which the kernel tells this one nothing. cpu_s: of those that have ended."""
+class ForkedUsage:
+    """Of processes that another one forks for this one, of which the kernel tells this one nothing. cpu_s: of those that have ended."""
 
     count: int = 0
     cpu_s: float = 0.0
 
 
-FORKED = Forked()
+FORKED = ForkedUsage()
 
 
 class Family:

@@ -16,7 +16,7 @@ SEED = "OMNISTAGE_TEST_SEED"
 os.environ.setdefault(SEED, str(secrets.randbits(32)))  # workers have it from the process that leads them
 
 
-def draw(*place: object) -> int:
+def reseed(*place: object) -> int:
     """32 bits that the seed of the run and a place make. Whatever draws without a seed of its own begins anew with that place, too."""
     source = random.Random(f"{os.environ[SEED]} {place}")
     random.seed(source.getrandbits(32))
@@ -31,12 +31,12 @@ def draw(*place: object) -> int:
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
     # One of a module is the same whichever test is the first that asks for it.
     place = request.node.nodeid if fixturedef.scope == "function" else fixturedef.baseid
-    draw(place, fixturedef.argname, getattr(request, "param_index", 0))
+    reseed(place, fixturedef.argname, getattr(request, "param_index", 0))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    draw(item.nodeid)
+    reseed(item.nodeid)
 
 
 @pytest.fixture
@@ -44,4 +44,4 @@ def seed(request: pytest.FixtureRequest) -> int:
     """A random number of 32 bits, made of the seed of the run and the name of the test. A failure shows that seed: with it in
     OMNISTAGE_TEST_SEED the test gets the same number again."""
     print(f"{SEED}={os.environ[SEED]}")
-    return draw(request.node.nodeid, "seed")
+    return reseed(request.node.nodeid, "seed")

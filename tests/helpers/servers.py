@@ -8,19 +8,18 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from helpers.forkserver import Forked, fork_server
+from helpers.forkserver import Program, start
 from helpers.ports import NEIGHBOURS, take_address
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
@@ -59,18 +58,6 @@ SETTLE_TIMEOUT_S = 25.0
 # Real processes ------------------------------------------------------------------------------------------------------------------------
 
 
-def start_server(
-    module: str, words: Sequence[str], variables: Mapping[str, str], ready: int, lifeline: int, log: IO[bytes]
-) -> Forked | subprocess.Popen[bytes]:
-    """`python -m MODULE WORDS` with these variables and the two descriptors, forked where that is the same. log: where it prints."""
-    words = [*words, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
-    forking = fork_server(STARTS)
-    if forking.can_fork(variables):
-        return forking.fork(module, words, variables, {1: log.fileno(), 2: log.fileno(), ready: ready, lifeline: lifeline})
-    command = [sys.executable, "-m", module, *words]
-    return subprocess.Popen(command, pass_fds=(ready, lifeline), stdout=log, stderr=log, env=variables)
-
-
 class NotReady(RuntimeError):
     """The process ended, or said nothing in time, before it was ready. `exit_code` is None if it had to be killed."""
 
@@ -90,8 +77,10 @@ class ServerProcess:
         lifeline, self._lifeline = os.pipe()
         self.log_path = log_folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log"
         variables = {**os.environ, **(environment or {})}
-        with self.log_path.open("wb") as log:
-            self.process = start_server(module, flags, variables, ready, lifeline, log)
+        with self.log_path.open("wb") as log, Path(os.devnull).open("rb") as nothing:
+            words = [*flags, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
+            streams = (nothing.fileno(), log.fileno(), log.fileno())
+            self.process = start(Program(module, words, variables, streams, (ready, lifeline)), STARTS)
         os.close(ready)
         os.close(lifeline)
         self._told = False

@@ -6,16 +6,14 @@ import fcntl
 import os
 import pty
 import struct
-import sys
 import termios
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyte
 
 from helpers.command import STARTS
-from helpers.forkserver import Forked, fork_server
-from helpers.processes import Started
+from helpers.forkserver import Program, start
 
 CTRL_C = b"\x03"
 
@@ -75,9 +73,11 @@ class Terminal:
         attributes = termios.tcgetattr(slave)
         attributes[3] |= termios.NOFLSH
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
-        chosen = {0: slave if stdin is None else stdin, 1: streams.get("stdout", slave), 2: streams.get("stderr", slave)}
+        chosen = (slave if stdin is None else stdin, streams.get("stdout", slave), streams.get("stderr", slave))
         variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        with self._start(words, under, chosen, slave, {**variables, "TERM": "xterm-256color"}) as run:
+        # Its controlling one, so that Ctrl-C reaches the command as it does for a person.
+        program = Program("omnistage.cli", words, {**variables, "TERM": "xterm-256color"}, chosen, terminal=slave)
+        with start(program, STARTS, under) as run:
             os.close(slave)
             try:
                 while piece := os.read(self._master, 65536):
@@ -90,26 +90,6 @@ class Terminal:
             self.exit_code = run.wait(60)
         os.close(self._master)
         return self.exit_code
-
-    def _start(
-        self, words: Sequence[str], under: Sequence[str], streams: Mapping[int, int], slave: int, variables: Mapping[str, str]
-    ) -> Forked | Started[bytes]:
-        """Its terminal is its controlling one, so that Ctrl-C reaches it as it does for a person."""
-        forking = fork_server(STARTS)
-        if not under and forking.can_fork(variables):
-            return forking.fork(STARTS[0], words, variables, streams, terminal=slave)
-        command = [*under, sys.executable, "-m", "omnistage.cli", *words]
-        if streams[0] != slave:  # setsid takes its standard input for the terminal
-            take = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execvp(sys.argv[2], sys.argv[2:])"
-            command = [sys.executable, "-c", take, str(streams[0]), *command]
-        return Started(
-            ["setsid", "--ctty", *command],
-            stdin=slave,
-            stdout=streams[1],
-            stderr=streams[2],
-            pass_fds=() if streams[0] == slave else (streams[0],),
-            env=dict(variables),
-        )
 
     def _tell_size(self) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", self._screen.lines, self._screen.columns, 0, 0))

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from helpers.servers import KINDS
+from tools import setup
 
 ROOT = Path(__file__).resolve().parents[2]
 WITH_TORCH = ("services", "sdk")
@@ -48,6 +49,14 @@ def test_images_that_install_the_same_begin_with_the_same_lines(folders: tuple[s
     """Docker builds and stores them once then."""
     first, *others = (installing(folder) for folder in folders)
     assert [other for other in others if other != first] == []
+
+
+@pytest.mark.parametrize("folder", [*WITH_TORCH, *WITHOUT_TORCH])
+def test_every_image_gets_all_files_of_the_set_up(folder: str) -> None:
+    files = {f"tools/{path.name}" for path in setup.SOURCES}
+    copied = {word for line in installing(folder) if line.startswith("COPY tools/") for word in line.split()[1:-1]}
+    assert copied == files
+    assert {f"!{file}" for file in files} <= {*(ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
 
 
 def test_every_image_is_in_one_of_the_groups() -> None:

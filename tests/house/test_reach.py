@@ -412,7 +412,7 @@ def test_tests_of_the_part_that_changed_come_before_others_that_are_as_near() ->
 
 def test_time_on_the_clock_counts_too() -> None:
     reached = [Reached(name, 1) for name in "ab"]
-    choice = choose(reached, {"a": Cost(1, BUDGET_S * near.WORKERS, 1), "b": Cost(1, 1, 1)})
+    choice = choose(reached, {"a": Cost(1, BUDGET_S * near.AT_ONCE, 1), "b": Cost(1, 1, 1)})
     assert (names(choice.chosen), names(choice.left_out)) == (["b"], ["a"])
 
 

@@ -132,6 +132,37 @@ def test_nothing_is_run_again_where_nothing_failed_and_a_part_that_does_not_end_
     assert (status, printed[-2:]) == (1, ["broken: without torch", "0 passed, 0 failed"]), printed
 
 
+NOTES = """
+from pathlib import Path
+
+def test_one():
+    with Path(__file__).with_name("ran").open("a") as file:
+        file.write("x")
+"""
+
+
+@pytest.mark.parametrize("named", ["tests/engine/test_notes.py", "tests/engine", "tests/engine/test_notes.py::test_one"])
+def test_what_is_named_runs_once(tmp_path: Path, named: str) -> None:
+    """Not in each of the parts."""
+    _, printed = run(tmp_path, named, good=GOOD, notes=NOTES)
+    assert printed[-1] == "1 passed, 0 failed", printed
+    assert (tmp_path / "tests" / "engine" / "ran").read_text() == "x"
+
+
+def test_marks_that_are_asked_for_count_beside_those_of_the_parts(tmp_path: Path) -> None:
+    _, printed = run(tmp_path, "-m", "not slow", good=GOOD, notes=NOTES)
+    assert printed[-1] == "3 passed, 0 failed", printed
+    assert (tmp_path / "tests" / "engine" / "ran").read_text() == "x"
+
+
+def test_a_file_that_cannot_be_imported_is_told_with_the_reason_and_its_costs_are_no_table(tmp_path: Path) -> None:
+    status, printed = run(tmp_path, "--again", good=GOOD, notes="import absent_package")
+    assert status == 1
+    (told,) = [line for line in printed if line.startswith("failed: ")]
+    assert "tests/engine/test_notes.py" in told and "absent_package" in told
+    assert not json.loads((tmp_path / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE)
+
+
 def test_tests_that_fail_by_one_fixture_are_one_defect() -> None:
     failed = {f"a{number}": Failure("setup", "tests/x.py::server[0]", "OSError") for number in range(9)}
     assert defects(failed) == 1
@@ -143,6 +174,14 @@ def test_costs_of_two_parts_are_added() -> None:
     ended = Ended(costs={"a": Cost(1.0, 2.0, 3, 4)})
     ended.add(Ended(costs={"a": Cost(1.0, 1.0, 1, 1), "b": Cost(5.0)}))
     assert ended.costs == {"a": Cost(2.0, 3.0, 4, 5), "b": Cost(5.0)}
+
+
+def test_the_table_of_the_repository_has_nearly_every_file_of_tests_and_none_that_is_gone() -> None:
+    """What was never measured is put in the wrong place of a run, and of the two minutes that `make test-near` has."""
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("**/test_*.py")}
+    known = costs.read(costs.TABLE).keys()
+    assert len(known & there) > 0.9 * len(there)
+    assert {file for file in known - there if not (ROOT / file).is_file()} == set()
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
