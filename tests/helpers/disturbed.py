@@ -11,14 +11,8 @@ from dataclasses import dataclass
 from helpers.ask import TIMEOUT_S, Answer, ask, request
 from helpers.fleet import Fleet
 from helpers.run import PLENTY, params
-from helpers.servers import all_free, omni_stub, stage_stub
+from helpers.servers import all_free, omni_stub, stage_stub, until_serving
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
-
-SERVING_S = 60.0
-"""Time for a router to find every process again."""
-
-LOOK_S = 0.05
-"""Between two looks at a router's list; it has no stream of changes."""
 
 SLOW = {"interval_s": 0.01}
 SLOWER_SOUND = {"code2wav": {"interval_s": 0.02}}
@@ -168,13 +162,7 @@ async def restore(fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> Non
 
 async def found(fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
     """Return when the router gives sessions to every stage process as it is now."""
-    pids = {fleet.server(name).pid for name in fleet.stages}
-    async with asyncio.timeout(SERVING_S):
-        while True:
-            listed = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=5, wait_for_ready=True)
-            if {replica.pid for replica in listed.replicas if replica.state == omni_pb2.REPLICA_STATE_SERVING} == pids:
-                return
-            await asyncio.sleep(LOOK_S)
+    await until_serving(stub, {fleet.server(name).pid for name in fleet.stages}, lambda one: one.pid)
 
 
 async def nothing_left(fleet: Fleet) -> None:

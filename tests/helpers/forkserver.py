@@ -1,6 +1,6 @@
 """A process that has imported what a program imports, and forks it: that takes a tenth of the time of a Python of its own.
 
-    test --(module, words, variables, descriptors)--> fork server --fork--> the program --> how it ended --> test
+    test --(module, words, variables, descriptors)--> fork server --fork--> the program
 
 What comes out runs the same module with the same words as `python -m` would; what is spared are the imports, which are most of
 what a toy server or a short command ever computes. Only tests fork, which ask for it (`allow`). The environment decides whether a program
@@ -42,12 +42,15 @@ END_S = 10.0
 
 
 class ForkedProcess:
-    """One that the fork server started, for whoever would have started it: with the part of subprocess.Popen that tests use."""
+    """One that the fork server started, for whoever would have started it: with the part of subprocess.Popen that tests use. As there its
+    number is no other process's until somebody has waited for its end."""
 
-    def __init__(self, pid: int, ended: int) -> None:
+    def __init__(self, pid: int, server: ForkServer) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._ended = ended
+        self._server = server
+        self._end = os.pidfd_open(pid)
+        self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
@@ -76,11 +79,12 @@ class ForkedProcess:
         self.wait()
 
     def _read(self, timeout_s: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
-            with os.fdopen(self._ended) as told:
-                ended = json.loads(told.read())
-            self.returncode = ended["code"]
-            FORKED.cpu_s += ended["cpu_s"]
+        # Two threads may wait for it.
+        if self.returncode is None and select.select([self._end], [], [], timeout_s)[0]:
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = self._server.reap(self.pid)
+                    os.close(self._end)
         return self.returncode
 
 
@@ -114,7 +118,6 @@ class ForkServer:
         atexit.register(self.close)
 
     def fork(self, program: Program) -> ForkedProcess:
-        ended, tell = os.pipe()
         asked = {
             "module": program.module,
             "words": list(program.words),
@@ -126,16 +129,26 @@ class ForkServer:
         # Longer than a packet may be.
         content = os.memfd_create("request")
         os.pwrite(content, json.dumps(asked).encode(), 0)
-        with self._lock:
-            terminal = [] if program.terminal is None else [program.terminal]
-            socket.send_fds(self._ours, [b"fork"], [tell, content, *program.streams, *program.passed, *terminal])
-            answer = self._ours.recv(64)
-        os.close(tell)
+        terminal = [] if program.terminal is None else [program.terminal]
+        pid = self._ask({"fork": True}, [content, *program.streams, *program.passed, *terminal])["pid"]
         os.close(content)
+        FORKED.count += 1
+        return ForkedProcess(pid, self)
+
+    def reap(self, pid: int) -> int:
+        """The exit code of one that has ended."""
+        ended = self._ask({"reap": pid}, [])
+        FORKED.cpu_s += ended["cpu_s"]
+        return int(ended["code"])
+
+    def _ask(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
+        with self._lock:
+            socket.send_fds(self._ours, [json.dumps(message).encode()], descriptors)
+            answer = self._ours.recv(1024)
         if not answer:
             raise RuntimeError("the fork server has ended")
-        FORKED.count += 1
-        return ForkedProcess(int(answer), ended)
+        told: dict[str, Any] = json.loads(answer)
+        return told
 
     def close(self) -> None:
         self._ours.close()
@@ -192,50 +205,33 @@ def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(connection: socket.socket) -> None:
-    """Fork until nobody asks any more, and tell of each child how it ended."""
-    children: dict[int, int] = {}
-    # A child that ends interrupts the wait: through this pipe, for a signal that comes just before would be missed.
-    ends, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    asked = True
-    while asked:
-        readable, _, _ = select.select([connection.fileno(), ends], [], [])
-        if ends in readable:
-            os.read(ends, 4096)
-            _tell_ended(children)
-        if connection.fileno() in readable:
-            message, descriptors, _, _ = socket.recv_fds(connection, 16, 16)
-            asked = bool(message)
-            if asked:
-                _fork(connection, descriptors, children, (ends, woken))
-
-
-def _tell_ended(children: dict[int, int]) -> None:
-    while children:
-        pid, status, used = os.wait4(-1, os.WNOHANG)
-        if not pid:
+    """Fork, and tell of children how they ended, until nobody asks any more."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, 1024, 16)
+        if not message:
             return
-        with os.fdopen(children.pop(pid), "w") as told:
-            json.dump({"code": os.waitstatus_to_exitcode(status), "cpu_s": used.ru_utime + used.ru_stime}, told)
+        asked = json.loads(message)
+        if "reap" in asked:
+            _, status, used = os.wait4(asked["reap"], 0)
+            answer: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status), "cpu_s": used.ru_utime + used.ru_stime}
+        else:
+            answer = {"pid": _fork(connection, descriptors)}
+        connection.send(json.dumps(answer).encode())
 
 
-def _fork(connection: socket.socket, descriptors: list[int], children: dict[int, int], own: tuple[int, int]) -> None:
-    tell, content, *given = descriptors
+def _fork(connection: socket.socket, descriptors: list[int]) -> int:
+    content, *given = descriptors
     asked = json.loads(os.pread(content, os.fstat(content).st_size, 0))
     os.close(content)
     _import_for(asked["words"])
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "what a thread holds would be held for ever"
     pid = os.fork()
     if pid == 0:
-        for descriptor in (connection.detach(), tell, *own, *children.values()):
-            os.close(descriptor)
+        os.close(connection.detach())
         _become(asked, given)
     for descriptor in given:
         os.close(descriptor)
-    children[pid] = tell
-    connection.send(str(pid).encode())
+    return pid
 
 
 def _import_for(words: Sequence[str]) -> None:
@@ -253,8 +249,6 @@ def _import_for(words: Sequence[str]) -> None:
 
 def _become(asked: Mapping[str, Any], given: Sequence[int]) -> NoReturn:
     """The program, to its end."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = [0, 1, 2, *asked["passed"]]
     # Out of the way first: a number that is wanted may be that of another one now.

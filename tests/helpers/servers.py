@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from omnistage.stage.server import StageServer
 from omnistage.stage.settings import StageSettings
 from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import ThinkerStage
-from omnistage.v1 import omni_pb2_grpc, stage_pb2, stage_pb2_grpc
+from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import client_options, server_options
 from omnistage.wire.kinds import kind_name
 from omnistage.wire.token import Token
@@ -51,6 +51,8 @@ STAGES: Mapping[str, type[ModelStage[Any]]] = {
 KINDS = tuple(STAGES)
 CHAIN = ("thinker", "talker", "code2wav")
 READY_TIMEOUT_S = 100.0
+LOOK_S = 0.05
+"""Between two looks at a router's list; it has no stream of changes."""
 STOP_TIMEOUT_S = 25.0
 SETTLE_TIMEOUT_S = 25.0
 """These two are shorter than a grace of 30 s, which nobody is to wait for."""
@@ -271,12 +273,15 @@ async def local_router(
     **settings: Any,
 ) -> AsyncIterator[Local]:
     """A router in this event loop. interceptors: as of `local_stage`. stages: kind, or PIPELINE/KIND, to address; pairs where a
-    kind has more replicas. settings: fields of RouterSettings."""
+    kind has more replicas, all of which it has found. settings: fields of RouterSettings."""
     chosen = RouterSettings(stages=tuple(stages.items() if isinstance(stages, Mapping) else stages), **settings)
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
     service = RouterServer(chosen, {one.name: one for one in (answering, *others)}, metrics, token)
     async with _serving(service, metrics.registry, chosen, (*interceptors, *service.interceptors)) as local:
+        if not isinstance(stages, Mapping):
+            async with omni_stub(local.address) as stub:
+                await until_serving(stub, {address for _, address in stages})
         yield local
 
 
@@ -345,6 +350,18 @@ async def watch_until(address: str, condition: Callable[[stage_pb2.WatchResponse
 def is_free(report: stage_pb2.WatchResponse) -> bool:
     """Nothing of any session is left."""
     return not (report.sessions or report.queued or report.leases or report.kv_pages_used)
+
+
+async def until_serving(
+    stub: omni_pb2_grpc.OmniServiceAsyncStub, wanted: Set[object], name: Callable[[omni_pb2.Replica], object] = lambda one: one.address
+) -> None:
+    """Return when the router gives sessions to exactly these replicas, by their addresses or another name."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while True:
+            listed = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=5, wait_for_ready=True)
+            if {name(replica) for replica in listed.replicas if replica.state == omni_pb2.REPLICA_STATE_SERVING} == wanted:
+                return
+            await asyncio.sleep(LOOK_S)
 
 
 async def all_free(addresses: Sequence[str]) -> None:
