@@ -47,7 +47,7 @@ BUILD = ("pip", "hatchling", "editables", "setuptools")
 ROUNDS = 5
 VERSIONS = """\
 # The exact version of everything that can get installed, names and versions only. Written by `make lock`; a version may be changed
-# by hand before it. torch stands here without its build label: tools/setup.py asks for the CPU build.
+# by hand before it. torch stands here without its build label, which tools/torch_build.py chooses.
 """
 LIST = """\
 # What {what} installs beyond the core, with the SHA-256 of every wheel for Python 3.11 to 3.13 on Linux x86-64. Written by `make lock`.
@@ -105,7 +105,7 @@ def lock(root: Path, *, upgrade: bool) -> None:
     folder.mkdir(exist_ok=True)
     core = set(closures["core"])
     for group, closure in closures.items():
-        # The core is installed with every extra, and `models` with the libraries for CUDA; torch is asked for by tools/setup.py.
+        # The core is installed with every extra, and `models` with the libraries for CUDA; torch is chosen by tools/torch_build.py.
         before = set() if group in ("core", "build") else core | (set(closures["models"]) if group == CUDA_LIST else set())
         names = sorted(closure.keys() - {"torch"} - before)
         text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)

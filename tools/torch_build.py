@@ -121,8 +121,9 @@ def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash:
     came = stamp.get("sha256", "") if stamp.get("build") == build else ""
     chosen = made.get("device") == device and stamp.get("build") == build
     known = known_hashes(build, version_of(python))
-    trusted = came in known or not (require_hash or (came and known))
-    return trusted and (build == BUILDS[device][0] or (chosen and build in BUILDS[device]))
+    if came not in known and (require_hash or (came and known)):
+        return False
+    return build == BUILDS[device][0] or (chosen and build in BUILDS[device])
 
 
 def installed(python: str) -> str:
