@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+    elif config.option.torch == "without" and "torch" in sys.modules:
+        raise pytest.UsageError(f"a test of {', '.join(WITHOUT_TORCH)} imports torch: take its folder out of WITHOUT_TORCH")
     if "PYTEST_XDIST_WORKER" in os.environ:
         known = {costs.ROOT / file: cost for file, cost in costs.read(costs.TABLE).items()}
         items.sort(key=lambda item: -known.get(item.path, costs.UNKNOWN).wall_s)
