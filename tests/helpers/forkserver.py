@@ -36,8 +36,9 @@ from helpers.processes import FORKED, MARK, Started
 ROOT = Path(__file__).resolve().parents[2]
 STARTS = ()
 """Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they run."""
-OURS = re.compile(rf"(?!{MARK})(OMNISTAGE|PYTEST)_.*|PYTHONPATH|TERM|COLUMNS|LINES|NO_COLOR")
-"""Variables that are read when a program runs, or are where its modules were found, which does not change."""
+OURS = re.compile(rf"(?!{MARK})(OMNISTAGE|PYTEST|TORCHINDUCTOR)_.*|PYTHONPATH|TERM|COLUMNS|LINES|NO_COLOR")
+"""Variables that are read when a program runs, or are where its modules were found, which does not change. torch sets those of its compiler
+itself, for its children, when that is imported."""
 END_S = 10.0
 
 
