@@ -29,7 +29,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return omnistage("serve", *words, **variables)
+    return omnistage("serve", *words, variables=variables)
 
 
 def printed(*words: str, **variables: str) -> dict[str, object]:

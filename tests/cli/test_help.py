@@ -16,7 +16,7 @@ COMMANDS = [name for name, command in typer.main.get_command(app).commands.items
 
 
 def omnistage(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return command.omnistage(*words, **{"COLUMNS": "80", **variables})
+    return command.omnistage(*words, variables={"COLUMNS": "80", **variables})
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])

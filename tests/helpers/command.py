@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -17,9 +18,13 @@ TIMEOUT_S = 110.0
 
 
 def omnistage(
-    *words: str | bytes | Path, text: str | bytes = "", folder: Path | None = None, timeout_s: float = TIMEOUT_S, **variables: str
+    *words: str | bytes | Path,
+    text: str | bytes = "",
+    variables: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `omnistage` with these words. text: its standard input. folder: in which it runs, ours by default. variables: more than ours.
+    """Run `omnistage` with these words. text: its standard input. variables: more than ours. folder: in which it runs, ours by default.
 
     Raises subprocess.TimeoutExpired; the process has ended then, too."""
     command = ["omnistage", *map(os.fsdecode, words)]
@@ -28,7 +33,7 @@ def omnistage(
         given.write(text.encode() if isinstance(text, str) else text)
         given.seek(0)
         streams = (given.fileno(), output.fileno(), errors.fileno())
-        program = Program("omnistage.cli", command[1:], {**os.environ, **variables}, streams, folder=folder)
+        program = Program("omnistage.cli", command[1:], {**os.environ, **(variables or {})}, streams, folder=folder)
         with start(program, STARTS) as process:
             code = process.wait(timeout_s)
         return subprocess.CompletedProcess(command, code, _text(output), _text(errors))

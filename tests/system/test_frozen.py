@@ -15,11 +15,11 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import Answer, ask, request
-from helpers.disturbed import LOOK_S, MOMENTS, Step, ask_through, disturbed, found, holder, nothing_left, opening, text_chunks
+from helpers.disturbed import MOMENTS, Step, ask_through, disturbed, found, holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.run import Caller
-from helpers.servers import CHAIN, stage_stub
+from helpers.servers import CHAIN, LOOK_S, stage_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 
 TOKENS = 200
