@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from helpers import forkserver
 from helpers.processes import MARK, Family
 from omnistage.models.devices import check_possible
 from omnistage.models.errors import LoadError
 
-pytest_plugins = ("helpers.collection", "helpers.outcomes", "helpers.randomness")
+pytest_plugins = ("helpers.collection", "helpers.forkserver", "helpers.outcomes", "helpers.randomness")
 
 # Before anything imports torch: several threads in each of several processes on a few cores spin instead of working.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,9 +40,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # No deadlines: how long an example takes depends on what else the machine does. The blob lets anyone repeat a failure.
 settings.register_profile("omnistage", deadline=None, print_blob=True)
 settings.load_profile("omnistage")
-
-
-forkserver.allow()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+from helpers import forkserver
 from helpers.forkserver import Program, start
 
 STARTS = ("omnistage.cli",)
@@ -33,7 +34,7 @@ def omnistage(
         given.write(text.encode() if isinstance(text, str) else text)
         given.seek(0)
         streams = (given.fileno(), output.fileno(), errors.fileno())
-        program = Program("omnistage.cli", command[1:], {**os.environ, **(variables or {})}, streams, folder=folder)
+        program = Program("omnistage.cli", command[1:], {**forkserver.variables(), **(variables or {})}, streams, folder=folder)
         with start(program, STARTS) as process:
             code = process.wait(timeout_s)
         return subprocess.CompletedProcess(command, code, _text(output), _text(errors))

@@ -3,9 +3,9 @@
     test --(module, words, variables, descriptors)--> fork server --fork--> the program
 
 What comes out runs the same module with the same words as `python -m` would; what is spared are the imports, which are most of
-what a toy server or a short command ever computes. Only tests fork, which ask for it (`allow`). The environment decides whether a program
-can be: one with other variables than ours, which Python and its libraries read when they start, gets a Python of its own. So does a family
-of processes, which are found by the variables that they started with.
+what a toy server or a short command ever computes. Only tests fork, for which this is a plugin of pytest. The environment decides whether a
+program can be: one with other variables than the run of tests, which Python and its libraries read when they start, gets a Python of its
+own. So does a family of processes, which are found by the variables that they started with.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from helpers.processes import FORKED, MARK, Started
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS = ()
 """Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they run."""
-OURS = re.compile(rf"(?!{MARK})(OMNISTAGE|PYTEST|TORCHINDUCTOR)_.*|PYTHONPATH|TERM|COLUMNS|LINES|NO_COLOR")
-"""Variables that are read when a program runs, or are where its modules were found, which does not change. torch sets those of its compiler
-itself, for its children, when that is imported."""
+OURS = re.compile(rf"(?!{MARK})(OMNISTAGE|PYTEST)_.*|PYTHONPATH|TERM|COLUMNS|LINES|NO_COLOR")
+"""Variables that are read when a program runs, or are where its modules were found, which does not change."""
+PYTESTS = "PYTEST_CURRENT_TEST"
 END_S = 10.0
 
 
@@ -158,30 +160,45 @@ class ForkServer:
 
 @dataclass
 class _State:
-    """Of this process. variables: those of all tests; none where nothing is forked. servers: by process, for a forked one must not use
-    those of its parent, and by what they can start."""
+    """Of this process. begun: its variables when the run of tests began; none where nothing is forked. set_since: those that libraries have
+    set since then. servers: by process, for a forked one must not use those of its parent, and by what they can start."""
 
-    variables: Mapping[str, str] | None = None
+    begun: Mapping[str, str] | None = None
+    set_since: Mapping[str, str] = field(default_factory=dict)
     servers: dict[tuple[int, Sequence[str]], ForkServer] = field(default_factory=dict)
 
 
 _state = _State()
 
 
-def allow() -> None:
-    """From now on programs whose variables are as they are now are forked. Where libraries may have threads of their own none is: a fork
-    server has one thread."""
-    _state.variables = dict(os.environ) if os.environ.get("OMP_NUM_THREADS") == "1" else None
+def pytest_configure() -> None:
+    """From now on programs are forked. Where libraries may have threads of their own none is: a fork server has one thread."""
+    _state.begun = dict(os.environ) if os.environ.get("OMP_NUM_THREADS") == "1" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    # Between two tests none of them has changed a variable: what is other than at first, libraries and models have set in this process.
+    _state.set_since = {name: value for name, value in os.environ.items() if name != PYTESTS and (_state.begun or {}).get(name) != value}
+
+
+def variables() -> dict[str, str]:
+    """Those of a program that a test starts: those of the run, and what the test has set. Not what libraries have set in this process, for
+    themselves."""
+    if _state.begun is None:
+        return dict(os.environ)
+    ours = {name: value for name, value in os.environ.items() if _state.set_since.get(name) != value}
+    return {**{name: value for name, value in _state.begun.items() if name in os.environ}, **ours}
 
 
 def start(program: Program, starts: Sequence[str], under: Sequence[str] = ()) -> Process:
     """Start a program, forked where that is the same as a Python of its own. starts: the programs of which this is one, which one fork
     server has. under: a command that runs it."""
-    if under or _state.variables is None or _fixed(program.variables) != _fixed(_state.variables):
+    if under or _state.begun is None or _fixed(program.variables) != _fixed(_state.begun):
         return _start_python(program, under)
     key = (os.getpid(), starts)
     if key not in _state.servers:
-        _state.servers[key] = ForkServer(starts, _state.variables)
+        _state.servers[key] = ForkServer(starts, _state.begun)
     return _state.servers[key].fork(program)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from helpers import forkserver
 from helpers.forkserver import Program, start
 from helpers.ports import NEIGHBOURS, take_address
 from omnistage.code2wav.stage import Code2WavStage
@@ -78,7 +79,7 @@ class ServerProcess:
         self._ready, ready = os.pipe()
         lifeline, self._lifeline = os.pipe()
         self.log_path = log_folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log"
-        variables = {**os.environ, **(environment or {})}
+        variables = {**forkserver.variables(), **(environment or {})}
         with self.log_path.open("wb") as log, Path(os.devnull).open("rb") as nothing:
             words = [*flags, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
             streams = (nothing.fileno(), log.fileno(), log.fileno())

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import diffusers  # noqa: F401  What it imports sets variables for children.
 import pytest
 
 from helpers import forkserver
@@ -19,7 +18,7 @@ from helpers.servers import ServerProcess, stage_flags
 
 
 def program(*words: str, **variables: str) -> Program:
-    return Program("omnistage.cli", words, {**os.environ, **variables}, (0, 1, 2))
+    return Program("omnistage.cli", words, {**forkserver.variables(), **variables}, (0, 1, 2))
 
 
 def test_a_server_is_forked_and_ends_as_one_that_is_not(tmp_path: Path) -> None:
@@ -30,6 +29,20 @@ def test_a_server_is_forked_and_ends_as_one_that_is_not(tmp_path: Path) -> None:
         assert server.wait() == -signal.SIGKILL
         assert server.process.poll() == -signal.SIGKILL
         server.process.send_signal(signal.SIGTERM)
+
+
+def test_what_libraries_set_in_this_process_is_not_handed_on(tmp_path: Path) -> None:
+    os.environ["LIBRARY"] = "1"
+    try:
+        forkserver.pytest_runtest_setup()  # Of the next test.
+        os.environ["LIBRARY"] = "2"
+        assert forkserver.variables()["LIBRARY"] == "2", "what a test sets is"
+        os.environ["LIBRARY"] = "1"
+        assert "LIBRARY" not in forkserver.variables()
+        with start(program("--version"), STARTS) as process:
+            assert isinstance(process, ForkedProcess)
+    finally:
+        del os.environ["LIBRARY"]
 
 
 def test_the_number_of_one_that_has_ended_is_nobody_elses_until_it_is_waited_for() -> None:
@@ -55,7 +68,7 @@ def test_the_variables_decide(variables: dict[str, str], forked: bool) -> None:
 def test_where_libraries_have_threads_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "_state", forkserver._State())
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    forkserver.allow()
+    forkserver.pytest_configure()
     with start(program("--version"), STARTS) as process:
         assert not isinstance(process, ForkedProcess)
 
