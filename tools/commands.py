@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -28,9 +29,10 @@ class CommandError(SetupError):
         return "\n".join(self.output.strip().splitlines()[-15:])
 
 
-def run(command: list[str]) -> str:
-    """Runs a command to its end and returns what it printed. Raises CommandError when it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def run(command: list[str], **variables: str) -> str:
+    """Runs a command to its end and returns what it printed. variables: more than ours. Raises CommandError when it fails."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False)
     if done.returncode:
         raise CommandError(command, done.stdout)
     return done.stdout

@@ -50,10 +50,13 @@ class CostsError(Exception):
 
 
 def read(path: Path) -> Costs:
-    """The table in a file; an empty one where there is none."""
+    """The table in a file; an empty one where there is none. Raises CostsError."""
     if not path.exists():
         return {}
-    told = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CostsError(f"{path} is no table: {error}") from None
     return {file: Cost(**cost) for file, cost in told.items() if file != WHOLE}
 
 

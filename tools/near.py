@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from tools.costs import ROOT, TABLE, UNKNOWN, Cost, read
+from tools.costs import ROOT, TABLE, UNKNOWN, Cost, CostsError, read
 from tools.reach import Reached, graph, is_test
 from tools.suite import WORKERS
 
@@ -152,7 +152,11 @@ def main() -> int:
         there, gone = changed_since(ROOT, base)
         files = all_files(ROOT)
         edges = graph(ROOT, files, gone)
+        costs = read(ROOT / "tests" / TABLE.name)
     except NearError as error:
+        print(f"test-near: {error}", file=sys.stderr)
+        return 1
+    except CostsError as error:
         print(f"test-near: {error}", file=sys.stderr)
         return 1
     except SyntaxError as error:
@@ -160,7 +164,7 @@ def main() -> int:
         return 1
     changed = {*there, *gone}
     known = [Reached(file, 0) for file in files if is_test(file)]
-    choice = choose([one for one in edges.reached(changed) if one.test not in gone], read(ROOT / "tests" / TABLE.name))
+    choice = choose([one for one in edges.reached(changed) if one.test not in gone], costs)
     reached_by = {file: len(edges.reached([file])) for file in changed}
     print("\n".join(report(base, changed, reached_by, choice, known)), file=sys.stderr)
     if arguments.show:

@@ -35,6 +35,9 @@ _TREE = "tests/house/test_tree.py"
 _IMAGES = ("tests/house/test_containers.py", "tests/system/test_compose.py")
 _BY_LANGUAGES = ("tests/client/test_languages.py",)
 
+ORDER = "tests/costs.json"
+"""Orders runs of tests, all of which read it, and changes none of them."""
+
 READ: Mapping[str, Collection[str]] = {
     "*.md": (_TREE, "tests/client/test_documents.py"),
     "LICENSE": (_TREE,),
@@ -54,7 +57,7 @@ READ: Mapping[str, Collection[str]] = {
     "deploy/grafana/*.json": ("tests/house/test_queries.py",),
     "deploy/prometheus/*.yml": ("tests/house/test_queries.py",),
     ".dockerignore": _IMAGES,
-    "*/Dockerfile": _IMAGES,
+    "*/Dockerfile": (*_IMAGES, "tests/house/test_queries.py"),
     "docker-compose.yml": _IMAGES,
     "pictures/omnistage_pictures/*": ("models/omnistage/models/diffusers/store.py", "tests/models/diffusers/test_default_picture.py"),
     "pictures/pyproject.toml": ("tests/models/diffusers/test_default_picture.py", *_IMAGES),
@@ -62,7 +65,8 @@ READ: Mapping[str, Collection[str]] = {
     "examples/*/*": _BY_LANGUAGES,
     "tests/chaos/*.yaml": ("tests/chaos/house.py",),
     "tests/families.dist-info/*": ("tests/helpers/engine_family.py", "tests/helpers/loading.py", "tests/models/test_registry.py"),
-    "tests/costs.json": ("tests/house/test_reach.py",),
+    ORDER: ("tests/house/test_suite.py",),
+    "*.py": ("tests/house/test_imports.py", _TREE),
 }
 """Files that are not Python, or not imported, by pattern, and who reads them, as patterns too. Who names a file by a literal need not be
 here."""
@@ -251,7 +255,7 @@ class _Builder:
         beside = str(PurePosixPath(file).parent / name)
         alike = [one for one in self._by_name.get(PurePosixPath(name).name, ()) if f"/{one}".endswith(f"/{name}")]
         found = [one for one in (name, beside) if one in self._graph.files] or (alike if len(alike) == 1 else [])
-        return [one for one in found[:1] if not is_test(one)]
+        return [one for one in found[:1] if not is_test(one) and one != ORDER]
 
     def _edges(self, reader: str, targets: Iterable[str]) -> None:
         for target in targets:

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ MOST_FLAKY = 3
 """With more of them a run has failed, though each passed the second time."""
 MOST_AGAIN = 12
 """So many failures are no bad luck: nothing is run again."""
+END_S = 20
 NO_TESTS = 5
 """Exit status of pytest where it found no test."""
 FORMS = {"short": "not long", "all": "", "long": "long"}
@@ -45,14 +47,22 @@ class Part:
 
 BESIDE = (
     Part("without torch", "not serial", ("--torch=without",)),
-    Part("with torch", "not serial", ("--torch=with", f"-n{WORKERS}", "--dist=loadfile", "--no-loadscope-reorder")),
+    Part("with torch", "not serial", ("--torch=with", f"-n{WORKERS}", "--max-worker-restart=2", "--dist=loadfile", "--no-loadscope-reorder")),
 )
 SERIAL = Part("serial", "serial")
 
 
+CRASHED = "???"
+"""When a test failed with which the process ended that ran it, as xdist has it."""
+LIMIT_S = 4800
+"""A part that takes longer hangs: the others and CI itself end before."""
+SHOWN = 300
+"""Characters of a message."""
+
+
 @dataclass(frozen=True)
 class Failure:
-    """Of one test. fixture: the one that raised; empty if it was none. message: the first line."""
+    """Of one test. when: of its setup, call and teardown. fixture: the one that raised; empty if it was none. message: the first line."""
 
     when: str
     fixture: str
@@ -82,12 +92,17 @@ def defects(failed: dict[str, Failure]) -> int:
     return len({failure.fixture or test for test, failure in failed.items()})
 
 
+def shown(message: str) -> str:
+    """The beginning of a message of a test, without what would steer a terminal."""
+    return "".join(one if one.isprintable() else "?" for one in message[:SHOWN])
+
+
 class Suite:
     """One run. root: of the repository. seed: of all its random numbers. marks: which tests, as pytest has it. asked: further words for
     pytest. folder: for what the run leaves, how each part ended and what the files cost."""
 
     def __init__(self, root: Path, form: str, seed: str, marks: str, asked: Sequence[str]) -> None:
-        self._root = root
+        self.root = root
         self.folder = root / LAST.parent.relative_to(ROOT)
         self._marks = [FORMS[form], f"({marks})" if marks else ""]
         self.seed = seed
@@ -104,45 +119,66 @@ class Suite:
     def run(self) -> Ended:
         """All parts."""
         ended = Ended()
-        with (self.folder / "first.log").open("w+", encoding="utf-8") as log:
+        with (self.folder / "first.log").open("w+b") as log:
             # What it prints would be mixed with what the other one prints, and is shown after it.
             first, second = BESIDE
-            with self._started(first, log) as one, self._started(second) as other:
-                statuses = other.wait(), one.wait()
-            log.seek(0)
-            shutil.copyfileobj(log, sys.stdout)
+            try:
+                with self._started(first, log) as one, self._started(second) as other:
+                    statuses = _status(other), _status(one)
+            finally:
+                log.seek(0)
+                shutil.copyfileobj(log, sys.stdout.buffer)
+                sys.stdout.flush()
         ended.add(self._ended(second, statuses[0]))
         ended.add(self._ended(first, statuses[1]))
         with self._started(SERIAL) as alone:
-            ended.add(self._ended(SERIAL, alone.wait()))
+            ended.add(self._ended(SERIAL, _status(alone)))
         return ended
 
     def run_again(self, tests: Iterable[str]) -> Ended:
         """These tests alone, one after the other."""
         part = Part("again", None, tuple(tests))
         with self._started(part) as again:
-            return self._ended(part, again.wait())
+            return self._ended(part, _status(again))
 
-    def _started(self, part: Part, log: IO[str] | None = None) -> subprocess.Popen[bytes]:
+    def _started(self, part: Part, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         outcomes = self._outcomes(part)
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
         environment = {**os.environ, SEED: self.seed}
-        return subprocess.Popen([*command, *part.options, *asked], cwd=self._root, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen([*command, *part.options, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
 
     def _ended(self, part: Part, status: int) -> Ended:
         path = self._outcomes(part)
         if not path.exists():
             return Ended(broken=[part.name])
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = told["missing"]
         failed = {test: Failure(**failure) for test, failure in told["failed"].items()}
         # One that is failed by something else than a test, as a warning at its end, has not passed.
-        whole = status in (0, NO_TESTS) or (status == 1 and bool(failed))
-        broken = [] if whole else [part.name]
+        whole = not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
+        said = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
+        broken = [] if whole else [f"{part.name}{said}"]
         return Ended({*told["passed"]}, failed, broken, {file: Cost(**cost) for file, cost in told["costs"].items()})
 
     def _outcomes(self, part: Part) -> Path:
         return self.folder / f"{part.name.replace(' ', '-')}.json"
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    """How it ended; one that hangs is ended."""
+    try:
+        return process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)  # The workers end with it.
+        try:
+            return process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        raise
 
 
 def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
@@ -150,15 +186,16 @@ def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
     failed, flaky = ended.failed, {}
     if failed and again and not ended.broken and defects(failed) <= MOST_AGAIN:
         print(f"again, with the same seed: {len(failed)} tests, {defects(failed)} defects", flush=True)
-        second = suite.run_again(failed)
+        known = [test for test in failed if (suite.root / test.partition("::")[0]).is_file()]
+        second = suite.run_again(known) if known else Ended()
         ended.broken += second.broken
         if not second.broken:
-            flaky = {test: failure for test, failure in failed.items() if test in second.passed}
+            flaky = {test: failure for test, failure in failed.items() if test in second.passed and failure.when != CRASHED}
             failed = {test: failure for test, failure in failed.items() if test not in flaky}
     for test, failure in flaky.items():
-        print(f"flaky: {test}, seed {suite.seed}, {failure.message}")
+        print(f"flaky: {test}, seed {suite.seed}, {shown(failure.message)}")
     for test, failure in failed.items() if ended.broken else ():
-        print(f"failed: {test}, {failure.message}")
+        print(f"failed: {test}, {shown(failure.message)}")
     for part in ended.broken:
         print(f"broken: {part}")
     if defects(flaky) > MOST_FLAKY:
@@ -176,14 +213,15 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="of the tree whose tests are run")
     options, asked = parser.parse_known_args()
     # With these alone every file that runs is measured whole.
-    whole = options.form == "short" and not options.marks and all(word.startswith("--ignore=") for word in asked)
+    whole = options.form == "short" and not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
     suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
     suite.begin()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         ended = suite.run()
     except KeyboardInterrupt:
         return 130
-    whole = whole and not ended.broken and not any(failure.when == "collect" for failure in ended.failed.values())
+    whole = whole and not ended.broken and not ended.failed
     (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole), encoding="utf-8")
     return judge(suite, ended, again=options.again)
 

@@ -90,7 +90,8 @@ def _offer(python: str, index: str) -> str:
     """What pip says of the versions of torch that this Python could take, in its configured sources or at an index."""
     command = [python, "-m", "pip", "index", "versions", "torch", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     try:
-        return run([*command, *((f"--index-url={index}", *FAR) if index else ())])
+        # Whoever has pip be quiet would hear nothing.
+        return run([*command, *((f"--index-url={index}", *FAR) if index else ())], PIP_QUIET="0")
     except CommandError as error:
         return error.output
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from helpers import forkserver
-from helpers.forkserver import Program, start
+from helpers.program import Program, start
+from helpers.surroundings import usual_variables
 
 STARTS = ("omnistage.cli",)
 """What it runs: `make test-near` reads it."""
@@ -34,7 +34,7 @@ def omnistage(
         given.write(text.encode() if isinstance(text, str) else text)
         given.seek(0)
         streams = (given.fileno(), output.fileno(), errors.fileno())
-        program = Program("omnistage.cli", command[1:], {**forkserver.variables(), **(variables or {})}, streams, folder=folder)
+        program = Program("omnistage.cli", command[1:], {**usual_variables(), **(variables or {})}, streams, folder=folder)
         with start(program, STARTS) as process:
             code = process.wait(timeout_s)
         return subprocess.CompletedProcess(command, code, _text(output), _text(errors))

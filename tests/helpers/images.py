@@ -128,7 +128,8 @@ def _takes_layers(folder: Path) -> bool:
 
 def _digest() -> str:
     """Names all that the base images are made of."""
-    digest = hashlib.sha256(f"{RELEASE} {PACKAGES} {torch_build.TORCH} {sys.version}".encode())
+    models = [f"{package.name} {package.version}" for package in (THINKER, VOICE)]
+    digest = hashlib.sha256(f"{RELEASE} {PACKAGES} {metadata.version('torch')} {models} {sys.version}".encode())
     for path in (Path(__file__), *(setup.hashed(name) for name in ("build", "core", *EXTRAS))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -136,6 +137,8 @@ def _digest() -> str:
 
 def _size(folder: Path) -> int:
     """Bytes on the disk."""
+    if not folder.exists():
+        return 0
     return int(subprocess.run(["du", "-sB1", str(folder)], capture_output=True, text=True, check=True).stdout.split()[0])
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Outcomes:
         self._path = path
         self._meter = meter
         self._passed: set[str] = set()
+        self._skipped: set[str] = set()
+        self._collected: set[str] = set()
         self._failed: dict[str, dict[str, str]] = {}
         self._raised: list[tuple[BaseException, str]] = []
         """What a fixture raised, and which. pytest raises the same again in every test that asks for it."""
@@ -57,13 +59,25 @@ class Outcomes:
             setattr(report, FIXTURE, next((name for error, name in self._raised if error is call.excinfo.value), ""))
         return report
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected |= {item.nodeid for item in session.items}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        self._collected |= {*ids}
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message if crash is not None else str(report.longrepr)
-            told = {"when": report.when or "", "fixture": getattr(report, FIXTURE, ""), "message": message.strip().partition("\n")[0]}
+            fixture = getattr(report, FIXTURE, "")
+            if report.when == "teardown" and crash is not None:
+                fixture = f"{crash.path}:{crash.lineno}"  # Which one it was, pytest does not tell, but where it failed.
+            told = {"when": report.when or "", "fixture": fixture, "message": message.strip().partition("\n")[0]}
             self._failed.setdefault(report.nodeid, told)
-        elif report.passed and report.when == "call":
+        elif report.skipped:
+            self._skipped.add(report.nodeid)
+        elif report.when == "call":
             self._passed.add(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -77,5 +91,8 @@ class Outcomes:
             return
         passed = self._passed - self._failed.keys()
         costs = {file: asdict(cost) for file, cost in self._meter.costs.items()}
-        told = {"passed": sorted(passed), "failed": self._failed, "costs": costs}
-        self._path.write_text(json.dumps(told), encoding="utf-8")
+        missing = self._collected - self._passed - self._failed.keys() - self._skipped
+        told = {"passed": sorted(passed), "failed": self._failed, "missing": sorted(missing), "costs": costs}
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(told), encoding="utf-8")
+        partial.rename(self._path)

@@ -19,12 +19,14 @@ os.environ.setdefault(SEED, str(secrets.randbits(32)))  # workers have it from t
 def reseed(*place: object) -> int:
     """32 bits that the seed of the run and a place make. Whatever draws without a seed of its own begins anew with that place, too."""
     source = random.Random(f"{os.environ[SEED]} {place}")
-    random.seed(source.getrandbits(32))
+    # The same ones whatever is imported by now.
+    given, of_random, of_numpy, of_torch = (source.getrandbits(32) for _ in range(4))
+    random.seed(of_random)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(source.getrandbits(32))
+        sys.modules["numpy"].random.seed(of_numpy)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(source.getrandbits(32))
-    return source.getrandbits(32)
+        sys.modules["torch"].manual_seed(of_torch)
+    return given
 
 
 @pytest.hookimpl(tryfirst=True)

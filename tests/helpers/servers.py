@@ -19,9 +19,9 @@ from typing import Any
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from helpers import forkserver
-from helpers.forkserver import Program, start
 from helpers.ports import NEIGHBOURS, take_address
+from helpers.program import Program, start
+from helpers.surroundings import usual_variables
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.host.process import Service
@@ -79,7 +79,7 @@ class ServerProcess:
         self._ready, ready = os.pipe()
         lifeline, self._lifeline = os.pipe()
         self.log_path = log_folder / f"{module.rpartition('.')[2]}-{time.monotonic_ns()}.log"
-        variables = {**forkserver.variables(), **(environment or {})}
+        variables = {**usual_variables(), **(environment or {})}
         with self.log_path.open("wb") as log, Path(os.devnull).open("rb") as nothing:
             words = [*flags, "--ready-fd", str(ready), "--lifeline-fd", str(lifeline), "--log-format", "json"]
             streams = (nothing.fileno(), log.fileno(), log.fileno())

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyte
 
-from helpers import forkserver
 from helpers.command import STARTS
-from helpers.forkserver import Program, start
+from helpers.program import Program, start
+from helpers.surroundings import usual_variables
 
 CTRL_C = b"\x03"
 
@@ -75,7 +75,7 @@ class Terminal:
         attributes[3] |= termios.NOFLSH
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         chosen = (slave if stdin is None else stdin, streams.get("stdout", slave), streams.get("stderr", slave))
-        variables = {name: value for name, value in forkserver.variables().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        variables = {name: value for name, value in usual_variables().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         # Its controlling one, so that Ctrl-C reaches the command as it does for a person.
         program = Program("omnistage.cli", words, {**variables, "TERM": "xterm-256color"}, chosen, terminal=slave)
         with start(program, STARTS, under) as run:

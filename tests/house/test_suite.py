@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import command, lengths
+from helpers.meter import Meter
 from tools import costs
 from tools.costs import ROOT, Cost
 from tools.suite import Ended, Failure, defects
@@ -86,6 +88,10 @@ def test_with_it(broken, number): pass
 """
 
 
+LIGHT = ("good", "light")
+"""Tests of these names import no torch."""
+
+
 def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
     """Runs the suite in a tree of these tests: its exit status, and the lines that it printed."""
     tests = tree / "tests"
@@ -94,13 +100,13 @@ def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
     (tests / "conftest.py").write_text(PLUGINS)
     (tree / "pyproject.toml").write_text(SETTINGS)
     for name, text in files.items():
-        folder = "link" if name == "good" else "engine"
+        folder = "link" if name in LIGHT else "engine"
         (tests / folder / f"test_{name}.py").write_text(text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "OMNISTAGE"))}
     command = [sys.executable, "-m", "tools.suite", f"--root={tree}", *words]
     environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100, check=False)
-    return done.returncode, done.stdout.splitlines()
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100, check=False)
+    return done.returncode, done.stdout.decode(errors="replace").splitlines()
 
 
 def test_what_passes_the_second_time_is_flaky_and_costs_nothing(tmp_path: Path) -> None:
@@ -161,6 +167,93 @@ def test_a_file_that_cannot_be_imported_is_told_with_the_reason_and_its_costs_ar
     (told,) = [line for line in printed if line.startswith("failed: ")]
     assert "tests/engine/test_notes.py" in told and "absent_package" in told
     assert not json.loads((tmp_path / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE)
+
+
+OTHERS = "import numpy\ndef test_it(): raise ValueError(numpy.__version__)"
+
+
+def test_a_draw_does_not_depend_on_what_others_import(tmp_path: Path) -> None:
+    """Run again, a test without torch stands beside others."""
+    status, printed = run(tmp_path, "--again", light=DRAWN, others=OTHERS)
+    assert (status, printed[-1]) == (1, "0 passed, 3 failed"), printed
+    first, second = (tmp_path / "tests" / "link" / "cells").read_text().splitlines()
+    assert first == second
+
+
+CRASHES = """
+import os
+
+def test_that_ends_its_worker():
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os._exit(3)
+
+def test_behind_it(): pass
+"""
+
+
+def test_a_process_that_crashed_is_no_bad_luck_and_what_it_left_out_is_told(tmp_path: Path) -> None:
+    status, printed = run(tmp_path, "--again", good=GOOD, crashes=CRASHES)
+    assert status == 1 and not [line for line in printed if line.startswith("flaky: ")], printed
+    assert [line for line in printed if line.startswith(("failed: ", "broken: "))], printed
+
+
+def test_more_than_three_that_are_flaky_have_failed(tmp_path: Path) -> None:
+    one = FLAKY.replace("ValueError", "OSError")
+    status, printed = run(
+        tmp_path, "--again", good=GOOD, **{f"flaky{number}": one.replace('"seen"', f'"seen{number}"') for number in range(4)}
+    )
+    assert (status, printed[-2:]) == (1, ["failed: more than 3 were flaky", "6 passed, 0 failed"]), printed
+
+
+def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
+    many = "import pytest\n@pytest.mark.parametrize('number', range(13))\ndef test_it(number): raise ValueError(number)"
+    status, printed = run(tmp_path, "--again", good=GOOD, many=many)
+    assert (status, printed[-1]) == (1, "2 passed, 13 failed"), printed
+    assert not [line for line in printed if line.startswith("again")]
+
+
+LEAVES_WRONG = """
+import sys
+
+import pytest
+
+@pytest.fixture
+def leaving():
+    yield
+    raise OSError("does not go")
+
+@pytest.mark.parametrize("number", range(4))
+def test_it(leaving, number):
+    sys.stdout.buffer.write(b"\\xff")
+"""
+
+
+def test_what_fails_at_its_end_has_not_passed_and_counts_once(tmp_path: Path) -> None:
+    """Whatever bytes it prints."""
+    status, printed = run(tmp_path, "--again", "-s", light=LEAVES_WRONG)
+    assert (status, printed[-1]) == (1, "0 passed, 4 failed"), printed
+    assert "again, with the same seed: 4 tests, 1 defects" in printed
+
+
+def test_what_light_tests_print_is_shown_and_only_a_whole_run_that_passed_makes_a_table(tmp_path: Path) -> None:
+    _, printed = run(tmp_path / "light", light="def test_it(): raise ValueError('seen by whoever looks')", notes=NOTES)
+    assert [line for line in printed if "seen by whoever looks" in line]
+    assert not json.loads((tmp_path / "light" / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE)
+    run(tmp_path / "good", good=GOOD, notes=NOTES)
+    assert json.loads((tmp_path / "good" / "build" / "tests" / "costs.json").read_text())[costs.WHOLE]
+
+
+def test_of_several_drawn_cells_none_is_the_same(seed: int) -> None:
+    cells = [str(number) for number in range(4)]
+    assert {lengths.draw_of(f"{lengths.DRAWN}{number}", cells, 4, str(seed)) for number in range(4)} == {*cells}
+
+
+def test_what_a_forked_program_needs_is_in_the_costs() -> None:
+    meter = Meter()
+    before = meter._now()
+    assert command.omnistage("pipelines").returncode == 0
+    after = meter._now()
+    assert after.processes > before.processes and after.cpu_s - before.cpu_s > 0.01
 
 
 def test_tests_that_fail_by_one_fixture_are_one_defect() -> None:

@@ -70,6 +70,9 @@ def stages(old: Path, environments: Mapping[str, Mapping[str, str]], tmp_path_fa
                 said = spelled(old, flags) if version == OLD else flags
                 running.add(f"{kind}-{version}", f"omnistage.{kind}", *said, environment=environment)
         running.ready()
+        for name in running.names:
+            started_with = Path(f"/proc/{running.server(name).pid}/environ").read_bytes()
+            assert (os.fsencode(old) in started_with) == name.endswith(OLD), "it runs the code of its version"
         yield running
     finally:
         running.close()

@@ -6,19 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from helpers import forkserver
+from helpers import program as programs
+from helpers import surroundings
 from helpers.command import STARTS, omnistage
-from helpers.forkserver import ForkedProcess, Program, start
-from helpers.processes import wait_end
+from helpers.processes import MARK, wait_end
+from helpers.program import ForkedProcess, Program, start
 from helpers.servers import ServerProcess, stage_flags
 
 
 def program(*words: str, **variables: str) -> Program:
-    return Program("omnistage.cli", words, {**forkserver.variables(), **variables}, (0, 1, 2))
+    return Program("omnistage.cli", words, {**surroundings.usual_variables(), **variables}, (0, 1, 2))
 
 
 def test_a_server_is_forked_and_ends_as_one_that_is_not(tmp_path: Path) -> None:
@@ -34,11 +36,11 @@ def test_a_server_is_forked_and_ends_as_one_that_is_not(tmp_path: Path) -> None:
 def test_what_libraries_set_in_this_process_is_not_handed_on(tmp_path: Path) -> None:
     os.environ["LIBRARY"] = "1"
     try:
-        forkserver.pytest_runtest_setup()  # Of the next test.
+        surroundings.pytest_runtest_setup()  # Of the next test.
         os.environ["LIBRARY"] = "2"
-        assert forkserver.variables()["LIBRARY"] == "2", "what a test sets is"
+        assert surroundings.usual_variables()["LIBRARY"] == "2", "what a test sets is"
         os.environ["LIBRARY"] = "1"
-        assert "LIBRARY" not in forkserver.variables()
+        assert "LIBRARY" not in surroundings.usual_variables()
         with start(program("--version"), STARTS) as process:
             assert isinstance(process, ForkedProcess)
     finally:
@@ -55,7 +57,7 @@ def test_the_number_of_one_that_has_ended_is_nobody_elses_until_it_is_waited_for
 
 
 SAME: list[dict[str, str]] = [{}, {"COLUMNS": "30"}, {"OMNISTAGE_SERVE_GRACE": "1"}]
-OTHERS = [{"PYTHONWARNINGS": "error"}, {"TMPDIR": "/"}]
+OTHERS = [{"PYTHONWARNINGS": "error"}, {"TMPDIR": "/"}, {"PYTHONPATH": "/of/another/version"}, {MARK: "family"}]
 
 
 @pytest.mark.parametrize(("variables", "forked"), [*((one, True) for one in SAME), *((one, False) for one in OTHERS)])
@@ -65,10 +67,39 @@ def test_the_variables_decide(variables: dict[str, str], forked: bool) -> None:
     assert process.returncode == 0
 
 
+def test_what_a_test_changes_of_this_process_its_programs_have_too() -> None:
+    before = os.umask(0o077)
+    try:
+        with start(program("--version"), STARTS) as process:
+            assert not isinstance(process, ForkedProcess)
+    finally:
+        os.umask(before)
+
+
+def test_a_fork_server_that_is_lost_costs_no_later_program() -> None:
+    for _ in range(programs.SEEDS):
+        assert omnistage("--version").returncode == 0
+    for server in programs._servers.values():
+        server._process.kill()
+        server._process.wait()
+    for _ in range(2 * programs.SEEDS):
+        assert omnistage("--version").returncode == 0
+    with start(program("--version"), STARTS) as process:
+        assert isinstance(process, ForkedProcess)
+    assert omnistage("serve", "--family").returncode == 2, "words that the fork server looks for and does not find"
+
+
+def test_a_process_with_many_open_files_can_wait_for_its_end() -> None:
+    with ExitStack() as files:
+        for _ in range(1100):
+            files.enter_context(Path(os.devnull).open("rb"))
+        assert omnistage("--version").returncode == 0
+
+
 def test_where_libraries_have_threads_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver, "_state", forkserver._State())
+    monkeypatch.setattr(surroundings, "_ours", surroundings._Surroundings())
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    forkserver.pytest_configure()
+    surroundings.pytest_configure()
     with start(program("--version"), STARTS) as process:
         assert not isinstance(process, ForkedProcess)
 
