@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+BEGUN = dict(os.environ)
+
 
 def serve(connection: socket.socket) -> None:
     """Fork, and tell of children how they ended, until nobody asks any more."""
@@ -80,8 +82,10 @@ def _become(asked: Mapping[str, Any], given: Sequence[int]) -> NoReturn:
     for descriptor in safe:
         os.close(descriptor)
     _open_streams()
+    # What the imports have set here, they would set there.
+    by_imports = {name: value for name, value in os.environ.items() if BEGUN.get(name) != value}
     os.environ.clear()
-    os.environ.update(asked["variables"])
+    os.environ.update({**by_imports, **asked["variables"]})
     os.chdir(asked["folder"])
     sys.path[0] = asked["folder"]
     sys.argv = [asked["module"], *asked["words"]]

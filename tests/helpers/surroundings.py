@@ -1,14 +1,15 @@
 """A plugin of pytest: what a program that a test starts has from the process of the tests, and whether the test has changed anything of it.
 
-Between two tests none of them has changed anything: what is other than at the beginning then, libraries and models have set in this
-process, for themselves. A family of processes, which are found by a variable that they started with, has surroundings of its own.
+Between two tests none of them has changed anything, nor has a fixture of the whole session, as one that makes a checkpoint. What is other
+than at the beginning then, libraries and models have set in this process, for themselves. A family of processes, which are found by a
+variable that they started with, has surroundings of its own.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,14 @@ _ours = _Surroundings()
 def pytest_configure() -> None:
     # Where libraries may have threads, their programs begin otherwise than one that is forked.
     _ours.begun = dict(os.environ) if os.environ.get("OMP_NUM_THREADS") == "1" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    made = yield
+    if fixturedef.scope == "session":
+        pytest_runtest_setup()
+    return made
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,6 +23,15 @@ def program(*words: str, **variables: str) -> Program:
     return Program("omnistage.cli", words, {**surroundings.usual_variables(), **variables}, (0, 1, 2))
 
 
+def test_a_forked_model_has_what_its_imports_set(tmp_path: Path, omni_checkpoint: Path) -> None:
+    """The second one, too, for which nothing is imported any more."""
+    flags = ["--checkpoint", str(omni_checkpoint), *stage_flags(family="qwen2_5_omni")]
+    for _ in range(programs.SEEDS + 1):
+        with ServerProcess("omnistage.code2wav", *flags, log_folder=tmp_path) as server:
+            server.wait_ready()
+            assert isinstance(server.process, ForkedProcess)
+
+
 def test_a_server_is_forked_and_ends_as_one_that_is_not(tmp_path: Path) -> None:
     with ServerProcess("omnistage.thinker", *stage_flags(), log_folder=tmp_path) as server:
         server.wait_ready()
