@@ -30,7 +30,7 @@ from helpers.processes import FORKED, Started
 STARTS = ()
 """Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they run."""
 SEEDS = 2
-"""Fork servers of one kind, in turns: what one of them forks has the same hashes, and that two replicas differ by those must be seen."""
+"""Fork servers of servers, in turns: what one of them forks has the same hashes, and that two replicas differ by those must be seen."""
 END_S = 10.0
 
 
@@ -173,7 +173,7 @@ def start(program: Program, starts: Sequence[str], under: Sequence[str] = ()) ->
     begun = surroundings.begun()
     if not under and begun is not None and surroundings.are_usual(program.variables):
         with _lock:
-            key = (os.getpid(), starts, next(_turns))
+            key = (os.getpid(), starts, next(_turns) if len(starts) > 1 else 0)
             if key not in _servers or _servers[key].lost:
                 _servers[key] = ForkServer(starts, begun)
         try:

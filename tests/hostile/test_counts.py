@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from helpers import wire
+from helpers import lengths, wire
 from helpers.ask import ask, refusal, request
 from helpers.mistreated import RUN
 from helpers.peak import Peak
@@ -41,6 +41,11 @@ STAGE_PATHS = wire.repeated(wire.root_of(stage_pb2.RunRequest))
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with stack(tmp_path_factory.mktemp("counts")) as running:
         yield running
+
+
+AT_ROUTER, AT_STAGE = ({str(path): path for path in paths} for paths in (ROUTER_PATHS, STAGE_PATHS))
+DRAWN = 10
+"""Fields of each in the short form."""
 
 
 def millions(path: wire.Path, most_bytes: int) -> bytes:
@@ -115,8 +120,9 @@ async def beside(address: str) -> AsyncIterator[Beside]:
             assert asking.cancelled(), asking.exception()
 
 
-@pytest.mark.parametrize("path", ROUTER_PATHS, ids=str)
-async def test_millions_of_one_field_at_a_router(standing: Stack, path: wire.Path):
+@lengths.some_or_all("name", AT_ROUTER, DRAWN)
+async def test_millions_of_one_field_at_a_router(standing: Stack, name: str):
+    path = AT_ROUTER[lengths.draw_of(name, AT_ROUTER, DRAWN, "router")]
     assert standing.router is not None
     async with beside(standing.address) as other:
         await other.is_answered(1)
@@ -138,9 +144,10 @@ async def test_millions_of_one_field_in_a_conversation(standing: Stack):
     assert peak.growth < MOST_GROWTH
 
 
-@pytest.mark.parametrize("path", STAGE_PATHS, ids=str)
-async def test_millions_of_one_field_at_a_stage(standing: Stack, path: wire.Path):
+@lengths.some_or_all("name", AT_STAGE, DRAWN)
+async def test_millions_of_one_field_at_a_stage(standing: Stack, name: str):
     """As the first message of a session, which is refused for its count and not for its place."""
+    path = AT_STAGE[lengths.draw_of(name, AT_STAGE, DRAWN, "stage")]
     stage = standing.stages["thinker"]
     async with beside(standing.address) as other:
         await other.is_answered(1)
