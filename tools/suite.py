@@ -47,7 +47,9 @@ class Part:
 
 BESIDE = (
     Part("without torch", "not serial", ("--torch=without",)),
-    Part("with torch", "not serial", ("--torch=with", f"-n{WORKERS}", "--max-worker-restart=2", "--dist=loadfile", "--no-loadscope-reorder")),
+    Part(
+        "with torch", "not serial", ("--torch=with", f"-n{WORKERS}", "--max-worker-restart=2", "--dist=loadfile", "--no-loadscope-reorder")
+    ),
 )
 SERIAL = Part("serial", "serial")
 

@@ -32,7 +32,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> It
         kinds=("thinker",),
         pipeline="qwen2_5_omni-text",
         family="qwen2_5_omni",
-        stage_args=["--checkpoint", str(omni_checkpoint), "--dtype", "float32", "--tensor-parallel-size", "2"],
+        # Each step waits for both ranks: beside other work an answer takes longer than toys are given to end.
+        stage_args=["--checkpoint", str(omni_checkpoint), "--dtype", "float32", "--tensor-parallel-size", "2", "--grace", "20"],
     ) as running:
         yield running
 
