@@ -85,7 +85,8 @@ def test_what_a_test_changes_of_this_process_its_programs_have_too() -> None:
         os.umask(before)
 
 
-def test_a_fork_server_that_is_lost_costs_no_later_program() -> None:
+def test_a_fork_server_that_is_lost_costs_no_later_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_servers", {})  # Not those of the other tests.
     for _ in range(programs.SEEDS):
         assert omnistage("--version").returncode == 0
     for server in programs._servers.values():
