@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -270,6 +271,20 @@ async def test_who_sends_nothing_is_left():
         assert left.value.reason == "CLIENT_STALLED" and "media0" in left.value.failed.message
         await all_free([local.address for local, _ in running])
         check(await conversation.turn(question(messages("And now?"), 1)), ("u", "And now?"), 1)
+
+
+async def test_a_router_that_was_held_up_blames_no_client():
+    """It was stopped for twice the time that a client has; what was sent meanwhile it has not read yet."""
+    async with house(router={"stall_limit": 0.5}) as (stub, running):
+        conversation = Conversation(stub)
+        await conversation.send(turn=question(ASKED, 1))
+        async with conversation.streaming(streams(random.Random(1))):
+            for _ in range(3):
+                await asyncio.sleep(0.05)
+                time.sleep(1.0)  # noqa: ASYNC251, the event loop is to be held up
+            answer = await conversation.answer()
+        check(answer, SEEN, 1)
+        await all_free([local.address for local, _ in running])
 
 
 async def test_who_reads_nothing_is_left():

@@ -10,6 +10,7 @@ while all is still there is replaced as always; later the answer ends, and has t
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +25,8 @@ from omnistage.wire.tasks import look_at_error
 WINDOW = 16
 """Chunks of all ports of a turn together; a port has 2 at least."""
 
+LOOKS = 8
+"""How often the time of a client is looked at while it lasts."""
 REPLAY_BYTES = 8 << 20
 """Most bytes of what was streamed that one turn keeps for a replay."""
 
@@ -61,6 +64,7 @@ class Intake:
         self._tell = tell
         self._stall_s = stall_s
         self._since = time.monotonic()
+        self._look_at = math.inf
         self._link: Link | None = None
         self._interrupt: stage_pb2.Interrupt | None = None
         self._changed = asyncio.Event()
@@ -110,16 +114,24 @@ class Intake:
             await self._link.interrupt(interrupt)
 
     def patience_s(self) -> float | None:
-        """How long to wait for the client now; None: for ever, it owes nothing. Raises CLIENT_STALLED."""
+        """How long to wait for the client now; None: for ever, it owes nothing. Raises CLIENT_STALLED.
+
+        While this process was stopped or held up it read nothing: that time is no silence of the client. So it looks several times, and
+        what it comes too late does not count."""
+        now = time.monotonic()
+        self._since = min(self._since + max(now - self._look_at, 0.0), now)
         if not self.waits_for:
+            self._look_at = math.inf
             return None
-        if self._link is None or not any(reader.seq < reader.granted for reader in self._readers.values() if not reader.ended):
-            return self._stall_s
-        left = self._since + self._stall_s - time.monotonic()
-        if left <= 0:
-            waiting = ", ".join(self.waits_for)
-            raise StageError("CLIENT_STALLED", f"the client sent nothing on {waiting} for {self._stall_s:g} s, though there was room")
-        return left
+        wait_s = self._stall_s / LOOKS
+        if self._link is not None and any(reader.seq < reader.granted for reader in self._readers.values() if not reader.ended):
+            left = self._since + self._stall_s - now
+            if left <= 0:
+                waiting = ", ".join(self.waits_for)
+                raise StageError("CLIENT_STALLED", f"the client sent nothing on {waiting} for {self._stall_s:g} s, though there was room")
+            wait_s = min(left, wait_s)
+        self._look_at = now + wait_s
+        return wait_s
 
     async def _grant(self, link: Link) -> None:
         """Room for every port at once, and more as pieces of it go down."""
