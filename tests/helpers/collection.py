@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools import costs
-
-WITHOUT_TORCH = ("wire", "link", "router", "connector", "house")
-"""Folders whose tests import no torch, which takes seconds and memory of each worker."""
+from tools.suite import WITHOUT_TORCH
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

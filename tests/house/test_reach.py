@@ -338,7 +338,7 @@ def test_what_imported_a_module_that_is_gone_is_chosen(
     (repository / "wire" / "omnistage" / "wire" / "old.py").unlink()
     files, told = chosen(capsys, monkeypatch)
     assert files == ["tests/wire/test_old.py"]
-    assert "changed since HEAD: wire/omnistage/wire/old.py" in told and "  1 away: tests/wire/test_old.py, 2 s" in told
+    assert "changed since HEAD: wire/omnistage/wire/old.py" in told and "  1 away: tests/wire/test_old.py, 5 s" in told
 
 
 def test_a_test_that_is_gone_is_not_chosen(repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,11 +393,11 @@ def cost(seconds: float) -> Cost:
 
 def test_the_nearest_run_and_of_these_the_cheapest_until_the_budget_is_full() -> None:
     reached = [Reached(name, int(name[0])) for name in ("1dear", "1cheap", "1huge", "2cheap", "2dear", "3small")]
-    costs = {"1dear": cost(60), "1cheap": cost(10), "1huge": cost(BUDGET_S), "2cheap": cost(30), "2dear": cost(40), "3small": cost(15)}
+    costs = {"1dear": cost(50), "1cheap": cost(10), "1huge": cost(BUDGET_S), "2cheap": cost(25), "2dear": cost(40), "3small": cost(10)}
     choice = choose(reached, costs)
     assert names(choice.chosen) == ["1cheap", "1dear", "2cheap", "3small"]
     assert names(choice.left_out) == ["1huge", "2dear"]
-    assert choice.seconds(choice.chosen) == 115
+    assert choice.seconds(choice.chosen) == 95
 
 
 def test_tests_of_the_part_that_changed_come_before_others_that_are_as_near() -> None:
@@ -413,7 +413,7 @@ def test_tests_of_the_part_that_changed_come_before_others_that_are_as_near() ->
 
 def test_time_on_the_clock_counts_too() -> None:
     reached = [Reached(name, 1) for name in "ab"]
-    choice = choose(reached, {"a": Cost(1, BUDGET_S * near.AT_ONCE, 1), "b": Cost(1, 1, 1)})
+    choice = choose(reached, {"a": Cost(1, BUDGET_S * near.WORKERS, 1), "b": Cost(1, 1, 1)})
     assert (names(choice.chosen), names(choice.left_out)) == (["b"], ["a"])
 
 
