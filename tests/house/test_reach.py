@@ -13,6 +13,7 @@ from tools.costs import Cost
 from tools.near import BUDGET_S, DRILLS_BUDGET_S, choose
 from tools.reach import READ, SERVERS, STARTED, Graph, Reached, graph, names_of, rows
 from tools.sources import Source, read
+from tools.suite import WORKERS
 
 ROOT = Path(__file__).resolve().parents[2]
 OUR_PACKAGES = ("omnistage.", "benchmarks.", "chaos.", "helpers.", "tools.")
@@ -413,7 +414,7 @@ def test_tests_of_the_part_that_changed_come_before_others_that_are_as_near() ->
 
 def test_time_on_the_clock_counts_too() -> None:
     reached = [Reached(name, 1) for name in "ab"]
-    choice = choose(reached, {"a": Cost(1, BUDGET_S * near.WORKERS, 1), "b": Cost(1, 1, 1)})
+    choice = choose(reached, {"a": Cost(1, BUDGET_S * WORKERS, 1), "b": Cost(1, 1, 1)})
     assert (names(choice.chosen), names(choice.left_out)) == (["b"], ["a"])
 
 
