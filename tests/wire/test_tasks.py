@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 
 import pytest
@@ -25,6 +26,27 @@ async def test_what_takes_longer_ends_with_the_error_that_it_was_given() -> None
             await asyncio.Event().wait()
     async with within(60, late):
         await asyncio.sleep(0)
+
+
+async def test_time_in_which_the_loop_was_held_up_is_not_the_other_sides() -> None:
+    came = asyncio.Event()
+    async with within(0.4, late):
+        asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+        asyncio.get_running_loop().call_later(0.7, came.set)
+        await came.wait()
+    with pytest.raises(StageError, match="too late"):
+        async with within(0.4, late):
+            asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+            await asyncio.Event().wait()
+
+
+async def test_a_moment_that_was_agreed_on_stays_where_it_is() -> None:
+    came = asyncio.Event()
+    with pytest.raises(StageError, match="too late"):
+        async with within(0.4, late, counts_all=True):
+            asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+            asyncio.get_running_loop().call_later(0.7, came.set)
+            await came.wait()
 
 
 async def test_a_timeout_of_something_within_is_not_taken_for_its_own() -> None:

@@ -7,28 +7,54 @@ request until the collector comes by.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from omnistage.wire.errors import StageError
 
+LOOKS = 8
+"""How often `within` looks meanwhile whether this process was held up."""
+
 
 class within:
     """`async with within(seconds, late)`: raises what `late` returns when the block takes longer. The error leads to no task, as that of
-    `asyncio.timeout` does: the task may end with it."""
+    `asyncio.timeout` does: the task may end with it.
 
-    def __init__(self, seconds: float, late: Callable[[], StageError]) -> None:
+    It is for the patience with somebody else, so time in which this process was stopped or its loop held up does not count: it would have
+    heard nothing of whoever was in time. counts_all: it does; for a moment that was agreed on, as a deadline is.
+    """
+
+    def __init__(self, seconds: float, late: Callable[[], StageError], *, counts_all: bool = False) -> None:
         self._limit: asyncio.Timeout | None = asyncio.timeout(seconds)
         self._late = late
+        self._wait_s = math.inf if counts_all else max(seconds, 0.0) / LOOKS
+        self._next_look: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> None:
         assert self._limit is not None
         await self._limit.__aenter__()
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        if math.isfinite(self._wait_s):
+            self._next_look = asyncio.get_running_loop().call_later(self._wait_s, self._look)
+
+    def _look(self) -> None:
+        """Give back the time by which this comes too late. Of two moments that have both passed the loop takes the earlier one first, so
+        this one before the end of the limit."""
+        if self._limit is None or self._next_look is None or (ends := self._limit.when()) is None or self._limit.expired():
+            return
+        late_s = asyncio.get_running_loop().time() - self._next_look.when()
+        self._limit.reschedule(ends + max(late_s, 0.0))
+        self._plan_look()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         limit, self._limit = self._limit, None
         assert limit is not None
+        if self._next_look is not None:
+            self._next_look.cancel()
         try:
             await limit.__aexit__(kind, error, trace)
             return

@@ -85,7 +85,7 @@ class Session:
 
     async def prepare(self) -> Work:
         """Check the params of the kind, which may cost some time: only for a session that has a place."""
-        async with within(self._caller.deadline - time.monotonic(), lambda: StageError("DEADLINE", PASSED)):
+        async with within(self._caller.deadline - time.monotonic(), lambda: StageError("DEADLINE", PASSED), counts_all=True):
             start = self.opening.start({})
             return await self._unless_superseded(self._environment.logic.prepare(self.opening.request, start))
 
