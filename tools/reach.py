@@ -198,7 +198,8 @@ class _Builder:
         return self._graph
 
     def _read(self, file: str) -> None:
-        text, dotted = (self._root / file).read_text(encoding="utf-8"), min(names_of(file), key=len)
+        # As bytes, for a file may say on its first line how it is written.
+        text, dotted = (self._root / file).read_bytes(), min(names_of(file), key=len)
         try:
             if file.endswith("/conftest.py"):
                 self._read_fixtures(file, *read_fixtures(text, dotted))

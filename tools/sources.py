@@ -81,15 +81,22 @@ def called(node: ast.Call) -> str:
 
 
 @functools.cache  # several rules of the house read all that is ours
-def read(text: str, dotted: str, is_package: bool = False) -> Source:
+def read(text: str | bytes, dotted: str, is_package: bool = False) -> Source:
     """Of a whole file. dotted: its name as a module. Raises SyntaxError."""
-    return _Reader(dotted, is_package).read([ast.parse(text)])
+    return _Reader(dotted, is_package).read([_parse(text)])
 
 
-def read_fixtures(text: str, dotted: str) -> tuple[Source, dict[str, Source]]:
+def _parse(text: str | bytes) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except ValueError as error:  # zeros in it; later Pythons have a SyntaxError for that
+        raise SyntaxError(str(error)) from None
+
+
+def read_fixtures(text: str | bytes, dotted: str) -> tuple[Source, dict[str, Source]]:
     """Of a conftest.py: what every test has from it, and what its fixtures have, by name. An import is a fixture's where nothing else uses
     what it brings. Raises SyntaxError."""
-    body = ast.parse(text).body
+    body = _parse(text).body
     imports = {name: one for statement in body if isinstance(statement, ast.Import | ast.ImportFrom) for name, one in _each(statement)}
     fixtures = [one for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and _is_fixture(one)]
     rest = [one for one in body if not isinstance(one, ast.Import | ast.ImportFrom) and one not in fixtures]

@@ -43,12 +43,20 @@ def _is_left_out(path: Path, config: pytest.Config) -> bool:
             return True
     expression: str = config.option.markexpr
     asks_for_serial = "serial" in re.findall(r"(?:\bnot )?\w+", expression) and " or " not in expression
-    return asks_for_serial and path.match("test_*.py") and "mark.serial" not in path.read_text(encoding="utf-8")
+    return asks_for_serial and path.match("test_*.py") and not _says_serial(path)
+
+
+def _says_serial(path: Path) -> bool:
+    return b"mark.serial" in path.read_bytes()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without those that are left out. For several workers the dearest files first: one that began last would leave the others idle."""
+    for item in items:
+        if item.get_closest_marker("serial") and not _says_serial(item.path):
+            # The serial part would not import its file, and no part run the test.
+            raise pytest.UsageError(f"{item.nodeid} is serial by a mark of another file: write pytest.mark.serial in its own")
     left_out = [item for item in items if _is_left_out(item.path, config)]
     if left_out:
         items[:] = [item for item in items if item not in left_out]

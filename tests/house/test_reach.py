@@ -369,11 +369,16 @@ def test_the_base_may_be_named_and_to_show_runs_nothing(
     assert files == [] and "1 tests/wire/test_errors.py: wire/omnistage/wire/errors.py" in told
 
 
-@pytest.mark.parametrize(("words", "text"), [(["--base", "nowhere"], ""), ([], "def broken(:")])
+def test_a_file_may_say_how_it_is_written(repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "wire" / "omnistage" / "wire" / "errors.py").write_bytes(b"# coding: latin-1\nx = '\xe9'")
+    assert chosen(capsys, monkeypatch)[0] == ["tests/wire/test_errors.py"]
+
+
+@pytest.mark.parametrize(("words", "text"), [(["--base", "nowhere"], b""), ([], b"def broken(:"), ([], b"x = '\xe9'"), ([], b"x = 1\0")])
 def test_what_cannot_be_found_out_is_an_error(
-    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], text: str
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], text: bytes
 ) -> None:
-    (repository / "wire" / "omnistage" / "wire" / "errors.py").write_text(text)
+    (repository / "wire" / "omnistage" / "wire" / "errors.py").write_bytes(text)
     monkeypatch.setattr("sys.argv", ["near", *words])
     assert near.main() == 1
     out, told = capsys.readouterr()

@@ -169,6 +169,13 @@ def test_a_file_that_cannot_be_imported_is_told_with_the_reason_and_its_costs_ar
     assert not json.loads((tmp_path / "build" / "tests" / "costs.json").read_text()).get(costs.WHOLE)
 
 
+def test_a_serial_test_whose_file_does_not_say_so_would_be_lost(tmp_path: Path) -> None:
+    lost = "import pytest\nALONE = getattr(pytest.mark, 'serial')\n@ALONE\ndef test_it(): pass"
+    status, printed = run(tmp_path, good=GOOD, lost=lost)
+    assert status == 1
+    assert "broken: with torch, 1 tests did not run, the first of them tests/engine/test_lost.py::test_it" in printed
+
+
 OTHERS = "import numpy\ndef test_it(): raise ValueError(numpy.__version__)"
 
 
