@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.artists import draw, model_of, pixels_of
 from omnistage.models.diffusers.model import PictureModel
 from omnistage.models.diffusers.store import model_directory
@@ -17,6 +20,17 @@ ENOUGH = 0.9
 """Part of the backgrounds, places and colours that are right at least."""
 KINDS = 0.8
 """The same of the kinds of shapes."""
+THINGS = ("1", "2")
+"""Of a scene."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[PictureModel[object]]:
+    """Loaded once: its callers' event loops come and go."""
+    with asyncio.Runner() as runner:
+        opened = AsyncExitStack()
+        yield runner.run(opened.enter_async_context(model_of(model_directory())))
+        runner.run(opened.aclose())
 
 
 async def drawn(model: PictureModel[object], asked: list[tuple[Scene, str]]) -> list[np.ndarray]:
@@ -25,26 +39,23 @@ async def drawn(model: PictureModel[object], asked: list[tuple[Scene, str]]) -> 
     return [pixels_of(one.pictures[0].data).astype(np.uint8) for one in made]
 
 
-@pytest.mark.parametrize("things", [1, 2])
-async def test_a_picture_follows_its_prompt(things: int) -> None:
-    asked = scenes(40, things, seed=11)
-    async with model_of(model_directory()) as model:
-        pictures = await drawn(model, asked)
+@lengths.one_or_all("things", THINGS)
+async def test_a_picture_follows_its_prompt(model: PictureModel[object], things: str, seed: int) -> None:
+    asked = scenes(40, int(lengths.draw(things, THINGS, seed)), seed=11)
+    pictures = await drawn(model, asked)
     right = scored(lambda words, number: pictures[number], asked)
     print(right)
     assert min(right["background"], right["place"], right["colour"]) >= ENOUGH
     assert right["kind"] >= KINDS
 
 
-async def test_words_that_were_never_said_in_training_are_no_error() -> None:
-    async with model_of(model_directory()) as model:
-        for words in ("a photo of a cat wearing a hat", "😀", "red " * 150, "房子"):
-            drawing = await draw(model, words, steps=2)
-            assert pixels_of(drawing.pictures[0].data).shape == (128, 128, 3)
+async def test_words_that_were_never_said_in_training_are_no_error(model: PictureModel[object]) -> None:
+    for words in ("a photo of a cat wearing a hat", "😀", "red " * 150, "房子"):
+        drawing = await draw(model, words, steps=2)
+        assert pixels_of(drawing.pictures[0].data).shape == (128, 128, 3)
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (256, 256)])
-async def test_other_sizes_than_that_of_its_training_are_drawn_too(width: int, height: int) -> None:
-    async with model_of(model_directory()) as model:
-        drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
-        assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)
+async def test_other_sizes_than_that_of_its_training_are_drawn_too(model: PictureModel[object], width: int, height: int) -> None:
+    drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
+    assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)
