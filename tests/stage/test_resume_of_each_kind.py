@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helpers import lengths
 from helpers.logic import Made, history_of_codes, history_of_text, pieces_of, run_logic, start_at
 from helpers.run import params
 from helpers.servers import family_logic, toy_logic
@@ -26,11 +28,26 @@ SMOL = [pytest.mark.slow, pytest.mark.skipif(not HAS_SMOL, reason="the models ex
 CUTS = 60
 PROMPT = "How far is it?"
 SPOKEN = "Hello there, and good morning. It is a fine day, is it not? We shall go for a long walk by the sea."
+TEXT = Input("text", 0, 4, True, chunk_pb2.TextChunk(text=SPOKEN, token_ids=[1, 2, 3, 4]))
 STOP = chunk_pb2.FINISH_REASON_STOP
+
+
+KEPT: dict[str, StageLogic] = {}
+"""Stages of the default model by kind. Each is loaded once: event loops come and go, and it holds nothing between two tests."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept() -> Iterator[None]:
+    yield
+    while KEPT:
+        asyncio.run(KEPT.popitem()[1].close())
 
 
 @asynccontextmanager
 async def loaded(family: str, kind: str, options: Mapping[str, object] | None = None) -> AsyncIterator[StageLogic]:
+    if family != "toy":
+        yield KEPT.get(kind) or KEPT.setdefault(kind, family_logic(family, kind))
+        return
     logic = family_logic(family, kind, options)
     yield logic
     await logic.close()
@@ -122,8 +139,9 @@ async def test_the_default_thinker_goes_on_at_any_token(seed: int):
         asked = params("thinker", PROMPT, max_tokens=12, sampling=stage_pb2.Sampling(temperature=1), logprobs=True, ignore_eos=True)
         whole = await run_logic(logic, asked, seed=seed)
         tokens = whole.tokens()
-        for known in range(len(tokens)):
-            made = await run_logic(logic, asked, start=start_at({}, history_of_text(tokens[:known])), seed=seed)
+        starts = [start_at({}, history_of_text(tokens[:known])) for known in range(len(tokens))]
+        rests = await asyncio.gather(*(run_logic(logic, asked, start=start, seed=seed) for start in starts))
+        for known, made in enumerate(rests):
             assert made.tokens() == tokens[known:]
             assert whole.text().endswith(made.text())
             assert made.ended() == ["text"]
@@ -166,11 +184,9 @@ async def test_a_talker_that_differs_leaves_one_splice(seed: int):
 async def test_the_default_talker_goes_on_at_any_frame(seed: int):
     rng = random.Random(seed)
     async with loaded("smol", "talker") as logic:
-        text = [Input("text", 0, 4, True, chunk_pb2.TextChunk(text=SPOKEN, token_ids=[1, 2, 3, 4]))]
-        rows = (await run_logic(logic, params("talker"), text)).rows("features")
-        assert rows is not None
+        _, rows = await speech("smol", seed)
         for cut in [0, len(rows), *(rng.randrange(len(rows)) for _ in range(8))]:
-            made = await run_logic(logic, params("talker"), text, start_at({"features": cut}))
+            made = await run_logic(logic, params("talker"), [TEXT], start_at({"features": cut}))
             assert equal(made.rows("features"), rows, cut)
             assert made.ended() == ["alignment", "features"]
 
@@ -186,15 +202,22 @@ async def test_a_talker_that_has_said_all_gives_nothing(family: str, port: str, 
 # Code2Wav ---------------------------------------------------------------------------------------------------------------------------------
 
 
+SPEECH: dict[str, NDArray[np.generic]] = {}
+"""What the Talker of a family says, once computed."""
+
+ENCODINGS = {"pcm16": chunk_pb2.AUDIO_ENCODING_PCM16, "float32": chunk_pb2.AUDIO_ENCODING_FLOAT32}
+
+
 async def speech(family: str, seed: int) -> tuple[str, NDArray[np.generic]]:
     """Input of a Code2Wav: its port and all of its frames."""
     if family == "toy":
         return "codes", np.random.default_rng(seed).integers(0, 1024, (100, formulas.CODEBOOKS), np.uint32)
-    async with loaded("smol", "talker") as logic:
-        text = Input("text", 0, 4, True, chunk_pb2.TextChunk(text=SPOKEN, token_ids=[1, 2, 3, 4]))
-        rows = (await run_logic(logic, params("talker"), [text])).rows("features")
-    assert rows is not None
-    return "features", rows
+    if family not in SPEECH:
+        async with loaded(family, "talker") as logic:
+            rows = (await run_logic(logic, params("talker"), [TEXT])).rows("features")
+        assert rows is not None
+        SPEECH[family] = rows
+    return "features", SPEECH[family]
 
 
 VOICES = [
@@ -206,15 +229,16 @@ VOICES = [
 
 
 @pytest.mark.parametrize(("family", "options"), VOICES)
-@pytest.mark.parametrize("encoding", [chunk_pb2.AUDIO_ENCODING_PCM16, chunk_pb2.AUDIO_ENCODING_FLOAT32])
+@lengths.one_or_all("encoding", ENCODINGS)
 async def test_a_code2wav_goes_on_at_any_sample_and_needs_no_more_than_it_said(
-    seed: int, family: str, options: dict[str, object], encoding: chunk_pb2.AudioEncoding
+    seed: int, family: str, options: dict[str, object], encoding: str
 ):
     rng = random.Random(seed)
-    size = 2 if encoding == chunk_pb2.AUDIO_ENCODING_PCM16 else 4
+    chosen = ENCODINGS[lengths.draw(encoding, ENCODINGS, seed)]
+    size = 2 if chosen == chunk_pb2.AUDIO_ENCODING_PCM16 else 4
     port, frames = await speech(family, seed)
     async with loaded(family, "code2wav", options) as logic:
-        asked = params("code2wav", encoding=encoding)
+        asked = params("code2wav", encoding=chosen)
         whole = await run_logic(logic, asked, pieces_of(port, frames, rng), seed=seed)
         total = whole.count("audio")
         assert whole.needs == {port: 0}
@@ -320,18 +344,17 @@ async def test_more_tokens_than_the_text_to_be_spoken_has_are_refused():
     assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "resume.history")
 
 
-@pytest.mark.parametrize("beyond", [1, 1 << 40, (1 << 64) - 1])
 @pytest.mark.parametrize("family", ["toy", pytest.param("smol", marks=SMOL)])
-async def test_sound_that_ends_before_its_position_is_refused(family: str, beyond: int, seed: int):
+async def test_sound_that_ends_before_its_position_is_refused(family: str, seed: int):
     rng = random.Random(seed)
     port, frames = await speech(family, seed)
     async with loaded(family, "code2wav") as logic:
         whole = await run_logic(logic, params("code2wav"), pieces_of(port, frames, rng), seed=seed)
-        first = min(whole.count("audio") + beyond, (1 << 64) - 1)
-        start = start_at({"audio": first})
-        with pytest.raises(StageError) as refused:
-            await run_logic(logic, params("code2wav"), pieces_of(port, frames, rng), start, seed=seed)
-        assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "resume.positions")
+        for beyond in (1, 1 << 40, (1 << 64) - 1):
+            start = start_at({"audio": min(whole.count("audio") + beyond, (1 << 64) - 1)})
+            with pytest.raises(StageError) as refused:
+                await run_logic(logic, params("code2wav"), pieces_of(port, frames, rng), start, seed=seed)
+            assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "resume.positions"), beyond
 
 
 @pytest.mark.parametrize("family", ["toy", pytest.param("smol", marks=SMOL)])
