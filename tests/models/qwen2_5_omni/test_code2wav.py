@@ -151,14 +151,14 @@ async def test_what_must_be_computed_again_is_bounded(quick: FlowCode2Wav) -> No
 
 
 @lengths.rounds(4, 14)
-async def test_many_at_once_have_the_bits_that_each_has_alone(published: FlowCode2Wav, seed: int, rounds: int) -> None:
+async def test_many_at_once_have_the_bits_that_each_has_alone(brief: FlowCode2Wav, seed: int, rounds: int) -> None:
     """Speeches of all lengths and profiles, in all phases; some are given up meanwhile."""
     source = random.Random(seed)
     asked = [(drawn(source, source.randint(1, 40)), WaveRequest(seed + n, source.choice(STREAMED))) for n in range(rounds)]
 
     async def later(codes: Codes, request: WaveRequest) -> Samples:
         await asyncio.sleep(source.random())
-        return joined(await sounds(published, codes, request, size=lambda: source.randint(1, 30)))
+        return joined(await sounds(brief, codes, request, size=lambda: source.randint(1, 30)))
 
     given_up = [asyncio.create_task(later(*each)) for each in asked[:3]]
     together = [asyncio.create_task(later(*each)) for each in asked]
@@ -168,8 +168,8 @@ async def test_many_at_once_have_the_bits_that_each_has_alone(published: FlowCod
     made = await asyncio.gather(*together)
     await asyncio.gather(*given_up, return_exceptions=True)
     for each, heard in zip(asked, made, strict=True):
-        assert np.array_equal(await samples(published, *each), heard)
-    assert published.load().queued == 0
+        assert np.array_equal(await samples(brief, *each), heard)
+    assert brief.load().queued == 0
 
 
 async def test_voices_differ_and_the_seed_counts(quick: FlowCode2Wav, seed: int) -> None:
@@ -181,11 +181,11 @@ async def test_voices_differ_and_the_seed_counts(quick: FlowCode2Wav, seed: int)
 # Lengths and ends ------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_code_has_480_samples(quick: FlowCode2Wav, seed: int) -> None:
-    source = random.Random(seed)
-    for profile in PROFILES:
-        for count in (0, 1, 11, 12, 13, 24, 25, source.randint(26, 200)):
-            assert len(await samples(quick, drawn(source, count), WaveRequest(seed, profile))) == SAMPLES * count
+@lengths.one_or_all("profile", PROFILES)
+async def test_a_code_has_480_samples(quick: FlowCode2Wav, seed: int, profile: str) -> None:
+    source, profile = random.Random(seed), lengths.draw(profile, PROFILES, seed)
+    for count in (0, 1, 11, 12, 13, 24, 25, source.randint(26, 200)):
+        assert len(await samples(quick, drawn(source, count), WaveRequest(seed, profile))) == SAMPLES * count
 
 
 async def test_the_first_sound_needs_two_blocks_of_codes(quick: FlowCode2Wav, seed: int) -> None:
