@@ -189,13 +189,18 @@ def test_a_thread_that_takes_small_steps_and_sleeps_does_not_hang():
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_on_a_full_machine_a_long_step_does_not_hang():
-    """The step gets a fifth of a core or less. What it may take is its own time."""
-    worker = Worker(step_limit_s=0.6 * LONG_S)
-    with busy_cores(), watched(worker) as verdict:
-        worker.do(compute_for_long)
-        worker.finished()
-        assert not verdict.done()
+def test_on_a_full_machine_neither_a_long_step_nor_one_that_waits_for_a_thread_hangs():
+    """Each thread gets a fifth of a core or less. What a step may take is its own time; and any thread of the process may be what it waits
+    for: here one of Python, which is no excuse where it has a CPU."""
+    computing, joining = Worker(step_limit_s=0.6 * LONG_S), Worker()
+    helper = threading.Thread(target=compute_for_long)
+    with busy_cores(), watched(computing) as one, watched(joining) as other:
+        helper.start()
+        computing.do(compute_for_long)
+        joining.do(helper.join)
+        computing.finished()
+        joining.finished()
+        assert not one.done() and not other.done()
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.002])
@@ -267,19 +272,6 @@ def test_a_thread_that_waits_for_a_process_that_waits_for_a_disk_does_not_hang()
             worker.do(other.wait)
             worker.finished()
             assert not verdict.done()
-
-
-@pytest.mark.slow
-@pytest.mark.serial
-def test_on_a_full_machine_a_thread_whose_helper_waits_for_a_cpu_does_not_hang():
-    """Any thread of the process may be what it waits for: here one of Python, which is no excuse where it has a CPU."""
-    worker = Worker()
-    helper = threading.Thread(target=compute_for_long)
-    with busy_cores(), watched(worker) as verdict:
-        helper.start()
-        worker.do(helper.join)
-        worker.finished()
-        assert not verdict.done()
 
 
 def test_a_call_that_keeps_pythons_lock_makes_nobody_hang():
