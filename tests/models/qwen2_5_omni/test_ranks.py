@@ -57,7 +57,8 @@ async def answer(model: QwenThinker, request: TextRequest) -> tuple[list[int], d
 
 
 async def test_two_ranks_say_what_one_says(omni_checkpoint: Path, seed: int) -> None:
-    """The same tokens, at once and going on; and rows as near as float32 has them."""
+    """The same tokens, at once and going on; and rows as near as float32 has them. What is drawn does not depend on what is beside, nor on
+    another model, which a process that has one of several ranks refuses."""
     asked = questions(seed)
     async with loaded(omni_checkpoint, 1) as one:
         expected = [await answer(one, request) for request in asked]
@@ -68,6 +69,12 @@ async def test_two_ranks_say_what_one_says(omni_checkpoint: Path, seed: int) -> 
         cut = replace(asked[4], history=tuple(expected[4][0][:9]))
         rest, _ = await answer(two, cut)
         info = two.info
+        with pytest.raises(LoadError, match=r"^tensor_parallel_size 2: this process has a model of several ranks already"):
+            load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, tensor_parallel_size=2))
+        sampling = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
+        drawn = [replace(request, seed=seed + n, sampling=sampling) for n, request in enumerate(asked[:5])]
+        beside = await asyncio.gather(*(answer(two, request) for request in drawn))
+        assert [ids for ids, _ in beside] == [(await answer(two, request))[0] for request in drawn]
         assert two.load().kv_pages_total == one.load().kv_pages_total, "half of the heads in each, and as many rows"
     assert [ids for ids, _ in found] == [ids for ids, _ in again] == [ids for ids, _ in expected]
     assert rest == expected[4][0][9:]
@@ -78,15 +85,6 @@ async def test_two_ranks_say_what_one_says(omni_checkpoint: Path, seed: int) -> 
             np.testing.assert_allclose(rows, other[port], rtol=1e-3, atol=1e-3)
     assert info.settings["tensor_parallel_size"] == "2" and "tensor_parallel_size" not in alone.settings
     assert info.revision != alone.revision and info.produces == alone.produces
-
-
-async def test_what_is_drawn_of_two_ranks_does_not_depend_on_others(omni_checkpoint: Path, seed: int) -> None:
-    drawn = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
-    asked = [replace(request, seed=seed + n, sampling=drawn) for n, request in enumerate(questions(seed)[:5])]
-    async with loaded(omni_checkpoint, 2) as model:
-        together = await asyncio.gather(*(answer(model, request) for request in asked))
-        for request, (ids, _) in zip(asked, together, strict=True):
-            assert (await answer(model, request))[0] == ids
 
 
 def test_a_size_that_does_not_divide_is_refused(omni_checkpoint: Path) -> None:
@@ -100,14 +98,6 @@ def test_ranks_take_the_first_gpus(omni_checkpoint: Path, capfd: pytest.CaptureF
     with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
         load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, device="cuda", dtype="float32", tensor_parallel_size=2))
     assert "Traceback" not in capfd.readouterr().err, "who is left alone while it loads says nothing"
-
-
-async def test_a_process_has_one_model_of_several_ranks(omni_checkpoint: Path) -> None:
-    """Another one is refused, and the first goes on."""
-    async with loaded(omni_checkpoint, 2) as model:
-        with pytest.raises(LoadError, match=r"^tensor_parallel_size 2: this process has a model of several ranks already"):
-            load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, tensor_parallel_size=2))
-        assert (await answer(model, questions(1)[0]))[0]
 
 
 def test_the_plan_is_that_of_transformers() -> None:
