@@ -80,14 +80,16 @@ async def begun_before_one_ends(model: ThinkerModel[Any], asked: int, max_tokens
 
 
 @pytest.mark.slow
-async def test_a_batch_of_one_writes_one_answer_at_a_time(default_model: Path) -> None:
-    async with loaded(default_model, max_batch_size=1) as one:
-        assert one.info.settings["max_batch_size"] == "1"
+async def test_a_batch_of_one_writes_one_answer_at_a_time_and_a_cache_has_the_memory_that_was_said(default_model: Path) -> None:
+    async with loaded(default_model, max_batch_size=1, kv_cache_bytes=SHORT_CACHE) as one:
+        assert (one.info.settings["max_batch_size"], one.info.settings["kv_cache_bytes"]) == ("1", str(SHORT_CACHE))
         assert await begun_before_one_ends(one, asked=4, max_tokens=12) == 1
-    async with loaded(default_model) as many:
-        assert many.info.settings["max_batch_size"] == "64 (default)"
+        pages = one.load().kv_pages_total
+    async with loaded(default_model, kv_cache_bytes=2 * SHORT_CACHE) as many:
+        assert (many.info.settings["max_batch_size"], many.info.settings["kv_cache_bytes"]) == ("64 (default)", str(2 * SHORT_CACHE))
         # So long that on a busy machine, too, all have come before one could end: they are cancelled as soon as all have begun.
         assert await begun_before_one_ends(many, asked=4, max_tokens=1000) == 4
+        assert 0 < 2 * pages == many.load().kv_pages_total
 
 
 class SizedDecoder(PackedDecoder):
@@ -124,15 +126,6 @@ async def test_without_the_cache_every_prompt_is_read_whole(default_model: Path)
             first = await steps_of(model, (LONG, 1))
             saved.append(first - await steps_of(model, (LONG, 1)))
     assert saved[0] > 6 > saved[1]
-
-
-async def test_the_memory_of_the_cache_is_what_was_said(default_model: Path) -> None:
-    pages = []
-    for size in (SHORT_CACHE, 2 * SHORT_CACHE):
-        async with loaded(default_model, kv_cache_bytes=size) as model:
-            assert model.info.settings["kv_cache_bytes"] == str(size)
-            pages.append(model.load().kv_pages_total)
-    assert pages[0] > 0 and pages[1] == 2 * pages[0]
 
 
 @pytest.mark.parametrize(
