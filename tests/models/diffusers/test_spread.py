@@ -124,10 +124,15 @@ def test_a_rank_that_is_killed_ends_the_picture_and_a_thread(share: str, ended: 
         assert any("RanksApart: rank 1 ended with signal SIGKILL" in told for told in ended)
 
 
-def test_an_error_of_this_rank_ends_the_other(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which waits in the middle of a pass, and would take the next one for the rest of it."""
-    with pair_of("qwen-image", 2) as (pair, team):
+def test_too_few_tokens_to_share_fail_alone_and_an_error_within_a_pass_ends_the_other(
+    ended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank then waits in the middle of a pass, and would take the next one for the rest of it."""
+    with pair_of("qwen-image", 2, "ulysses") as (pair, team):
         assert team is not None
+        with pytest.raises(ValueError, match="1 tokens of hidden_states cannot be shared by 2 ranks: draw it larger, or say more"):
+            pair.pipe.transformer(hidden_states=torch.zeros(1, 1, 64), encoder_hidden_states=torch.zeros(1, 5, 32))
+        assert drawn(pair) and not ended
 
         def no_room(*arguments: Any, **named: Any) -> Any:
             raise MemoryError("no room")
@@ -143,13 +148,6 @@ def test_an_error_of_this_rank_ends_the_other(ended: list[str], monkeypatch: pyt
         while (Path(f"/proc/{team.processes[0]}/exe").exists() or not ended) and time.monotonic() - begun < SOON_S:
             time.sleep(0.01)
         assert time.monotonic() - begun < SOON_S
-
-
-def test_too_few_tokens_to_share_fail_alone() -> None:
-    with pair_of("qwen-image", 2, "ulysses") as (pair, _):
-        with pytest.raises(ValueError, match="1 tokens of hidden_states cannot be shared by 2 ranks: draw it larger, or say more"):
-            pair.pipe.transformer(hidden_states=torch.zeros(1, 1, 64), encoder_hidden_states=torch.zeros(1, 5, 32))
-        assert drawn(pair)
 
 
 async def test_a_model_of_two_ranks_is_served_and_ends_both(ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
