@@ -18,10 +18,11 @@ def rounds(short: int, long: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("rounds", [pytest.param(short, id="short"), pytest.param(long, id="long", marks=LONG)])
 
 
-def one_or_all(name: str, values: Iterable[str]) -> pytest.MarkDecorator:
+def one_or_all(name: str, values: Iterable[str], *, indirect: bool = False) -> pytest.MarkDecorator:
     """Gives a test its argument `name`: one of the values that is drawn anew in each run, and in the long form each of them. For a matrix
-    whose every cell takes seconds; `draw` tells which it was."""
-    return pytest.mark.parametrize(name, [pytest.param("", id="drawn"), *[pytest.param(value, marks=LONG) for value in values]])
+    whose every cell takes seconds; `draw` tells which it was. indirect: its fixture `name` gets the value."""
+    cells = [pytest.param("", id="drawn"), *[pytest.param(value, marks=LONG) for value in values]]
+    return pytest.mark.parametrize(name, cells, indirect=indirect)
 
 
 def draw(value: str, values: Iterable[str], seed: int) -> str:

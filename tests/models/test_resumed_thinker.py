@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from helpers import lengths
 from helpers.models import text_pieces
+from helpers.randomness import reseed
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.conversation import Turn
@@ -25,16 +26,30 @@ SMALL_CACHE = 384 << 20
 EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
 
 
-BOTH = pytest.mark.parametrize("thinker", ["bfloat16", "float32"], indirect=True)
+DTYPES = ("bfloat16", "float32")
+EACH = lengths.one_or_all("thinker", DTYPES, indirect=True)
 
 
 @pytest.fixture(scope="module")
-def thinker(default_model: Path, request: pytest.FixtureRequest) -> Iterator[SmolThinker]:
-    """In bfloat16, or in the dtype that the test asks for. Loaded once: its callers' event loops come and go."""
-    dtype = getattr(request, "param", "bfloat16")
-    model = SmolThinker.from_directory(default_model / "thinker", LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE), poison=True)
-    yield model
-    asyncio.run(model.close())
+def loaded(default_model: Path) -> Iterator[Callable[[str], SmolThinker]]:
+    """In a dtype. Loaded once: its callers' event loops come and go."""
+    models: dict[str, SmolThinker] = {}
+
+    def of(dtype: str) -> SmolThinker:
+        if dtype not in models:
+            options = LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE)
+            models[dtype] = SmolThinker.from_directory(default_model / "thinker", options, poison=True)
+        return models[dtype]
+
+    yield of
+    for model in models.values():
+        asyncio.run(model.close())
+
+
+@pytest.fixture
+def thinker(loaded: Callable[[str], SmolThinker], request: pytest.FixtureRequest) -> SmolThinker:
+    """In a dtype that is drawn for all tests of a run, or in that which the test asks for."""
+    return loaded(lengths.draw(getattr(request, "param", ""), DTYPES, reseed("dtype")))
 
 
 @dataclass(frozen=True)
@@ -99,7 +114,7 @@ SAMPLINGS = {
 }
 
 
-@BOTH
+@EACH
 @lengths.one_or_all("sampling", SAMPLINGS)
 @lengths.rounds(6, 1000)
 async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, sampling: str, seed: int, rounds: int) -> None:
@@ -107,7 +122,7 @@ async def test_an_answer_goes_on_after_every_token(thinker: SmolThinker, samplin
     await check_cuts(thinker, ask("Tell me about the sea and the sea.", seed=seed, sampling=drawn), rounds, seed)
 
 
-@BOTH
+@EACH
 @lengths.rounds(1, 2)
 async def test_one_that_is_alone_goes_on_too(thinker: SmolThinker, seed: int, rounds: int) -> None:
     rng = random.Random(seed)
@@ -128,7 +143,7 @@ async def test_an_answer_cut_in_the_middle_of_a_character_goes_on(thinker: SmolT
     assert [len(text) for text in said] == [0, *range(len(whole.tokens))], "each token is the beginning of a character"
 
 
-@BOTH
+@EACH
 @lengths.rounds(4, 1000)
 async def test_text_held_back_for_a_stop_string_comes_or_stays_away(thinker: SmolThinker, seed: int, rounds: int) -> None:
     free = await answer(thinker, ask("What is water?"))
