@@ -7,11 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.brought import bring
 from helpers.command import omnistage
 from helpers.hub_server import BLOCK, File, HubServer, hub_server
@@ -19,6 +20,7 @@ from helpers.processes import Family, Started
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
 from omnistage.client import BadRequestError, Omni, StackError, UnknownModelError
+from omnistage.client.settings import StackSettings
 
 BRINGING = """
 from omnistage.models.family import Family, Mark, ModelEntry
@@ -124,26 +126,30 @@ REFUSED = {
     ("serve", "", "./org/words"): "BadRequestError --checkpoint: ./org/words is not a folder",
     ("serve", "", "org"): "BadRequestError --checkpoint: org is not a folder",
 }
-REFUSING = """
+CHOOSING = """
 import json, sys
 from omnistage.cli.fetch import pull
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client.errors import OmniError
 for command, name, *checkpoint in json.loads(sys.argv[1]):
     try:
-        pull(name) if command == "pull" else layout_of(Choice(name, *checkpoint))
+        print(pull(name) if command == "pull" else layout_of(Choice(name, *checkpoint)).pipeline)
     except OmniError as error:
         print(type(error).__name__, str(error).replace(chr(10), " | "))
 """
 
 
+def chosen(words: Iterable[Sequence[str]]) -> list[str]:
+    """For each command and its words the pipeline that would be served, or why none can be."""
+    done = subprocess.run([sys.executable, "-c", CHOOSING, json.dumps(list(words))], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def test_what_cannot_be_served_is_told_before_its_weights_are_fetched(hub: HubServer) -> None:
     hub.add("org/words", WORDS)
     hub.add("org/bert", {"config.json": File(b'{"architectures": ["BertModel"]}'), "model.safetensors": File(b"weights")})
-    words = [sys.executable, "-c", REFUSING, json.dumps(list(REFUSED))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    for told, expected in zip(done.stdout.splitlines(), REFUSED.values(), strict=True):
+    for told, expected in zip(chosen(REFUSED), REFUSED.values(), strict=True):
         assert re.match(expected, told), told
     assert "model.safetensors" not in hub.fetched()
 
@@ -207,27 +213,33 @@ def test_what_is_no_name_is_told_by_the_client(hub: HubServer, monkeypatch: pyte
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "named", [pytest.param("qwen2_5_omni-text", id="its thinker alone"), pytest.param("", id="all of it", marks=lengths.LONG)]
+)
 def test_a_model_is_served_by_its_name_and_again_without_network(
-    hub: HubServer, family: Family, omni_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, family: Family, omni_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    """In a pipeline that nobody named. Names in requests are those of pipelines only."""
+    """Where nobody names a pipeline, in that of its family. Names in requests are those of pipelines only."""
     commit = hub.add("org/Omni-1B", {path.name: File(path) for path in omni_checkpoint.iterdir()})
-    command = [sys.executable, "-m", "omnistage.cli", "serve", "org/Omni-1B", "--address", "127.0.0.1:0"]
+    words = [named, "--checkpoint", "org/Omni-1B"] if named else ["org/Omni-1B"]
+    command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
     with Started(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         lines = [server.stderr.readline() for _ in range(3)]
         assert lines[0] == f"org/Omni-1B@main is {commit}\n" and lines[2].startswith("serving on "), lines
         with Omni(address=lines[2].split()[2]) as omni:
             answer = omni.generate("What is a kite?", outputs=["text"], max_tokens=8, temperature=0.0)
-            assert answer.pipeline == "qwen2_5_omni"
+            assert answer.pipeline == (named or "qwen2_5_omni")
             with pytest.raises(UnknownModelError, match="no pipeline 'org/Omni-1B'"):
                 omni.generate("What is a kite?", pipeline="org/Omni-1B")
         server.terminate()
         assert server.wait(30) == 0
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with Omni(model_path="org/Omni-1B") as omni:
+    assert chosen([("serve", "org/Omni-1B")]) == ["qwen2_5_omni"]
+    settings = StackSettings(pipeline=named) if named else StackSettings()
+    with Omni(model_path="org/Omni-1B", **settings) as omni:
         assert omni.generate("What is a kite?", outputs=["text"], max_tokens=8, temperature=0.0).text == answer.text
-        replica, _, _ = omni.replicas()
+        replica = omni.replicas()[0]
         assert replica.model == "omni-1b"
         assert replica.settings["checkpoint"] == str(tmp_path / f"home/hub/models--org--Omni-1B/snapshots/{commit}")
     assert set(hub.fetched()) == {path.name for path in omni_checkpoint.iterdir()}, "all of a checkpoint as it is published"
