@@ -149,7 +149,8 @@ class Suite:
         outcomes = self._outcomes(part)
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
-        environment = {**os.environ, SEED: self.seed}
+        # Every Python that a test starts would else compile our modules anew.
+        environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": ""}
         return subprocess.Popen([*command, *part.options, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
 
     def _ended(self, part: Part, status: int) -> Ended:
