@@ -27,8 +27,10 @@ from helpers.peer import Peer, listening
 from helpers.processes import Family
 from helpers.terminal import CTRL_C, Terminal
 from omnistage.cli.drawing import REFUSED
+from omnistage.cli.layout import Layout
 from omnistage.cli.main import app
 from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
+from omnistage.cli.targets import Need, target_for
 from omnistage.client import Omni
 from omnistage.client.request import DIFFUSION
 from omnistage.models.makers import MAKERS
@@ -37,15 +39,15 @@ from omnistage.models.toy.files import pixels_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SLOW = """
-name: slow
-description: Takes its time.
+OWN = """
+name: own
+description: Of a test.
 inputs: [text, image]
 outputs: [image, progress]
 stages:
   - kind: diffusion
-    family: toy-film
-    options: {interval_s: 0.1}
+    family: FAMILY
+    options: {OPTIONS}
 """
 
 
@@ -237,7 +239,7 @@ def test_a_terminal_without_colours_shows_the_steps_alone(film_address: str, tmp
 
 def test_ctrl_c_ends_the_drawing_and_its_stack(family: Family, tmp_path: Path) -> None:
     pipeline = tmp_path / "slow.yaml"
-    pipeline.write_text(SLOW)
+    pipeline.write_text(OWN.replace("FAMILY", "toy-film").replace("OPTIONS", "interval_s: 0.1"))
     terminal, pressed = Terminal(100, 30), list[bool]()
 
     def press(terminal: Terminal) -> None:
@@ -272,14 +274,8 @@ def test_the_demo_draws_with_nothing_but_its_words(family: Family, tmp_path: Pat
     assert family.wait_ended() == []
 
 
-@pytest.mark.slow
-def test_what_edits_needs_a_picture_and_the_default_takes_none(family: Family, tmp_path: Path) -> None:
+def test_the_default_takes_no_picture(tmp_path: Path) -> None:
     (tmp_path / "before.png").write_bytes(media_files.picture(1))
-    with Omni(model_path=checkpoint("qwen-image-edit")) as omni:
-        done = draw("make it night", "--out", tmp_path / "x.png", "--address", omni.address)
-    error, hint = done.stderr.splitlines()
-    assert error.startswith("error: --image: ") and error.endswith("edits one picture, and none came")
-    assert hint == "hint: It changes a picture: give one with --image F."
     done = draw("make it night", "--out", tmp_path / "x.png", "--image", tmp_path / "before.png")
     error, hint = done.stderr.splitlines()
     assert error == "error: picture takes text, not image"
@@ -288,18 +284,28 @@ def test_what_edits_needs_a_picture_and_the_default_takes_none(family: Family, t
 
 
 @pytest.mark.slow
-def test_layers_of_a_picture_by_a_checkpoint(family: Family, tmp_path: Path) -> None:
+def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: Family, tmp_path: Path) -> None:
     (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
-    words = ("--image", tmp_path / "poster.png", "--layers", "2", "--steps", "2", "--guidance", "1", "--seed", "4", "--json")
-    done = draw("its parts", *words, "--out", tmp_path / "parts.png", "--pipeline", checkpoint("qwen-image-layered"))
+    folder = checkpoint("qwen-image-layered")
+    layout = target_for(Need(["text", "image"], ["image"], "diffusion"), None, str(folder))
+    assert isinstance(layout, Layout) and layout.pipeline == "diffusers" and layout.stages[0].checkpoint == str(folder)
+    small = tmp_path / "small.yaml"  # A stage draws twice before it serves, and 640 pixels wide where nothing is said.
+    small.write_text(OWN.replace("FAMILY", "diffusers").replace("OPTIONS", "condition_area: 4096"))
+    words = ("--layers", "2", "--steps", "2", "--guidance", "1", "--seed", "4", "--json", "--out", tmp_path / "parts.png")
+    with Omni(model_path=folder, pipeline=str(small)) as omni:
+        refused = draw("its parts", *words, "--address", omni.address)
+        done = draw("its parts", *words, "--image", tmp_path / "poster.png", "--address", omni.address)
+    error, hint = refused.stderr.splitlines()
+    assert error.startswith("error: --image: ") and error.endswith("edits one picture, and none came")
+    assert hint == "hint: It changes a picture: give one with --image F."
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"], file["height"]) for file in told["files"]] == [
-        ("parts-layer-0.png", 0, 0, 640, 640),
-        ("parts-layer-1.png", 0, 1, 640, 640),
+        ("parts-layer-0.png", 0, 0, 32, 32),
+        ("parts-layer-1.png", 0, 1, 32, 32),
     ]
-    assert (told["pipeline"], told["steps"], told["seed"]) == ("diffusers", 2, 4)
-    assert names(tmp_path) == ["parts-layer-0.png", "parts-layer-1.png", "poster.png"]
+    assert (told["pipeline"], told["steps"], told["seed"]) == ("own", 2, 4)
+    assert names(tmp_path) == ["parts-layer-0.png", "parts-layer-1.png", "poster.png", "small.yaml"]
     layers = []
     for file in told["files"]:
         with Image.open(file["path"]) as image:
