@@ -10,14 +10,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from helpers.processes import Started
 from helpers.squatter import squatter
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
-from omnistage.client import AsyncOmni, Omni, UnavailableError, found
+from omnistage.client import AsyncOmni, Omni, UnavailableError, async_omni, found, private_stack
 from omnistage.client.errors import BadRequestError, DeadlineError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router
 from omnistage.client.private_stack import StackPlan
@@ -25,12 +27,6 @@ from omnistage.client.routers import Routers
 
 ASKED = Need(["text"], ["text"], "thinker")
 DRAWN = Need(["text"], ["image"], "diffusion")
-
-
-@pytest.fixture(scope="module")
-def toy_address() -> Iterator[str]:
-    with Omni(pipeline="toy") as omni:
-        yield omni.address
 
 
 @pytest.fixture
@@ -131,11 +127,11 @@ def test_one_that_listens_everywhere_is_found_too(host: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_a_router_that_was_found_is_not_trusted_for_ever(looking: pytest.MonkeyPatch, free_port: int) -> None:
+def test_a_router_that_was_found_is_not_trusted_for_ever(looking: pytest.MonkeyPatch, free_port: int, tmp_path: Path) -> None:
     """When it has ended, anybody may take its port; a client that is open goes on to nobody."""
     address = f"127.0.0.1:{free_port}"
     looking.setattr(found, "LOCAL_ADDRESS", address)
-    command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", address]
+    command = [sys.executable, "-m", "omnistage.cli", "serve", toy_pipeline(tmp_path), "--address", address]
     with Started(command, stderr=subprocess.PIPE, text=True) as serving, ExitStack() as others:
         assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
         omni = others.enter_context(Omni(resume_timeout_s=0))
@@ -213,9 +209,8 @@ def test_omni_asks_the_named_one_and_tells_if_it_is_not_there(toy_address: str, 
         Omni()
 
 
-@pytest.mark.parametrize("settings", [{"pipeline": "toy"}, {"pipeline": "toy", "max_sessions": 4}])
-def test_omni_with_settings_has_a_stack_of_its_own(serving: str, settings: dict[str, object]) -> None:
-    with Omni(**settings) as omni:  # type: ignore[arg-type]
+def test_omni_with_settings_has_a_stack_of_its_own(serving: str, tmp_path: Path) -> None:
+    with Omni(pipeline=toy_pipeline(tmp_path)) as omni:
         assert omni.address != serving
 
 
@@ -223,6 +218,7 @@ def test_what_says_nothing_is_what_has_no_settings() -> None:
     assert StackPlan().says_nothing
     assert StackPlan({"start_timeout_s": 5}).says_nothing
     assert not StackPlan({"device": "cpu"}).says_nothing
+    assert not StackPlan({"pipeline": "toy", "max_sessions": 4}).says_nothing
     assert not StackPlan({}, None, 2).says_nothing
 
 
@@ -233,9 +229,27 @@ async def test_omni_tells_which_one_it_asks(serving: str, caplog: pytest.LogCapt
     assert f"asking the router at {serving}" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_drawing_has_a_stack_of_its_own_where_the_router_does_not_draw(serving: str) -> None:
+def test_a_drawing_has_a_stack_of_its_own_where_the_router_does_not_draw(serving: str, looking: pytest.MonkeyPatch) -> None:
+    """`test_default_pictures` draws with the picture model that is meant."""
+    for module in (private_stack, async_omni):
+        looking.setattr(module, "DRAWING_PIPELINE", "toy-picture")
     with Omni() as omni:
-        assert omni.draw("a red circle", steps=1, seed=1).pictures
-        assert omni.address == serving
-        assert {pipeline.name for pipeline in omni.pipelines()} == {"toy", "picture"}
+        assert [pipeline.name for pipeline in omni.pipelines()] == ["toy"]
+        with pytest.raises(BadRequestError, match="toy has no diffusion") as refused:
+            omni.generate("a red circle", width=32)
+        assert refused.value.hint == "`draw` draws, with a stack of the default picture model."
+        drawn = omni.draw("a red circle", seed=1)
+        assert (drawn.pipeline, omni.address) == ("toy-picture", serving)
+        assert [pipeline.name for pipeline in omni.pipelines()] == ["toy", "toy-picture"]
+        assert {replica.pipeline for replica in omni.replicas()} == {"toy", "toy-picture"}
+        for again in (
+            omni.draw("a red circle", seed=1, pipeline="toy-picture"),
+            omni.generate("a red circle", seed=1, pipeline="toy-picture"),
+            omni.generate("a red circle", seed=1, width=drawn.images[0].width),
+        ):
+            assert (again.pipeline, again.pictures[0].data) == ("toy-picture", drawn.pictures[0].data)
+        with pytest.raises(BadRequestError, match="toy has no diffusion") as refused:
+            omni.draw("a red circle", pipeline="toy")
+        assert refused.value.hint == "These draw: toy-picture."
+        with pytest.raises(BadRequestError, match="toy-picture has no thinker"):
+            omni.say("Good morning.", pipeline="toy-picture")
