@@ -17,6 +17,7 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import Family, Started, wait_end
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
 
@@ -25,6 +26,12 @@ def serve(*words: str, through: Sequence[str] = ()) -> Started[str]:
     """through: a command that runs the command that follows it."""
     command = [*through, sys.executable, "-m", "omnistage.cli", "serve", *words]
     return Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> str:
+    """A pipeline of one stage: its stack starts in half of the time of a chain."""
+    return toy_pipeline(tmp_path)
 
 
 def read_address(server: subprocess.Popen[str]) -> str:
@@ -68,9 +75,9 @@ def take_over(replica: Replica, taken: ExitStack) -> None:
 
 
 @lengths.one_or_all("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_it_serves_until_it_is_told_to_end(family: Family, name: str, seed: int) -> None:
+def test_it_serves_until_it_is_told_to_end(family: Family, alone: str, name: str, seed: int) -> None:
     number = signal.Signals[lengths.draw(name, ["SIGTERM", "SIGINT", "SIGHUP"], seed)]
-    with serve("toy", "--address", "127.0.0.1:0") as server:
+    with serve(alone, "--address", "127.0.0.1:0") as server:
         address = read_address(server)
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
@@ -82,11 +89,11 @@ def test_it_serves_until_it_is_told_to_end(family: Family, name: str, seed: int)
 
 
 @lengths.one_or_all("name", ["SIGHUP", "SIGINT"])
-def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, name: str, seed: int) -> None:
+def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, alone: str, name: str, seed: int) -> None:
     """So nohup says that a job outlives its terminal, and a shell that a job in the background outlives Ctrl-C."""
     number = signal.Signals[lengths.draw(name, ["SIGHUP", "SIGINT"], seed)]
     ignoring = ["sh", "-c", f'trap "" {number.name.removeprefix("SIG")}; exec "$@"', "sh"]
-    with serve("toy", "--address", "127.0.0.1:0", through=ignoring) as server:
+    with serve(alone, "--address", "127.0.0.1:0", through=ignoring) as server:
         address = read_address(server)
         server.send_signal(number)
         with Omni(address=address) as omni:
@@ -97,8 +104,8 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, name: st
     assert family.pids() == []
 
 
-def test_a_stack_outlives_whoever_read_its_output(family: Family) -> None:
-    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2") as server:
+def test_a_stack_outlives_whoever_read_its_output(family: Family, alone: str) -> None:
+    with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server:
         address = read_address(server)
         assert server.stderr is not None
         server.stderr.close()
@@ -112,14 +119,14 @@ def test_a_stack_outlives_whoever_read_its_output(family: Family) -> None:
     assert family.pids() == []
 
 
-def test_a_second_server_on_the_same_port_says_who_has_it(family: Family, free_port: int, tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_port_says_who_has_it(family: Family, alone: str, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
     logs = tmp_path / "not" / "yet"
-    with serve("toy", "--address", address) as first:
+    with serve(alone, "--address", address) as first:
         assert read_address(first) == address
         router = pid_of("omnistage.router", family)
         for option, others in (("--address", []), ("--metrics-address", ["--address", "127.0.0.1:0"])):
-            with serve("toy", option, address, *others, "--log-dir", str(logs)) as second:
+            with serve(alone, option, address, *others, "--log-dir", str(logs)) as second:
                 assert second.stderr is not None
                 said = second.stderr.read()
                 assert second.wait(30) == 1
@@ -131,26 +138,12 @@ def test_a_second_server_on_the_same_port_says_who_has_it(family: Family, free_p
     assert family.pids() == []
 
 
-def test_replicas_and_logs(family: Family, tmp_path: Path) -> None:
+def test_what_dies_is_started_again_at_its_address(family: Family, tmp_path: Path) -> None:
+    """One of two replicas. Each has a log of its own."""
     with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2", "--log-dir", str(tmp_path / "logs")) as server:
-        with Omni(address=read_address(server)) as omni:
-            assert [replica.stage for replica in omni.replicas()] == ["thinker", "talker", "talker", "code2wav"]
-        server.terminate()
-        assert server.wait(30) == 0
-    names = sorted(path.name for path in (tmp_path / "logs").iterdir())
-    assert names == [
-        "code2wav.log",
-        "router.log",
-        "talker-0.log",
-        "talker-1.log",
-        "thinker.log",
-    ]
-
-
-def test_what_dies_is_started_again_at_its_address(family: Family) -> None:
-    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2") as server:
         address = read_address(server)
         before = replicas_once_serving(address)
+        assert [replica.stage for replica in before] == ["thinker", "talker", "talker", "code2wav"]
         one = next(replica for replica in before if replica.stage == "talker")
         os.kill(one.pid, signal.SIGKILL)
         assert told(server, "lost") == f"talker-0 (pid {one.pid}) ended with signal SIGKILL"
@@ -160,28 +153,30 @@ def test_what_dies_is_started_again_at_its_address(family: Family) -> None:
         assert [now.pid == then.pid for now, then in zip(after, before, strict=True)] == [True, False, True, True]
         server.terminate()
         assert server.wait(30) == 0
+    names = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert names == ["code2wav.log", "router.log", "talker-0.log", "talker-1.log", "thinker.log"]
     assert family.pids() == []
 
 
-def test_what_drains_is_not_called_lost(family: Family) -> None:
+def test_what_drains_is_not_called_lost(family: Family, alone: str) -> None:
     """An operator ends a stage with SIGTERM, which is how it is told to finish what runs."""
-    with serve("toy", "--address", "127.0.0.1:0") as server:
-        talker = replicas_once_serving(read_address(server))[1]
+    with serve(alone, "--address", "127.0.0.1:0") as server:
+        [thinker] = replicas_once_serving(read_address(server))
         assert server.stderr is not None
         for _ in range(2):  # what the start had to say
             server.stderr.readline()
-        os.kill(talker.pid, signal.SIGTERM)
+        os.kill(thinker.pid, signal.SIGTERM)
         assert (
-            server.stderr.readline() == f"ended talker (pid {talker.pid}) was told to, and let its sessions finish; it is started again\n"
+            server.stderr.readline() == f"ended thinker (pid {thinker.pid}) was told to, and let its sessions finish; it is started again\n"
         )
-        assert server.stderr.readline().startswith("restarted talker (pid ")
+        assert server.stderr.readline().startswith("restarted thinker (pid ")
         server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []
 
 
-def test_a_router_that_dies_is_started_again_at_its_port(family: Family) -> None:
-    with serve("toy", "--address", "127.0.0.1:0") as server:
+def test_a_router_that_dies_is_started_again_at_its_port(family: Family, alone: str) -> None:
+    with serve(alone, "--address", "127.0.0.1:0") as server:
         address = read_address(server)
         for _ in range(2):
             router = pid_of("omnistage.router", family)
@@ -196,10 +191,10 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: Family) -> None
 
 
 @lengths.one_or_all("delay", ["0", "0.05", "0.15", "0.4"])
-def test_the_end_wins_over_a_start(family: Family, delay: str, seed: int) -> None:
+def test_the_end_wins_over_a_start(family: Family, alone: str, delay: str, seed: int) -> None:
     """Whatever is being started again when the stack is told to end: nothing is left."""
     delay_s = float(lengths.draw(delay, ["0", "0.05", "0.15", "0.4"], seed))
-    with serve("toy", "--address", "127.0.0.1:0") as server:
+    with serve(alone, "--address", "127.0.0.1:0") as server:
         read_address(server)
         for pid in [pid for pid in family.pids() if pid != server.pid]:
             os.kill(pid, signal.SIGKILL)
@@ -210,59 +205,59 @@ def test_the_end_wins_over_a_start(family: Family, delay: str, seed: int) -> Non
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_start_again_is_given_up(family: Family) -> None:
+def test_a_process_that_cannot_start_again_is_given_up(family: Family, alone: str) -> None:
     """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""
-    with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2") as server, ExitStack() as taken:
+    with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server, ExitStack() as taken:
         address = read_address(server)
-        talkers = [replica for replica in replicas_once_serving(address) if replica.stage == "talker"]
-        take_over(talkers[0], taken)
-        assert told(server, "given up").startswith(f"talker-0 cannot start: cannot listen on {talkers[0].address}: the port is taken by ")
+        thinkers = [replica for replica in replicas_once_serving(address) if replica.stage == "thinker"]
+        take_over(thinkers[0], taken)
+        assert told(server, "given up").startswith(f"thinker-0 cannot start: cannot listen on {thinkers[0].address}: the port is taken by ")
         with Omni(address=address) as omni:
             assert omni.generate("Hi").text
-            assert [replica.state for replica in omni.replicas()] == ["serving", "lost", "serving", "serving"]
+            assert [replica.state for replica in omni.replicas()] == ["lost", "serving"]
         status = omnistage("status", "--address", address)
         table, _, _ = status.stdout.partition("\n\n")
         rows = [line.split()[1:] for line in table.splitlines()[1:]]
-        assert [row[0] for row in rows] == ["thinker", "talker", "talker", "code2wav"]
-        assert rows[1][2:7] == [talkers[0].address, "-", "lost", "-", "-"]
-        assert rows[2][2:5] == [talkers[1].address, str(talkers[1].pid), "serving"]
-        take_over(talkers[1], taken)
-        assert told(server, "given up").startswith(f"talker-1 cannot start: cannot listen on {talkers[1].address}: the port is taken by ")
+        assert [row[0] for row in rows] == ["thinker", "thinker"]
+        assert rows[0][2:7] == [thinkers[0].address, "-", "lost", "-", "-"]
+        assert rows[1][2:5] == [thinkers[1].address, str(thinkers[1].pid), "serving"]
+        take_over(thinkers[1], taken)
+        assert told(server, "given up").startswith(f"thinker-1 cannot start: cannot listen on {thinkers[1].address}: the port is taken by ")
         assert server.wait(30) == 1
         assert server.stderr is not None
-        assert "error: talker-1 cannot start" in server.stderr.read()
+        assert "error: thinker-1 cannot start" in server.stderr.read()
     assert family.pids() == []
 
 
-def test_a_killed_launcher_takes_its_processes_along(family: Family) -> None:
-    with serve("toy", "--address", "127.0.0.1:0") as server:
+def test_a_killed_launcher_takes_its_processes_along(family: Family, alone: str) -> None:
+    with serve(alone, "--address", "127.0.0.1:0") as server:
         read_address(server)
         others = [pid for pid in family.pids() if pid != server.pid]
-        assert len(others) == 4
+        assert len(others) == 2
         server.kill()
         for pid in others:
             assert wait_end(pid, 30)
     assert family.wait_ended() == []
 
 
-def test_the_ready_line_and_the_lifeline(family: Family) -> None:
+def test_the_ready_line_and_the_lifeline(family: Family, alone: str) -> None:
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
-    words = ["serve", "toy", "--address", "127.0.0.1:0", "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
+    words = ["serve", alone, "--address", "127.0.0.1:0", "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
     with Started([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
         os.close(ready_write)
         os.close(lifeline_read)
         with os.fdopen(ready_read) as ready:
             address = json.loads(ready.read())["address"]
         with Omni(address=address) as omni:
-            assert omni.pipelines()[0].name == "toy"
+            assert omni.pipelines()[0].name == Path(alone).stem
         os.close(lifeline_write)
         assert server.wait(30) == 0
     assert family.pids() == []
 
 
-def test_a_router_that_others_reach_says_so(family: Family) -> None:
-    with serve("toy", "--address", "0.0.0.0:0") as server:
+def test_a_router_that_others_reach_says_so(family: Family, alone: str) -> None:
+    with serve(alone, "--address", "0.0.0.0:0") as server:
         assert server.stderr is not None
         assert "0.0.0.0:0 can be reached from other hosts: nothing is encrypted" in server.stderr.readline()
         assert server.stderr.readline().startswith("serving on ")
