@@ -30,6 +30,12 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def quick(tmp_path: Path) -> str:
+    """Of one stage, as most here has nothing to do with a chain."""
+    return toy_pipeline(tmp_path)
+
+
+@pytest.fixture
 def slow(tmp_path: Path) -> str:
     return toy_pipeline(tmp_path, interval_s=0.05)
 
@@ -80,9 +86,9 @@ def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: 
     assert family.pids() == []
 
 
-def test_one_of_several_is_named(family: Family) -> None:
+def test_one_of_several_is_named(family: Family, quick: str) -> None:
     for _ in range(2):
-        assert omnistage("serve", "toy", "--detach", "--address", "127.0.0.1:0").returncode == 0
+        assert omnistage("serve", quick, "--detach", "--address", "127.0.0.1:0").returncode == 0
     try:
         first, second = all_served()
         assert first.log_folder != second.log_folder
@@ -245,9 +251,9 @@ def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
     assert list(folder().iterdir()) == []
 
 
-def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, tmp_path: Path) -> None:
+def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, quick: str) -> None:
     for _ in range(3):
-        command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "omnistage.cli", "serve", quick, "--address", "127.0.0.1:0"]
         with Started(command, stderr=subprocess.PIPE, text=True) as serving:
             assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
             serving.send_signal(signal.SIGINT)
@@ -259,9 +265,9 @@ def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, tm
     assert family.pids() == []
 
 
-def test_a_second_signal_ends_a_start_that_hangs(family: Family) -> None:
+def test_a_second_signal_ends_a_start_that_hangs(family: Family, quick: str) -> None:
     """A stage that heeds no signal, as one in the middle of native code."""
-    command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0", "--grace", "600"]
+    command = [sys.executable, "-m", "omnistage.cli", "serve", quick, "--address", "127.0.0.1:0", "--grace", "600"]
     with Started(command, stderr=subprocess.PIPE, text=True) as serving:
         deadline = time.monotonic() + 60
         while not (stages := [pid for pid in family.pids() if b"omnistage.thinker" in Path(f"/proc/{pid}/cmdline").read_bytes()]):

@@ -13,28 +13,47 @@ import pytest
 
 from helpers import lengths
 from helpers.processes import Family, wait_end
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import AsyncOmni, Omni, OverloadedError, Picture, StackError, StageLostError, UnavailableError
 from omnistage.models.toy import formulas
 
 PROCESSES = 5
 """The launcher, three stages and the router."""
+ALONE = 3
+"""The same with one stage."""
 
 
-def start_owner(family: Family, code: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def alone(tmp_path: Path) -> str:
+    """A pipeline of one stage, for what is the same with more of them."""
+    return toy_pipeline(tmp_path)
+
+
+def start_owner(pipeline: str, code: str) -> subprocess.Popen[str]:
     """A Python process that owns a stack."""
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", textwrap.dedent(code), pipeline]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 
 
-def test_closing_leaves_no_process(family: Family) -> None:
+def test_others_can_use_a_stack_and_closing_leaves_no_process(family: Family) -> None:
+    code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
     with Omni(pipeline="toy") as omni:
         assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         assert len(family.pids()) == PROCESSES
+        other = subprocess.run([sys.executable, "-c", code, omni.address], capture_output=True, text=True, timeout=60)
+        assert json.loads(other.stdout) == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
     assert family.pids() == []
 
 
 def test_settings_reach_the_stages_or_are_refused(family: Family) -> None:
-    with Omni(pipeline="toy", gpu_memory_utilization=0.5, max_sessions=3) as omni:
+    with Omni(pipeline="toy", gpu_memory_utilization=0.5, max_sessions=1) as omni:
         told = [replica.settings["gpu_memory_utilization"] for replica in omni.replicas()]
+        stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
+        assert next(stream)
+        with pytest.raises(OverloadedError) as caught:
+            omni.generate("Hi")
+        assert caught.value.retry_delay_s is not None and caught.value.retry_delay_s > 0, "a full house says when to ask again"
+        stream.close()
     assert told == ["0.5, which means nothing on a CPU"] * 3
     with pytest.raises(StackError, match="no stage of toy has a use for it") as raised, Omni(pipeline="toy", tensor_parallel_size=2):
         pass
@@ -44,20 +63,21 @@ def test_settings_reach_the_stages_or_are_refused(family: Family) -> None:
     assert family.pids() == []
 
 
-async def test_the_async_client_owns_a_stack_too(family: Family) -> None:
-    async with AsyncOmni(pipeline="toy", replicas={"talker": 2}) as omni:
-        assert [replica.stage for replica in await omni.replicas()] == ["thinker", "talker", "talker", "code2wav"]
+async def test_the_async_client_owns_a_stack_too(family: Family, alone: str) -> None:
+    async with AsyncOmni(pipeline=alone, replicas={"thinker": 2}) as omni:
+        assert [replica.stage for replica in await omni.replicas()] == ["thinker", "thinker"]
         assert (await omni.generate("Hi", seed=1)).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
     assert family.pids() == []
 
 
-def test_an_owner_that_never_closes_leaves_no_process(family: Family) -> None:
+def test_an_owner_that_never_closes_leaves_no_process(family: Family, alone: str) -> None:
     code = """
+        import sys
         from omnistage.client import Omni
-        omni = Omni(pipeline="toy")
+        omni = Omni(pipeline=sys.argv[1])
         print(omni.generate("Hi", seed=1).text)
     """
-    owner = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    owner = subprocess.run([sys.executable, "-c", textwrap.dedent(code), alone], capture_output=True, text=True, timeout=60)
     assert owner.returncode == 0
     assert owner.stdout.strip() == formulas.text(1, "Hi", formulas.NATURAL_LENGTH).strip()
     assert "Traceback" not in owner.stderr
@@ -65,33 +85,33 @@ def test_an_owner_that_never_closes_leaves_no_process(family: Family) -> None:
 
 
 @lengths.one_or_all("name", ["SIGKILL", "SIGTERM", "SIGINT"])
-def test_an_owner_that_is_killed_leaves_no_process(family: Family, name: str, seed: int) -> None:
+def test_an_owner_that_is_killed_leaves_no_process(family: Family, alone: str, name: str, seed: int) -> None:
     number = signal.Signals[lengths.draw(name, ["SIGKILL", "SIGTERM", "SIGINT"], seed)]
     code = """
         import sys
         from omnistage.client import Omni
-        omni = Omni(pipeline="toy")
+        omni = Omni(pipeline=sys.argv[1])
         print("ready", flush=True)
         sys.stdin.read()
     """
-    with start_owner(family, code) as owner:
+    with start_owner(alone, code) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "ready\n"
-        assert len(family.pids()) == PROCESSES + 1
+        assert len(family.pids()) == ALONE + 1
         owner.send_signal(number)
         owner.wait(30)
     assert family.wait_ended() == []
 
 
-def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: Family) -> None:
+def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: Family, alone: str) -> None:
     code = """
         import sys, threading
         from omnistage.client import Omni
-        threading.Thread(target=Omni, kwargs={"pipeline": "toy"}, daemon=True).start()
+        threading.Thread(target=Omni, kwargs={"pipeline": sys.argv[1]}, daemon=True).start()
         print("started", flush=True)
         sys.stdin.read()
     """
-    with start_owner(family, code) as owner:
+    with start_owner(alone, code) as owner:
         assert owner.stdout is not None
         owner.stdout.readline()
         owner.kill()
@@ -99,8 +119,8 @@ def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: Fa
     assert family.wait_ended() == []
 
 
-def test_a_killed_launcher_takes_its_processes_along(family: Family) -> None:
-    with Omni(pipeline="toy") as omni:
+def test_a_killed_launcher_takes_its_processes_along(family: Family, alone: str) -> None:
+    with Omni(pipeline=alone) as omni:
         stages = {replica.pid for replica in omni.replicas()}
         launcher = next(pid for pid in family.pids() if pid not in stages and b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(launcher, signal.SIGKILL)
@@ -133,17 +153,6 @@ def test_a_start_that_takes_too_long_ends(family: Family) -> None:
     assert family.pids() == []
 
 
-def test_a_full_house_says_when_to_ask_again(family: Family) -> None:
-    with Omni(pipeline="toy", max_sessions=1) as omni:
-        stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
-        assert next(stream)
-        with pytest.raises(OverloadedError) as caught:
-            omni.generate("Hi")
-        assert caught.value.retry_delay_s is not None
-        assert caught.value.retry_delay_s > 0
-        stream.close()
-
-
 def test_a_lost_stage_is_a_typed_error_and_it_is_started_again(family: Family) -> None:
     with Omni(pipeline="toy") as omni:
         before = {replica.stage: replica for replica in omni.replicas()}
@@ -162,13 +171,6 @@ def test_a_lost_stage_is_a_typed_error_and_it_is_started_again(family: Family) -
         assert {stage for stage in after if after[stage].pid != before[stage].pid} == {"talker"}
         assert {stage: replica.address for stage, replica in after.items()} == {stage: replica.address for stage, replica in before.items()}
     assert family.pids() == []
-
-
-def test_a_stack_can_be_used_by_others(family: Family) -> None:
-    code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
-    with Omni(pipeline="toy") as omni:
-        other = subprocess.run([sys.executable, "-c", code, omni.address], capture_output=True, text=True, timeout=60)
-    assert json.loads(other.stdout) == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
 
 
 def test_a_drawing_pipeline_gives_pictures(family: Family) -> None:
