@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import Family, Started, wait_end
 from helpers.terminal import CTRL_C, Terminal
@@ -251,8 +252,9 @@ def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
     assert list(folder().iterdir()) == []
 
 
-def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, quick: str) -> None:
-    for _ in range(3):
+@lengths.rounds(1, 10)
+def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, quick: str, rounds: int) -> None:
+    for _ in range(rounds):
         command = [sys.executable, "-m", "omnistage.cli", "serve", quick, "--address", "127.0.0.1:0"]
         with Started(command, stderr=subprocess.PIPE, text=True) as serving:
             assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
