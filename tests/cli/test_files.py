@@ -195,6 +195,13 @@ async def test_what_cannot_be_spoken_is_an_error_where_a_file_was_wanted(tmp_pat
     assert names(tmp_path) == []
 
 
+async def test_what_cannot_be_spoken_is_an_error_where_a_pipe_waits_for_its_sound() -> None:
+    async with listening(Peer(silent_answer())) as wire:
+        done = await asyncio.to_thread(omnistage, "ask", "什么是火山?", "--out", "-", "--address", wire.address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nothing of the answer could be spoken" in done.stderr
+
+
 async def test_an_answer_without_sound_is_one_where_no_file_was_wanted() -> None:
     async with listening(Peer(silent_answer())) as wire:
         done = await asyncio.to_thread(omnistage, "ask", "Hi", "--address", wire.address)

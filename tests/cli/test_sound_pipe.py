@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from helpers.command import omnistage
 from helpers.processes import Started
 from helpers.terminal import Terminal
 from helpers.toy_pipeline import toy_pipeline
@@ -127,14 +126,6 @@ def test_a_file_called_dash_is_not_written(toy_address: str, tmp_path: Path, mon
         asking.communicate(timeout=60)
     assert asking.returncode == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_answer_without_a_sound_is_an_error() -> None:
-    """As it is where a file was to be written."""
-    words = ["--pipeline", "smol", "--choice", "\N{SLIGHTLY SMILING FACE}", "--out", "-"]
-    done = omnistage("ask", "Hi", *words)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "nothing of the answer could be spoken" in done.stderr
 
 
 def test_a_pipe_that_does_not_wait_gets_all_of_it(loud_address: str, whole: np.ndarray) -> None:
