@@ -85,7 +85,7 @@ async def test_a_process_whose_python_stands_still_is_killed_and_started_again(t
 
 @pytest.mark.serial
 async def test_a_busy_machine_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "PERIOD_S", 1.0)
+    monkeypatch.setattr(liveness, "PERIOD_S", 0.5)
     async with kept(tmp_path / "log") as server:
         with busy_cores():
             await asyncio.sleep(QUESTIONS * liveness.PERIOD_S)
