@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 async def router() -> AsyncIterator[Local]:
-    options = {"interval_s": 0.002}
+    options = {"interval_s": 0.02}
     async with local_chain(options) as chain, local_router({kind: stage.address for kind, stage in chain.items()}) as running:
         yield running
 

@@ -17,6 +17,7 @@ from helpers import lengths
 from helpers.hanging import ENDING, HANG
 from helpers.processes import Family, wait_end
 from helpers.servers import ServerProcess, Stack, all_free, stack
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni, RouterLostError, TextDelta
 from omnistage.host.process import BROKEN
 from omnistage.models.toy import formulas
@@ -79,12 +80,12 @@ async def hear(events: AsyncIterator[Event], what: type[Event], count: int, act:
     return heard
 
 
-def assert_whole(events: list[Event], seed: int, length: int = LENGTH) -> Done:
+def assert_whole(events: list[Event], seed: int) -> Done:
     text = "".join(event.text for event in events if isinstance(event, TextDelta))
     sounds = [event for event in events if isinstance(event, AudioChunk)]
-    assert text == formulas.text(seed, "Hi", length)
+    assert text == formulas.text(seed, "Hi", LENGTH)
     assert [sound.first_sample for sound in sounds] == [0, *np.cumsum([len(sound.samples) for sound in sounds])[:-1]]
-    assert np.array_equal(np.concatenate([sound.samples for sound in sounds]), formulas.audio(seed, "Hi", length)[:, 0])
+    assert np.array_equal(np.concatenate([sound.samples for sound in sounds]), formulas.audio(seed, "Hi", LENGTH)[:, 0])
     assert isinstance(events[-1], Done)
     return events[-1]
 
@@ -174,7 +175,7 @@ async def test_many_answers_at_once(stages: Stack, routers: Routers) -> None:
         routers.start(router.address)
 
     async with AsyncOmni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
-        asking = [asyncio.create_task(one(omni, seed)) for seed in range(12)]
+        asking = [asyncio.create_task(one(omni, seed)) for seed in range(6)]
         await hear(omni.stream("Hi", seed=99), AudioChunk, 10, restart)
         answers = await asyncio.gather(*asking)
         assert all(len(answer.failovers) == 1 for answer in answers)
@@ -224,14 +225,15 @@ async def test_without_another_router_the_error_has_a_type(stages: Stack, router
     await all_free(list(stages.addresses.values()))
 
 
-def test_a_private_stack_starts_its_router_again(family: Family) -> None:
+def test_a_private_stack_starts_its_router_again(family: Family, tmp_path: Path) -> None:
     heard: list[Event] = []
-    with Omni(pipeline="toy", resume_timeout_s=PATIENCE_S) as omni:
-        for event in omni.stream("Hi", seed=5, max_tokens=3_000, ignore_eos=True):
+    pipeline = toy_pipeline(tmp_path, interval_s=INTERVAL_S, length=LENGTH, samples_per_frame=formulas.SAMPLES_PER_FRAME)
+    with Omni(pipeline=pipeline, resume_timeout_s=PATIENCE_S) as omni:
+        for event in omni.stream("Hi", seed=5):
             heard.append(event)
             if isinstance(event, AudioChunk) and sum(isinstance(event, AudioChunk) for event in heard) == 3:
                 (router,) = [pid for pid in family.pids() if "omnistage.router" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
                 os.kill(router, signal.SIGKILL)
-        done = assert_whole(heard, 5, 3_000)
+        done = assert_whole(heard, 5)
     assert [failover.stage for failover in done.failovers] == ["router"]
     assert family.pids() == []
