@@ -43,7 +43,7 @@ def imports(command: list[str], stop_after: int) -> tuple[int, list[bytes], int]
 
 
 @pytest.mark.slow
-@lengths.rounds(8, MOMENTS)
+@lengths.rounds(4, MOMENTS)
 def test_while_the_command_is_being_imported(free_port: int, seed: int, rounds: int) -> None:
     """From the import after that of `interrupt` itself to the moment when it waits for a router that is not there."""
     command = [sys.executable, "-X", "importtime", *COMMAND[1:], "ask", "Hi", "--address", f"127.0.0.1:{free_port}"]
@@ -100,7 +100,7 @@ def wait_for_first_line(pid: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@lengths.rounds(4, MOMENTS)
+@lengths.rounds(3, MOMENTS)
 def test_moments_in_the_life_of_a_call(family: Family, tmp_path: Path, rounds: int) -> None:
     """Shares of the time that a whole call took just before: the start of the stack, the answer, the files, the end of the stack."""
     outcomes = []

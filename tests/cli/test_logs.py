@@ -13,9 +13,13 @@ import pytest
 
 from helpers.command import omnistage
 from helpers.processes import Family, Started
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.logs import LOCK, PREFIX, LogFolder, sweep
 
-ASK = (sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--pipeline", "toy", "--text-only")
+
+def words(folder: Path) -> tuple[str, ...]:
+    """Of a call with a stack of its own, of one stage."""
+    return ("ask", "Hi", "--pipeline", toy_pipeline(folder), "--text-only")
 
 
 def folders() -> list[Path]:
@@ -23,9 +27,9 @@ def folders() -> list[Path]:
 
 
 @contextmanager
-def answering() -> Iterator[subprocess.Popen[bytes]]:
+def answering(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A call with a stack of its own, stopped at its first word."""
-    with Started[bytes](ASK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as call:
+    with Started[bytes]([sys.executable, "-m", "omnistage.cli", *words(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as call:
         assert call.stdout is not None
         assert call.stdout.read(1)
         call.send_signal(signal.SIGSTOP)
@@ -33,15 +37,15 @@ def answering() -> Iterator[subprocess.Popen[bytes]]:
         call.kill()
 
 
-def ask() -> None:
-    done = omnistage(*ASK[3:])
+def ask(folder: Path) -> None:
+    done = omnistage(*words(folder))
     assert done.returncode == 0, done.stderr
 
 
-def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: Family) -> None:
-    with answering() as call:
+def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: Family, tmp_path: Path) -> None:
+    with answering(tmp_path) as call:
         (mine,) = folders()
-        ask()
+        ask(tmp_path)
         assert folders() == [mine]
         assert (mine / "router.log").is_file()
         call.send_signal(signal.SIGKILL)
@@ -49,7 +53,7 @@ def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_
     assert family.wait_ended() == []
     assert folders() == [mine]
     assert (mine / "router.log").is_file()
-    ask()
+    ask(tmp_path)
     assert folders() == []
 
 

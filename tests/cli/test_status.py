@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -12,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from helpers.command import omnistage
 from helpers.processes import Family
+from helpers.terminal import Terminal
 from omnistage.cli.show import settings_lines
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
-
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 WATCHED = """
 import json, os, sys
@@ -35,7 +33,7 @@ finally:
 """
 
 
-def omnistage(default_address: str, *words: str) -> subprocess.CompletedProcess[str]:
+def watched(default_address: str, *words: str) -> subprocess.CompletedProcess[str]:
     """The command where `omnistage serve` listens at this address by default. It has started nothing."""
     command = [sys.executable, "-c", WATCHED, default_address, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -45,19 +43,9 @@ def omnistage(default_address: str, *words: str) -> subprocess.CompletedProcess[
 
 def on_terminal(width: int, *words: str) -> list[str]:
     """The lines that a terminal of this width shows of the command."""
-    master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(width)}
-    with subprocess.Popen([sys.executable, "-m", "omnistage.cli", *words], stdout=slave, stderr=slave, env=environment) as run:
-        os.close(slave)
-        shown = b""
-        try:
-            while piece := os.read(master, 65536):
-                shown += piece
-        except OSError:  # Linux says EIO when the last writer is gone
-            pass
-        assert run.wait(30) == 0, shown
-    os.close(master)
-    return [line.rstrip() for line in CONTROL.sub("", shown.decode()).splitlines() if line.strip()]
+    terminal = Terminal(width)
+    assert terminal.run(words) == 0, terminal.lines
+    return [line for line in terminal.lines if line]
 
 
 def objects(done: subprocess.CompletedProcess[str], key: str) -> list[dict[str, Any]]:
@@ -67,7 +55,7 @@ def objects(done: subprocess.CompletedProcess[str], key: str) -> list[dict[str, 
 
 
 def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
-    done = omnistage(f"127.0.0.1:{free_port}", "status")
+    done = watched(f"127.0.0.1:{free_port}", "status")
     assert (done.returncode, done.stdout) == (1, "")
     error, hint = done.stderr.splitlines()
     assert error == f"error: nothing serves at 127.0.0.1:{free_port}"
@@ -75,7 +63,7 @@ def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
 
 
 def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, free_port: int) -> None:
-    done = omnistage(f"127.0.0.1:{free_port}", "pipelines", "--json")
+    done = watched(f"127.0.0.1:{free_port}", "pipelines", "--json")
     models = {model["name"]: model for model in objects(done, "pipelines")}
     assert list(models) == [
         *("diffusers", "picture", "qwen2_5_omni", "qwen2_5_omni-codes", "qwen2_5_omni-text"),
@@ -89,9 +77,9 @@ def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, f
 
 
 def test_what_runs_at_the_default_address_is_found(toy_address: str) -> None:
-    replicas = objects(omnistage(toy_address, "status", "--json"), "replicas")
+    replicas = objects(watched(toy_address, "status", "--json"), "replicas")
     assert [replica["stage"] for replica in replicas] == ["thinker", "talker", "code2wav"]
-    assert [model["name"] for model in objects(omnistage(toy_address, "pipelines", "--json"), "pipelines")] == ["toy"]
+    assert [model["name"] for model in objects(watched(toy_address, "pipelines", "--json"), "pipelines")] == ["toy"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +93,7 @@ def test_what_runs_at_the_default_address_is_found(toy_address: str) -> None:
     ],
 )
 def test_a_wrong_address_is_told_in_its_own_words(address: str, told: str) -> None:
-    done = omnistage("127.0.0.1:1", "status", "--address", address)
+    done = omnistage("status", "--address", address)
     assert done.returncode == 1
     assert done.stderr.startswith("error: --address: ")
     assert told in done.stderr
@@ -113,14 +101,14 @@ def test_a_wrong_address_is_told_in_its_own_words(address: str, told: str) -> No
 
 
 def test_one_known_host_of_several_is_enough(toy_address: str) -> None:
-    done = omnistage("127.0.0.1:1", "status", "--json", "--address", f"no-such-host.invalid:50050,{toy_address}")
+    done = omnistage("status", "--json", "--address", f"no-such-host.invalid:50050,{toy_address}")
     assert len(objects(done, "replicas")) == 3
 
 
 def test_status_tells_what_every_stage_chose(toy_address: str) -> None:
-    for replica in objects(omnistage(toy_address, "status", "--json"), "replicas"):
+    for replica in objects(watched(toy_address, "status", "--json"), "replicas"):
         assert (replica["settings"]["family"], replica["settings"]["device"]) == ("toy", "cpu (default)")
-    shown = omnistage(toy_address, "status").stdout.splitlines()
+    shown = watched(toy_address, "status").stdout.splitlines()
     for stage in ("thinker", "talker", "code2wav"):
         (line,) = [line for line in shown if line.startswith(f"{stage}  ") and "family" in line]
         assert "device cpu (default)" in line and "threads 1 (default)" in line

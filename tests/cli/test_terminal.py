@@ -52,9 +52,9 @@ def test_starting_a_stack_shows_each_process(family: Family) -> None:
     assert family.pids() == []
 
 
-def test_ctrl_c_ends_the_call_and_its_stack(family: Family) -> None:
+def test_ctrl_c_ends_the_call_and_its_stack(family: Family, tmp_path: Path) -> None:
     terminal = Terminal()
-    assert terminal.run(("ask", "Hi", "--pipeline", "toy", "--max-tokens", "32768"), Press("code2wav")) == 130
+    assert terminal.run(("ask", "Hi", "--pipeline", toy_pipeline(tmp_path), "--max-tokens", "32768"), Press("router")) == 130
     assert b"Traceback" not in terminal.written
     assert family.wait_ended() == []
 

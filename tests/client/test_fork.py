@@ -11,6 +11,7 @@ from pathlib import Path
 
 from helpers import lengths
 from helpers.processes import Family, wait_end
+from helpers.toy_pipeline import toy_pipeline
 
 PATIENCE_S = 60.0
 ENDS = {
@@ -202,7 +203,7 @@ def test_spawned_children_work(toy_address: str, tmp_path: Path) -> None:
 
 
 LIVES_ON = """
-    omni = Omni(pipeline="toy")
+    omni = Omni(pipeline=sys.argv[1])
     pid = os.fork()
     if pid == 0:
         told(lambda: omni.say("Hi"))
@@ -213,15 +214,14 @@ LIVES_ON = """
 
 
 @lengths.one_or_all("name", ["SIGKILL", "SIGTERM"])
-def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: Family, name: str, seed: int) -> None:
+def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: Family, tmp_path: Path, name: str, seed: int) -> None:
     number = signal.Signals[lengths.draw(name, ["SIGKILL", "SIGTERM"], seed)]
-    with subprocess.Popen(
-        [sys.executable, "-c", program(TELL, LIVES_ON, "sys.stdin.read()")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
+    command = [sys.executable, "-c", program(TELL, LIVES_ON, "sys.stdin.read()"), toy_pipeline(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         child = int(owner.stdout.readline())
         servers = set(family.pids()) - {owner.pid, child}
-        assert len(servers) == 5
+        assert len(servers) == 3
         owner.send_signal(number)
         owner.wait(PATIENCE_S)
         assert all(wait_end(pid, PATIENCE_S) for pid in servers)
@@ -229,9 +229,9 @@ def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: Family, nam
     assert wait_end(child, PATIENCE_S)
 
 
-def test_a_stack_outlives_the_children_of_its_owner(family: Family) -> None:
+def test_a_stack_outlives_the_children_of_its_owner(family: Family, tmp_path: Path) -> None:
     code = """
-        omni = Omni(pipeline="toy")
+        omni = Omni(pipeline=sys.argv[1])
         for end in (lambda: os._exit(0), lambda: sys.exit(0), omni.close, lambda: gc.collect()):
             pid = os.fork()
             if pid == 0:
@@ -240,7 +240,7 @@ def test_a_stack_outlives_the_children_of_its_owner(family: Family) -> None:
                 gc.collect()
                 sys.exit(0)
             assert os.waitpid(pid, 0)[1] == 0
-            assert omni.say("Hi").text
+            assert omni.generate("Hi").text
         print(len(omni.replicas()))
         pid = os.fork()
         if pid == 0:
@@ -250,9 +250,10 @@ def test_a_stack_outlives_the_children_of_its_owner(family: Family) -> None:
         print("closed", flush=True)
         sys.stdin.read()
     """
-    with subprocess.Popen([sys.executable, "-c", program(TELL, code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    command = [sys.executable, "-c", program(TELL, code), toy_pipeline(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        assert [owner.stdout.readline(), owner.stdout.readline()] == ["3\n", "closed\n"]
+        assert [owner.stdout.readline(), owner.stdout.readline()] == ["1\n", "closed\n"]
         assert len(family.pids()) == 2  # the owner and its child
     assert owner.returncode == 0
     assert family.wait_ended() == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import (
     AsyncOmni,
     Audio,
@@ -81,8 +82,8 @@ def test_a_client_tells_where_it_asks_and_whether_it_can(toy_address: str) -> No
     assert repr(omni) == f"Omni({toy_address}, closed)"
 
 
-async def test_a_private_stack_is_told_as_one() -> None:
-    omni = AsyncOmni(pipeline="toy")
+async def test_a_private_stack_is_told_as_one(tmp_path: Path) -> None:
+    omni = AsyncOmni(pipeline=toy_pipeline(tmp_path))
     assert repr(omni) == "AsyncOmni(not started, private stack, open)"
     async with omni:
         assert repr(omni) == f"AsyncOmni({omni.address}, private stack, open)"
