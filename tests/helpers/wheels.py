@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
+import sys
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -47,6 +51,22 @@ def unpack(wheel: Path, venv: Path) -> None:
     (packages,) = venv.glob("lib/python3*/site-packages")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(packages)
+
+
+def environment(venv: Path) -> Path:
+    """Make an environment with nothing but the pip that is here: Python itself would install another one, for seconds."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    for file in distribution("pip").files or ():
+        if ".." not in file.parts:
+            (packages / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(str(file.locate()), packages / file)
+    return venv
+
+
+def take(made: Path, venv: Path) -> None:
+    """Copy an environment as links: pip puts new files in the place of old ones and writes to none."""
+    shutil.copytree(made, venv, symlinks=True, copy_function=os.link)
 
 
 def sha256(path: Path) -> str:

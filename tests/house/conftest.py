@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from helpers.wheels import use_only
+from helpers.wheels import environment, take, use_only
 
 
 @pytest.fixture(scope="session")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with nothing but pip."""
-    folder = tmp_path_factory.mktemp("empty") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    return folder
+    return environment(tmp_path_factory.mktemp("empty") / "venv")
 
 
 @pytest.fixture
 def python(empty: Path, tmp_path: Path) -> str:
     """The Python of a copy: quicker than a new environment, and good enough for `python -m pip`."""
-    shutil.copytree(empty, tmp_path / "venv", symlinks=True)
+    take(empty, tmp_path / "venv")
     return str(tmp_path / "venv" / "bin" / "python")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from helpers.wheels import installed, publish, sha256, unpack
+from helpers.wheels import installed, publish, sha256, take, unpack
 from tools import setup
 from tools.torch_build import TORCH, TORCH_CUDA
 
@@ -90,9 +90,11 @@ class Checkout:
 
     def take(self, made: Path) -> None:
         """An environment that is there already."""
-        shutil.copytree(made, self.venv, symlinks=True)
+        take(made, self.venv)
         config = self.venv / "pyvenv.cfg"
-        config.write_text(config.read_text().replace(str(made), str(self.venv)))
+        text = config.read_text().replace(str(made), str(self.venv))
+        config.unlink()  # It is a link.
+        config.write_text(text)
 
 
 @pytest.fixture

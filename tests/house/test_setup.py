@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.wheels import installed, publish, sha256
+from helpers.wheels import environment, installed, publish, sha256
 from tools import setup
 from tools.commands import CommandError, SetupError, pip
 from tools.torch_build import TORCH, TORCH_CUDA
@@ -98,8 +98,7 @@ def test_a_cuda_package_is_refused_by_name(python: str, configured: Path) -> Non
 
 
 def test_an_environment_that_was_moved_or_is_no_environment_is_not_used(tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    venv = environment(tmp_path / "venv")
     assert setup.can_use(venv)
     moved = tmp_path / "moved"
     shutil.copytree(venv, moved, symlinks=True)
