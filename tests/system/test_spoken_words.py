@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from helpers import lengths
 from helpers.ask import Answer, ask, refused, request
@@ -35,6 +36,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two of each kind; every tensor goes through shared memory."""
     with fleet(tmp_path_factory.mktemp("logs"), replicas=2, family="smol", pipeline="smol", stage_args=["--inline-limit", "0"]) as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(house: Fleet) -> Answer:
+    """What `question` is answered where nothing happens."""
+    async with omni_stub(house.address("router")) as stub:
+        return await ask(stub, question())
 
 
 def question(*outputs: str, tokens: int = TOKENS, seed: int = SEED) -> omni_pb2.GenerateRequest:
@@ -65,7 +73,7 @@ def check_same(answer: Answer, whole: Answer) -> None:
 
 @lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
-async def test_words_are_the_same_whoever_is_killed(house: Fleet, kind: str, moment: str, seed: int) -> None:
+async def test_words_are_the_same_whoever_is_killed(house: Fleet, whole: Answer, kind: str, moment: str, seed: int) -> None:
     kind = lengths.draw(kind, KINDS, seed)
 
     async def kill() -> None:
@@ -75,14 +83,13 @@ async def test_words_are_the_same_whoever_is_killed(house: Fleet, kind: str, mom
     async with disturbed(house, alike=False, after=question(tokens=5)) as stub:
         answer = await ask_through(stub, question(), Step(strikes, kill))
         assert len(answer.failovers) == 1
-        check_same(answer, await ask(stub, question()))
+        check_same(answer, whole)
 
 
 @pytest.mark.long
-async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet) -> None:
+async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet, whole: Answer) -> None:
     """From any place, with fewer of them than of sound or more; the text is whole by then or not."""
     async with omni_stub(house.address("router")) as stub:
-        whole = await ask(stub, question())
         for moment in (text_chunks(15), audio_chunks(5), after_text(1)):
             begin, call = Answer(), stub.Generate(question(), timeout=60)
             async for event in call:
@@ -103,37 +110,36 @@ async def test_every_word_of_what_is_said_is_told_with_its_place(house: Fleet) -
         assert spoken[-1].end_us / 1e6 <= len(answer.samples()) / 24_000
 
 
-async def test_who_does_not_ask_is_told_nothing_and_hears_the_same(house: Fleet) -> None:
+async def test_who_does_not_ask_is_told_nothing_and_hears_the_same(house: Fleet, whole: Answer) -> None:
     async with omni_stub(house.address("router")) as stub:
         asked = question()
         del asked.outputs[:]
-        whole, usual = await ask(stub, question()), await ask(stub, asked)
+        usual = await ask(stub, asked)
         assert list(usual.chunks.keys()) == ["text", "audio"]
         assert usual.text() == whole.text() and np.array_equal(usual.samples(), whole.samples())
         assert usual.usage is not None
         assert [stage.output_items.get("alignment", 0) for stage in usual.usage.stages] == [0, 0, 0]
 
 
-async def test_words_alone_need_no_sound(house: Fleet) -> None:
+async def test_words_alone_need_no_sound(house: Fleet, whole: Answer) -> None:
     async with omni_stub(house.address("router")) as stub:
         alone = await ask(stub, question("alignment"))
-        assert words(alone) == words(await ask(stub, question())) and list(alone.chunks) == ["alignment"]
+        assert words(alone) == words(whole) and list(alone.chunks) == ["alignment"]
         assert alone.usage is not None
         _, talker = alone.usage.stages
         assert talker.output_items["features"] == 0 and talker.output_items["alignment"] == len(words(alone))
 
 
-async def test_a_turn_of_a_conversation_tells_them_too(house: Fleet) -> None:
+async def test_a_turn_of_a_conversation_tells_them_too(house: Fleet, whole: Answer) -> None:
     async with omni_stub(house.address("router")) as stub:
         talk = Conversation(stub)
         first = await talk.turn(question())
-        silent = question("text", "audio")
-        second = await talk.turn(silent)
+        second = await talk.turn(question("text", "audio", tokens=10))
         await talk.send(credit=stage_pb2.Credit(port="alignment", total=1 << 20))
         third = await talk.turn(question())
         await talk.call.done_writing()
-        check_same(first, await ask(stub, question()))
-        check_same(third, first)
+        check_same(first, whole)
+        check_same(third, whole)
         assert second.of("alignment") == []
 
 
@@ -149,7 +155,8 @@ async def test_an_interrupted_turn_ends_them_too(house: Fleet) -> None:
         cut.check_whole()
         assert cut.of("alignment")[-1].last and cut.of("text")[-1].text.finish_reason == chunk_pb2.FINISH_REASON_INTERRUPTED
         told = words(cut)
-        assert told and told == words(await ask(stub, question(tokens=200)))[: len(told)]
+        longer = question(tokens=len(cut.tokens()) + 20)
+        assert told and told == words(await ask(stub, longer))[: len(told)]
 
 
 async def test_speed_and_the_longest_speech(house: Fleet) -> None:
@@ -173,24 +180,23 @@ async def test_a_pipeline_is_asked_for_what_it_does_not_give(house: Fleet) -> No
 
 async def test_the_client_gives_words_with_their_text_and_tokens_their_times(house: Fleet) -> None:
     async with AsyncOmni(address=house.address("router")) as omni:
-        answer = await omni.generate(QUESTION, outputs=ALL, max_tokens=40, seed=3, ignore_eos=True)
+        answer = await omni.generate(QUESTION, outputs=ALL, max_tokens=20, seed=3, ignore_eos=True)
         assert answer.audio is not None and answer.words
         for word in answer.words:
             assert answer.text[word.first_character :].startswith(word.text) and word.text.strip() == word.text != ""
             assert 0 <= word.begin_s < word.end_s <= answer.audio.duration_s
         begins = answer.token_begins_s()
-        assert len(begins) == len(answer.token_ids) == 40 and begins == sorted(begins)
+        assert len(begins) == len(answer.token_ids) == 20 and begins == sorted(begins)
         assert {word.begin_s for word in answer.words} >= set(begins) - {answer.words[-1].end_s}
-        events = [event async for event in omni.stream(QUESTION, outputs=ALL, max_tokens=40, seed=3, ignore_eos=True)]
+        events = [event async for event in omni.stream(QUESTION, outputs=ALL, max_tokens=20, seed=3, ignore_eos=True)]
         streamed = [word for event in events if isinstance(event, Alignment) for word in event.words]
         assert tuple(streamed) == answer.words
         assert not (await omni.generate(QUESTION, max_tokens=10, seed=3)).words
         check_words_come_before_their_sound(events)
 
 
-async def test_the_client_goes_on_with_words_when_its_router_is_killed(house: Fleet) -> None:
+async def test_the_client_goes_on_with_words_when_its_router_is_killed(house: Fleet, whole: Answer) -> None:
     async with AsyncOmni(address=house.address("router"), resume_timeout_s=60) as omni:
-        whole = await omni.generate(QUESTION, outputs=ALL, max_tokens=TOKENS, seed=SEED, ignore_eos=True)
         told: list[SpokenWord] = []
         lost, killed = list[str](), False
         async for event in omni.stream(QUESTION, outputs=ALL, max_tokens=TOKENS, seed=SEED, ignore_eos=True):
@@ -205,7 +211,9 @@ async def test_the_client_goes_on_with_words_when_its_router_is_killed(house: Fl
                     lost.append(event.stage)
         await asyncio.to_thread(house.ready, "router")
         assert lost == ["router"]
-        assert tuple(told) == whole.words and len(told) > 15
+        places = [(word.first_character, len(word.text), round(word.begin_s * 1e6), round(word.end_s * 1e6)) for word in told]
+        assert places == [(word.first_character, word.character_count, word.begin_us, word.end_us) for word in words(whole)]
+        assert len(told) > 15
 
 
 def check_words_come_before_their_sound(events: Sequence[object]) -> None:
@@ -225,7 +233,7 @@ def check_words_come_before_their_sound(events: Sequence[object]) -> None:
 
 @lengths.rounds(4, 20)
 async def test_many_at_once_are_each_told_their_own(house: Fleet, seed: int, rounds: int) -> None:
-    asked = [question(tokens=20 + 3 * number, seed=seed + number) for number in range(rounds)]
+    asked = [question(tokens=10 + 3 * number, seed=seed + number) for number in range(rounds)]
     async with omni_stub(house.address("router")) as stub:
         for one, answer in zip(asked, await asyncio.gather(*(ask(stub, one) for one in asked)), strict=True):
             alone = await ask(stub, one)
