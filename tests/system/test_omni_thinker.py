@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from helpers import lengths, media_files
 from helpers.ask import Answer, ask, refused
@@ -23,7 +26,7 @@ from omnistage.v1 import omni_pb2, stage_pb2
 pytestmark = pytest.mark.slow
 
 TOKENS = 60
-LONG_ANSWER = 500
+LONG_ANSWER = 300
 """Tokens, so that there are many to come when a Thinker is struck after the first few."""
 
 SAMPLING = stage_pb2.Sampling(temperature=1, top_p=0.9, repetition_penalty=1.05)
@@ -65,21 +68,33 @@ async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[Answer], bool
     async def kill() -> None:
         await killed_holder(house, "thinker")
 
-    async with disturbed(house, alike=False) as stub:
+    async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
         answer = await ask_through(stub, asked, Step(moment, kill))
         answer.check_whole()
         assert len(answer.failovers) == 1
-        whole = await ask(stub, asked)
-        assert answer.text() == whole.text()
+        assert answer.text() == (await ask(stub, asked)).text()
     await all_free([house.address(name) for name in house.stages])
 
 
-def streamed(seed: int) -> omni_pb2.GenerateRequest:
-    """A long answer to a picture that is in the request and to a film that is streamed."""
+@dataclass(frozen=True)
+class Streamed:
+    """A long answer to a picture that is in the request and to a film that is streamed, where nothing happens; and what was asked."""
+
+    asked: omni_pb2.GenerateRequest
+    film: bytes
+    tokens: list[int]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def streamed(house: Fleet) -> Streamed:
+    seed = random.getrandbits(32)
     picture = stage_pb2.Part(media=stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
-    asked = question(seed, tokens=LONG_ANSWER)
+    asked, film = question(seed, tokens=LONG_ANSWER), media_files.film(seed, sound_s=2)
     asked.thinker.messages[0].parts.extend([picture, on_port("media0", "video/mp4")])
-    return asked
+    async with omni_stub(house.address("router")) as stub:
+        answer = await Conversation(stub).turn(asked, {"media0": file_chunks("media0", film)})
+    answer.check_whole()
+    return Streamed(asked, film, answer.tokens())
 
 
 def with_nothing(film: bytes, nothing: int) -> bytes:
@@ -87,43 +102,37 @@ def with_nothing(film: bytes, nothing: int) -> bytes:
     return film + (nothing + 8).to_bytes(4, "big") + b"free" + bytes(nothing)
 
 
-async def test_a_thinker_is_killed_while_it_writes_of_what_was_streamed(house: Fleet, seed: int) -> None:
-    film = media_files.film(seed, sound_s=2)
-
+async def test_a_thinker_is_killed_while_it_writes_of_what_was_streamed(house: Fleet, streamed: Streamed, seed: int) -> None:
     async def kill() -> None:
         await killed_holder(house, "thinker")
 
-    async with disturbed(house, alike=False) as stub:
-        conversation = Conversation(stub)
-        answer = await conversation.turn(
-            streamed(seed), {"media0": file_chunks("media0", film, [10_000])}, None, Step(text_chunks(5), kill)
-        )
+    async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
+        sent = {"media0": file_chunks("media0", streamed.film, [10_000])}
+        answer = await Conversation(stub).turn(streamed.asked, sent, None, Step(text_chunks(5), kill))
         answer.check_whole()
         assert [failover.kind for failover in answer.failovers] == [stage_pb2.STAGE_KIND_THINKER]
-        whole = await conversation.turn(streamed(seed), {"media0": file_chunks("media0", film)})
-        assert not whole.failovers and answer.tokens() == whole.tokens()
+        assert answer.tokens() == streamed.tokens
     await all_free([house.address(name) for name in house.stages])
 
 
-async def test_a_thinker_is_killed_and_more_was_streamed_to_it_than_is_kept(house: Fleet, seed: int) -> None:
+async def test_a_thinker_is_killed_and_more_was_streamed_to_it_than_is_kept(house: Fleet, streamed: Streamed, seed: int) -> None:
     """The client is told what was lost, when to ask again, and what to do; it does so, and in the same call."""
-    film = media_files.film(seed, sound_s=2)
-    large = with_nothing(film, REPLAY_BYTES)
+    large = with_nothing(streamed.film, REPLAY_BYTES)
 
     async def kill() -> None:
         await killed_holder(house, "thinker")
 
-    async with disturbed(house, alike=False) as stub:
+    async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
         conversation = Conversation(stub)
         with pytest.raises(TurnFailed) as told:
-            await conversation.turn(streamed(seed), {"media0": file_chunks("media0", large)}, None, Step(text_chunks(5), kill))
+            await conversation.turn(streamed.asked, {"media0": file_chunks("media0", large)}, None, Step(text_chunks(5), kill))
         failed = told.value.failed
         assert (failed.reason, failed.code, failed.metadata["stage"]) == ("STAGE_LOST", grpc.StatusCode.UNAVAILABLE.value[0], "thinker")
         assert failed.retry_delay.ToTimedelta().total_seconds() > 0 and "ask and stream it again" in failed.message
-        again = await conversation.turn(streamed(seed), {"media0": file_chunks("media0", large)})
+        again = await conversation.turn(streamed.asked, {"media0": file_chunks("media0", large)})
         again.check_whole()
         assert not again.failovers
-        assert again.tokens() == (await conversation.turn(streamed(seed), {"media0": file_chunks("media0", film)})).tokens()
+        assert again.tokens() == streamed.tokens
     await all_free([house.address(name) for name in house.stages])
 
 
