@@ -161,10 +161,11 @@ async def refused(
     asked: omni_pb2.GenerateRequest,
     *,
     timeout_s: float = TIMEOUT_S,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> Refusal:
     """The typed error that a request gets. Raises AssertionError for an answer."""
     try:
-        answer = await ask(stub, asked, timeout_s=timeout_s)
+        answer = await ask(stub, asked, timeout_s=timeout_s, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         return refusal(error)
     raise AssertionError(f"answered: {answer.text()[:80]!r}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from helpers.ask import ask, read, read_all, refused, request
+from helpers.ask import Answer, ask, read, read_all, refused, request
 from helpers.collector import Collector, Span, collector
 from helpers.disturbed import SLOW, SLOWER_SOUND, Step, ask_through, killed_holder, text_chunks
 from helpers.fleet import fleet
@@ -23,9 +25,17 @@ from omnistage.cli.stack import Stack as LaunchedStack
 from omnistage.models.toy import formulas
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-GIVEN = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("tracestate", "a=b"))
-UNSAMPLED = (("traceparent", f"00-{'a' * 32}-{PARENT}-00"),)
+UNKNOWN, BAD, UNRECORDED = "c" * 32, "b" * 32, "a" * 32
+"""Traces of the requests that are refused and of those that their client does not record."""
 STAGE_PHASES = {"open", "prefill", "generate"}
+
+
+def below(trace_id: str, flags: str = "01") -> tuple[tuple[str, str], ...]:
+    """Metadata of a request below a span of its client."""
+    return (("traceparent", f"00-{trace_id}-{PARENT}-{flags}"),)
+
+
+GIVEN = (*below(TRACE), ("tracestate", "a=b"))
 
 
 @contextmanager
@@ -52,17 +62,45 @@ def chain(spans: Collector, root: Span) -> list[Span]:
     return found
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a chain told of several requests, one after the other: `given` below a span of its client, three without one, some that their
+    client does not record, and two that were refused."""
+
+    chain: Stack
+    spans: Collector
+    given: Answer
+
+    def root(self, trace_id: str) -> Span:
+        """The router's span of the request that brought this trace."""
+        (found,) = [span for span in self.spans.of("omnistage-router", "generate") if span.trace_id == trace_id]
+        return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    folder = tmp_path_factory.mktemp("logs")
+    with collector() as spans, traced(folder, spans.url, options=SLOW) as running:
+        async with omni_stub(running.address) as stub:
+            (await ask(stub, request("hello", 3), metadata=below(UNRECORDED, "00"))).check_toy(3, "hello")
+            given = await ask(stub, request("hello", 3, request_id="r-1"), metadata=GIVEN)
+            (await ask(stub, request("hello", 3), metadata=below(UNRECORDED, "00"))).check_toy(3, "hello")
+            for _ in range(2):
+                await ask(stub, request("hello", 3))
+            await ask(stub, request("hello", 3), metadata=below("0" * 32))  # Not a possible one.
+            await refused(stub, request("tell nobody", model="gpt"), metadata=below(UNKNOWN))
+            await refused(stub, request("tell nobody", thinker={"stop": ["tell nobody" * 99]}), metadata=below(BAD))
+    return Told(running, spans, given)
+
+
 # One request -----------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_one_tree_below_the_span_of_its_client(tmp_path: Path) -> None:
-    with collector() as spans, traced(tmp_path, spans.url, options=SLOW) as running:
-        async with omni_stub(running.address) as stub:
-            answer = await ask(stub, request("hello", 3, request_id="r-1"), metadata=GIVEN)
+def test_a_request_is_one_tree_below_the_span_of_its_client(told: Told) -> None:
+    answer, running, spans = told.given, told.chain, told.spans
     answer.check_toy(3, "hello")
-    root = spans.one("omnistage-router", "generate")
-    assert (root.trace_id, root.parent) == (TRACE, PARENT)
-    assert {span.trace_id for span in spans.spans} == {TRACE}
+    root = told.root(TRACE)
+    assert root.parent == PARENT
     found = chain(spans, root)
     for outer, inner in pairwise(found):
         assert outer.holds(inner), (outer, inner)
@@ -70,7 +108,8 @@ async def test_a_request_is_one_tree_below_the_span_of_its_client(tmp_path: Path
         parts = spans.below(span)
         assert all(span.holds(part) for part in parts.values())
         assert span.error == "" and span.attributes["omnistage.reason"] == "OK"
-    assert len(spans.spans) == sum(1 + len(spans.below(span)) for span in found)
+    own = [span for span in spans.spans if span.trace_id == TRACE]
+    assert len(own) == sum(1 + len(spans.below(span)) for span in found)
     _check_router(spans, root, answer.started.session_id if answer.started else "")
     for span, further in zip(found[1:], ({"transfer"}, {"transfer"}, set()), strict=True):
         _check_stage(spans, span, further)
@@ -78,8 +117,8 @@ async def test_a_request_is_one_tree_below_the_span_of_its_client(tmp_path: Path
         assert span.attributes["omnistage.session_id"] == root.attributes["omnistage.session_id"]
         assert span.resource["process.pid"] == running.stages[span.name].pid
     assert running.router is not None
-    (line,) = lines(running.router, "answer.done")
-    assert (line["trace_id"], line["request_id"]) == (TRACE, "r-1")
+    (line,) = [line for line in lines(running.router, "answer.done") if line["request_id"] == "r-1"]
+    assert line["trace_id"] == TRACE
 
 
 def _check_router(spans: Collector, root: Span, session_id: str) -> None:
@@ -101,47 +140,52 @@ def _check_stage(spans: Collector, span: Span, further: set[str]) -> None:
         assert generate.begun_ns <= transfer.begun_ns
         assert transfer.attributes["omnistage.pieces"] > 0 and transfer.attributes["omnistage.waited_s"] >= 0
     if span.name == "thinker":
-        sent = {name: value for name, value in parts["transfer"].attributes.items() if name.startswith("omnistage.bytes.")}
-        assert sum(sent.values()) == span.attributes["omnistage.output.hidden"] * formulas.WIDTH * 4
+        assert sum(_sent(parts["transfer"]).values()) == span.attributes["omnistage.output.hidden"] * formulas.WIDTH * 4
 
 
-async def test_without_a_span_of_the_client_the_router_begins_a_trace(tmp_path: Path) -> None:
-    with collector() as spans, traced(tmp_path, spans.url) as running:
-        async with omni_stub(running.address) as stub:
-            for _ in range(2):
-                await ask(stub, request("hello", 3))
-            await ask(stub, request("hello", 3), metadata=[("traceparent", f"00-{'0' * 32}-{PARENT}-01")])  # Not a possible one.
-    roots = spans.of("omnistage-router", "generate")
-    assert len(roots) == 3 and len({root.trace_id for root in roots}) == 3 and {root.parent for root in roots} == {""}
+def _sent(transfer: Span) -> dict[str, Any]:
+    """Bytes by the way they went."""
+    return {name: value for name, value in transfer.attributes.items() if name.startswith("omnistage.bytes.")}
+
+
+def test_without_a_span_of_the_client_the_router_begins_a_trace(told: Told) -> None:
+    roots = [span for span in told.spans.of("omnistage-router", "generate") if not span.parent]
+    assert len(roots) == 3 and len({root.trace_id for root in roots}) == 3
     for root in roots:
-        assert {span.trace_id for span in chain(spans, root)} == {root.trace_id}
+        assert {span.trace_id for span in chain(told.spans, root)} == {root.trace_id}
 
 
-async def test_what_the_client_does_not_record_nobody_records(tmp_path: Path) -> None:
-    with collector() as spans, traced(tmp_path, spans.url) as running:
-        async with omni_stub(running.address) as stub:
-            for metadata in (UNSAMPLED, GIVEN, UNSAMPLED):
-                (await ask(stub, request("hello", 3), metadata=metadata)).check_toy(3, "hello")
-    assert {span.trace_id for span in spans.spans} == {TRACE}
-    chain(spans, spans.one("omnistage-router", "generate"))
+def test_what_the_client_does_not_record_nobody_records(told: Told) -> None:
+    """Of eight requests six are known, with all of their stages."""
+    roots = told.spans.of("omnistage-router", "generate")
+    assert len(roots) == 6
+    recorded = {root.trace_id for root in roots}
+    assert {span.trace_id for span in told.spans.spans} == recorded and UNRECORDED not in recorded
+    chain(told.spans, told.root(TRACE))
 
 
-async def test_an_error_is_on_the_span_of_who_found_it_and_of_who_passed_it_on(tmp_path: Path) -> None:
-    with collector() as spans, traced(tmp_path, spans.url) as running:
-        async with omni_stub(running.address) as stub:
-            await refused(stub, request("tell nobody", model="gpt"))
-            await refused(stub, request("tell nobody", thinker={"stop": ["tell nobody" * 99]}))
-    unknown, bad = spans.of("omnistage-router", "generate")
+def test_an_error_is_on_the_span_of_who_found_it_and_of_who_passed_it_on(told: Told) -> None:
+    spans, unknown, bad = told.spans, told.root(UNKNOWN), told.root(BAD)
     assert (unknown.error, unknown.attributes["error.type"], spans.below(unknown)) == ("UNKNOWN_MODEL", "UNKNOWN_MODEL", {})
     assert (bad.error, bad.attributes["omnistage.field"]) == ("BAD_REQUEST", "thinker.stop")
-    thinker = spans.one("omnistage-thinker", "thinker")
+    (thinker,) = [span for span in spans.of("omnistage-thinker", "thinker") if span.trace_id == BAD]
     assert (thinker.parent, thinker.error) == (bad.id, "BAD_REQUEST")
     assert [spans.below(span)["open"].error for span in (bad, thinker)] == ["BAD_REQUEST"] * 2
     assert "tell nobody" not in repr(spans.spans)
 
 
 async def test_waiting_for_a_place_is_a_span(tmp_path: Path) -> None:
-    with collector() as spans, traced(tmp_path, spans.url, options=SLOW, router_args=["--max-sessions", "1"]) as running:
+    with (
+        collector() as spans,
+        traced(
+            tmp_path,
+            spans.url,
+            kinds=["thinker"],
+            pipeline=str(_text_pipeline(tmp_path)),
+            options=SLOW,
+            router_args=["--max-sessions", "1"],
+        ) as running,
+    ):
         async with omni_stub(running.address) as stub:
             first = stub.Generate(request("hello", 3), timeout=60)
             assert (await read(first)).HasField("started")
@@ -154,16 +198,18 @@ async def test_waiting_for_a_place_is_a_span(tmp_path: Path) -> None:
     assert queue.begun_ns < queue.ended_ns <= opened.begun_ns and one.begun_ns < queue.begun_ns
 
 
-async def test_a_stack_of_the_command_gives_its_servers_the_collector(tmp_path: Path) -> None:
+async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_inline_limit(tmp_path: Path) -> None:
     with collector() as spans:
-        running = LaunchedStack(layout_of(Choice(pipeline="toy", servers=ServerOptions(otlp=spans.url))), log_folder=tmp_path)
+        servers = ServerOptions(otlp=spans.url, inline_limit=0)
+        running = LaunchedStack(layout_of(Choice(pipeline="toy", servers=servers)), log_folder=tmp_path)
         await running.start()
         try:
             async with omni_stub(running.address) as stub:
                 await ask(stub, request("hello", 3))
         finally:
             await running.stop()
-    chain(spans, spans.one("omnistage-router", "generate"))
+    _, thinker, *_ = chain(spans, spans.one("omnistage-router", "generate"))
+    assert _sent(spans.below(thinker)["transfer"]).keys() == {"omnistage.bytes.shared_memory"}
 
 
 # Losses ----------------------------------------------------------------------------------------------------------------------------------
