@@ -21,12 +21,12 @@ from omnistage.models.toy import formulas
 from omnistage.stage.inputs import CODES_WINDOW, WINDOW
 from omnistage.v1 import stage_pb2, tensor_pb2
 
-LONG = 1000
-"""Tokens: far more than may run ahead."""
-
 AHEAD = MAX_UNSENT + WINDOW
 """Rows between the Thinker and a sound that nobody takes, with one row to a chunk: what the link to the Talker keeps, and the Talker's
 window. What becomes codes at the next edge is less than the half of it at which credit is renewed. Each stage works on one more."""
+
+LONG = AHEAD + 100
+"""Tokens: more than may run ahead."""
 
 assert (MAX_UNSENT_CODES + CODES_WINDOW) / formulas.FRAMES_PER_ROW < WINDOW / 2
 
@@ -157,7 +157,7 @@ async def test_large_rows_go_through_shared_memory_by_default(folder: Path, seed
     with variant(folder, options={"width": WIDE}) as running:
         async with omni_stub(running.address) as stub:
             (await ask(stub, request("wide", seed))).check_toy(seed, "wide")
-            call = stub.Generate(request("wide", seed, thinker={"max_tokens": 400, "ignore_eos": True}), timeout=60)
+            call = stub.Generate(request("wide", seed, thinker={"max_tokens": 200, "ignore_eos": True}), timeout=60)
             await call.read()
             talker = await watch_until(running.addresses["talker"], lambda report: report.sessions == 1)
             assert dict(talker.transports) == {"shared_memory": 1}

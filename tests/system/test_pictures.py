@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import media_files
+from helpers import lengths, media_files
 from helpers.ask import Answer, ask, read, refused
 from helpers.disturbed import Step, ask_through, disturbed, holder, killed_holder
 from helpers.drawings import checkpoint
@@ -211,9 +211,15 @@ def spent(pid: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize(("at", "kept"), [(20, 0), (150, 125)])
-async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, at: int, kept: int) -> None:
+KEPT = {"20": 0, "150": 125}
+"""The step that was kept, by the one that is drawn when a process is killed."""
+
+
+@lengths.one_or_all("killed_at", KEPT)
+async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, killed_at: str) -> None:
     """The other goes on at the last step whose latents were kept, or at the first: the same file, for its steps are nobody else's."""
+    killed_at = lengths.draw(killed_at, KEPT, seed)
+    at, kept = int(killed_at), KEPT[killed_at]
     asked = drawing("a hill", seed, width=128, height=128, steps=250)
 
     async def kill() -> None:
@@ -234,13 +240,13 @@ async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, at: int, ke
 
 async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house: Fleet, seed: int) -> None:
     """Each is what it is alone, to rounding: from there on all share the steps of one process."""
-    asked = [drawing("hill " * (1 + n), seed + n, steps=150 + 10 * n, guidance_scale=n % 3) for n in range(4)]
+    asked = [drawing("hill " * (1 + n), seed + n, steps=100 + 10 * n, guidance_scale=n % 3) for n in range(4)]
 
     async def kill() -> None:
         await killed_holder(house, "painter")
 
     async with disturbed(house, alike=False, after=drawing("after")) as stub:
-        halfway = Step(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= 60, kill)
+        halfway = Step(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= 30, kill)
         answers = await asyncio.gather(ask_through(stub, asked[0], halfway), *(ask(stub, one) for one in asked[1:]))
         assert 0 < sum(len(answer.failovers) for answer in answers) < 4
         for one, answer in zip(asked, answers, strict=True):

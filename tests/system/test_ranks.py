@@ -38,7 +38,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> It
         yield running
 
 
-def question(seed: int, tokens: int = 150) -> omni_pb2.GenerateRequest:
+def question(seed: int, tokens: int = 100) -> omni_pb2.GenerateRequest:
     words = [stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="What?")])]
     thinker = stage_pb2.ThinkerParams(messages=words, sampling=DRAWN, max_tokens=tokens, ignore_eos=True)
     return omni_pb2.GenerateRequest(seed=seed, thinker=thinker)
@@ -63,7 +63,7 @@ async def test_a_rank_is_lost(house: Fleet, how: str, seed: int) -> None:
         os.kill(lost[name][1], blow)
 
     async with disturbed(house, alike=False, after=question(seed, 5)) as stub:
-        answer = await ask_through(stub, question(seed), Step(text_chunks(20), strike))
+        answer = await ask_through(stub, question(seed), Step(text_chunks(5), strike))
         answer.check_whole()
         assert len(answer.failovers) == 1
         whole = await ask(stub, question(seed))
@@ -107,7 +107,7 @@ async def test_a_stage_that_is_told_to_end_lets_its_answers_finish_and_ends_its_
 
 async def test_many_at_once_say_what_each_says_alone(house: Fleet, seed: int) -> None:
     async with omni_stub(house.address("router")) as stub:
-        together = await asyncio.gather(*(ask(stub, question(seed + n, 30)) for n in range(8)))
+        together = await asyncio.gather(*(ask(stub, question(seed + n, 20)) for n in range(5)))
         for n, answer in enumerate(together):
             answer.check_whole()
-            assert (await ask(stub, question(seed + n, 30))).text() == answer.text()
+            assert (await ask(stub, question(seed + n, 20))).text() == answer.text()
