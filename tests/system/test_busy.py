@@ -42,7 +42,7 @@ async def question(stub: omni_pb2_grpc.OmniServiceAsyncStub, number: int) -> str
 
 
 @pytest.mark.timeout(600)
-@lengths.rounds(300, 1500)
+@lengths.rounds(150, 1500)
 async def test_every_question_of_one_moment_is_answered(tmp_path: Path, rounds: int) -> None:
     with stack(tmp_path, stage_args=ROOM, router_args=ROOM) as running:
         async with omni_stub(running.address) as stub:
@@ -62,7 +62,7 @@ async def test_who_finds_all_places_taken_is_refused_at_once(tmp_path: Path) -> 
     with stack(tmp_path, stage_args=ROOM, router_args=["--max-sessions", "50", "--client-share", "1"]) as running:
         async with omni_stub(running.address) as stub:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(question(stub, number)) for number in range(300)]
+                asked = [group.create_task(question(stub, number)) for number in range(150)]
             ends = Counter(task.result() for task in asked)
             print(dict(ends))
             assert set(ends) == {"answered", "refused"}, "some found no place, and each of them was told a delay"
@@ -71,7 +71,7 @@ async def test_who_finds_all_places_taken_is_refused_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(600)
-@lengths.rounds(10, 60)
+@lengths.rounds(5, 60)
 async def test_nobody_is_given_up_on_a_machine_whose_cores_are_all_busy(tmp_path: Path, seed: int, rounds: int) -> None:
     """rounds: seconds that it is asked for."""
     with fleet(tmp_path, replicas=2, options={"interval_s": 0.02}) as toys:

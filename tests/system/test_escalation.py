@@ -12,6 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from helpers import lengths
 from helpers.ask import ask, read, read_all, refusal, request
 from helpers.disturbed import Step, ask_through, disturbed, found, killed_holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
@@ -26,14 +27,17 @@ TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 SLOW = {"interval_s": 0.02}
 
+INLINE_LIMITS = {"shared memory": "0", "inline": str(1 << 20)}
+"""By the way that tensors travel with them."""
+
 TEN_CHUNKS = 10 * 128 * 5 // 2
 """Bytes: a row of a toy Thinker has 32 float32, and a chunk two and a half rows on average."""
 
 
-@pytest.mark.parametrize("inline_limit", [0, 1 << 20])
-async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, inline_limit: int, seed: int) -> None:
+@lengths.one_or_all("way", INLINE_LIMITS)
+async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: str, seed: int) -> None:
     """Its replacement needs the rows from the first one on. Only a new Thinker session can make them again; the samples are the same."""
-    arguments = ["--replay-limit", str(TEN_CHUNKS), "--inline-limit", str(inline_limit)]
+    arguments = ["--replay-limit", str(TEN_CHUNKS), "--inline-limit", INLINE_LIMITS[lengths.draw(way, INLINE_LIMITS, seed)]]
     with fleet(tmp_path, replicas=2, options=SLOW, stage_args=arguments) as running:
 
         async def kill() -> None:

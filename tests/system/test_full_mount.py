@@ -52,7 +52,7 @@ FULL_WHILE_RUNNING = """
                     answer.take(event)
                 answer.check_toy(SEED, "fills", 150)
 
-                asked = [ask(stub, request(f"full {n}", SEED + n, thinker=answer_of(60))) for n in range(6)]
+                asked = [ask(stub, request(f"full {n}", SEED + n, thinker=answer_of(60))) for n in range(4)]
                 for n, answer in enumerate(await asyncio.gather(*asked)):
                     answer.check_toy(SEED + n, f"full {n}", 60)
                 assert FULL in thinker.log()
@@ -60,7 +60,7 @@ FULL_WHILE_RUNNING = """
 
                 leave_free(40 * MIB)
                 await asyncio.sleep(1.1)  # as long as a stage does not try again
-                asked = [ask(stub, request(f"room {n}", SEED + n, thinker=answer_of(60))) for n in range(6)]
+                asked = [ask(stub, request(f"room {n}", SEED + n, thinker=answer_of(60))) for n in range(3)]
                 for n, answer in enumerate(await asyncio.gather(*asked)):
                     answer.check_toy(SEED + n, f"room {n}", 60)
                 await all_free(list(running.addresses.values()))

@@ -11,7 +11,7 @@ from helpers.disturbed import disturbed, found
 from helpers.fleet import fleet
 from omnistage.v1 import omni_pb2_grpc
 
-CLIENTS = 6
+CLIENTS = 4
 SHORT, LONG = 40, 300
 """Tokens of an answer. The long ones take longer than a stage that is told to end waits for its sessions."""
 

@@ -231,7 +231,7 @@ def check_words_come_before_their_sound(events: Sequence[object]) -> None:
     assert told_s <= heard_s
 
 
-@lengths.rounds(4, 20)
+@lengths.rounds(3, 20)
 async def test_many_at_once_are_each_told_their_own(house: Fleet, seed: int, rounds: int) -> None:
     asked = [question(tokens=10 + 3 * number, seed=seed + number) for number in range(rounds)]
     async with omni_stub(house.address("router")) as stub:
