@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.slow
 @pytest.mark.serial
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seconds", [10, pytest.param(120, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [15, pytest.param(120, marks=pytest.mark.long)])
 def test_chaos_leaves_only_right_answers_retryable_errors_and_nothing_else(seed: int, seconds: int) -> None:
     command = [sys.executable, "-m", "chaos", "--seconds", str(seconds), "--seed", str(seed)]
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)

@@ -22,7 +22,7 @@ from omnistage.client import AsyncOmni, AudioChunk, BadRequestError, TextDelta
 from omnistage.client.answer import Answer
 
 QUESTIONS = ("How do plants make food?", "What is a river?", "Why should I drink water?")
-MAX_TOKENS = 40
+MAX_TOKENS = 30
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
@@ -123,11 +123,11 @@ async def test_say_speaks_exactly_this_text(address: str) -> None:
 async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_request_works(address: str, text: str) -> None:
     async with AsyncOmni(address=address) as omni:
         try:
-            answer = await omni.generate(text, max_tokens=8)
+            answer = await omni.generate(text, max_tokens=4)
             assert answer.finish_reason in ("stop", "length")
         except BadRequestError as error:
             assert "thinker" in str(error)
-        following = await omni.generate(QUESTIONS[0], max_tokens=8)
+        following = await omni.generate(QUESTIONS[0], max_tokens=4)
     assert following.text and following.audio is not None
 
 

@@ -22,7 +22,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ALL = ("text", "audio", "alignment")
-TOKENS = 60
+TOKENS = 40
 SEED = 11
 QUESTION = "How do plants make food?"
 KINDS = ("thinker", "talker", "code2wav")
