@@ -38,7 +38,6 @@ from omnistage.models.options import LoadOptions
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
 END_S = 20.0
-STATES = ("at rest", "stopped")
 COMPANIES = {f"{size} {dtype}": (size, dtype) for size in (2, 4) for dtype in ("float32", "bfloat16")}
 TEAMS = {"two": (2, False), "four": (4, False), "two, tied": (2, True), "four, tied": (4, True)}
 LOSSES = {f"{which} {state}": (which, state == "at work") for which in (0, 2) for state in ("at rest", "at work")}
@@ -316,9 +315,9 @@ async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within
         await until(lambda: bool(ended))
 
 
-@lengths.one_or_all("state", STATES)
-def test_the_others_end_with_the_first_one(state: str, seed: int) -> None:
-    """Also one that is stopped."""
+@pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=lengths.LONG)])
+def test_the_others_end_with_the_first_one(stopped: bool) -> None:
+    """One that is stopped hears of nothing, and the kernel has to end it."""
     code = (
         "import signal; from test_team import *; held = engine_of(options(2, 0)); _, team = held.__enter__()\n"
         "print(*team.processes, flush=True); signal.pause()"
@@ -328,7 +327,7 @@ def test_the_others_end_with_the_first_one(state: str, seed: int) -> None:
         assert first.stdout is not None
         (process,) = map(int, first.stdout.readline().split())
         assert Path(f"/proc/{process}/fd").exists()
-        if lengths.draw(state, STATES, seed) == "stopped":
+        if stopped:
             os.kill(process, signal.SIGSTOP)
         first.kill()
     assert wait_end(process, END_S)
