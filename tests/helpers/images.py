@@ -74,9 +74,9 @@ def download(folder: Path, *, extras: tuple[str, ...] = EXTRAS) -> None:
     _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.hashed(name)}" for name in ("build", "core", *extras)))
 
 
-def write_image(stream: IO[bytes], wheels: Path, *, environment: bool = False) -> None:
-    """Write the files of a base image as `docker import` reads them. environment: with the packages of this environment that
-    images with torch install, in the place where they would install them."""
+def write_image(stream: IO[bytes], *, environment: bool = False) -> None:
+    """Write a small Debian and what a base image has of its own, as `docker import` reads it. environment: with a virtual environment, for
+    the packages of this one."""
     made = _system()
     with tarfile.open(made) as system:
         system.getmembers()
@@ -85,10 +85,19 @@ def write_image(stream: IO[bytes], wheels: Path, *, environment: bool = False) -
         for begin in range(0, end, PIECE):
             stream.write(source.read(min(PIECE, end - begin)))
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as image:
-        image.add(wheels, "wheels", filter=_of_root)
         _add_file(image, "etc/pip.conf", PIP_CONFIG)
         if environment:
             _add_environment(image)
+
+
+def files(wheels: Path, *, environment: bool = False) -> Iterator[tuple[Path, str]]:
+    """What is laid into an image: files of this machine, and their paths in the image. environment: with the packages of this environment
+    that images with torch install, where they would install them."""
+    for wheel in wheels.iterdir():
+        yield wheel, f"wheels/{wheel.name}"
+    if environment:
+        for path, name in _installed():
+            yield path, f"{ENVIRONMENT}/lib/python{PYTHON}/site-packages/{name}"
 
 
 @contextmanager
@@ -157,14 +166,12 @@ def _system() -> Path:
 
 
 def _add_environment(image: tarfile.TarFile) -> None:
-    """A virtual environment of the image's Python, as venv makes it, with what is installed in this one."""
+    """An empty virtual environment of the image's Python, as venv makes it."""
     command = f"/usr/bin/python3 -m venv --clear /{ENVIRONMENT}"
     _add_file(image, f"{ENVIRONMENT}/pyvenv.cfg", f"home = /usr/bin\ninclude-system-site-packages = false\ncommand = {command}\n")
     link = tarfile.TarInfo(f"{ENVIRONMENT}/bin/python")
     link.type, link.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
     image.addfile(link)
-    for path, name in _installed():
-        image.add(path, f"{ENVIRONMENT}/lib/python{PYTHON}/site-packages/{name}", recursive=False, filter=_of_root)
 
 
 def _installed() -> Iterator[tuple[Path, str]]:
@@ -184,12 +191,6 @@ def _add_file(image: tarfile.TarFile, name: str, text: str) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(text.encode())
     image.addfile(member, io.BytesIO(text.encode()))
-
-
-def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = "root"
-    return member
 
 
 def _run(*command: str) -> None:

@@ -177,7 +177,8 @@ def import_bases(daemon: Daemon, base: str, wheels: Path) -> None:
         return
     images.download(wheels, extras=images.ROUTER_EXTRAS if base == READY else images.EXTRAS)
     for name in sorted(wanted):
-        daemon.import_image(name, partial(images.write_image, wheels=wheels, environment=name == READY), IMPORT_TIMEOUT_S)
+        daemon.import_image(name, partial(images.write_image, environment=name == READY), IMPORT_TIMEOUT_S)
+        daemon.lay(name, images.files(wheels, environment=name == READY))
 
 
 @pytest.fixture(scope="module")
