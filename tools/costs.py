@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -100,6 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help="make the last run's table that of the repository: tests/costs.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Into `head`.
     try:
         if options.write:
             write()
