@@ -38,6 +38,7 @@ from omnistage.models.options import LoadOptions
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
 END_S = 20.0
+INTERFACE = "GLOO_SOCKET_IFNAME"
 COMPANIES = {f"{size} {dtype}": (size, dtype) for size in (2, 4) for dtype in ("float32", "bfloat16")}
 TEAMS = {"two": (2, False), "four": (4, False), "two, tied": (2, True), "four, tied": (4, True)}
 LOSSES = {f"{which} {state}": (which, state == "at work") for which in (0, 2) for state in ("at rest", "at work")}
@@ -117,8 +118,9 @@ def tokens(answers: list[list[SequenceEvent]]) -> list[list[Item]]:
 
 
 @lengths.one_or_all("case", TEAMS)
-async def test_several_ranks_say_what_one_says(case: str, seed: int) -> None:
+async def test_several_ranks_say_what_one_says(case: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of the fixed sequence that tells what a machine computes; and only this machine can reach them."""
+    monkeypatch.delenv(INTERFACE, raising=False)  # An earlier test may have set it.
     size, tied = TEAMS[lengths.draw(case, TEAMS, seed)]
     settings, asked = options(size, seed, tied=tied), requests(seed)
     one, fixed = alone(settings)
@@ -130,6 +132,8 @@ async def test_several_ranks_say_what_one_says(case: str, seed: int) -> None:
         team.connect(torch.device("cpu"))
         addresses = listened([os.getpid(), *team.processes]) - before
         assert len(addresses) >= 2 and all(address.startswith("127.") for address in addresses), addresses
+        # Where the name of the machine is one of the loopback, they would be there by chance.
+        assert os.environ[INTERFACE] == "lo" and all(f"{INTERFACE}=lo" in variables(process) for process in team.processes)
         logits = team.logits(decoder.logits)
         results = fixed_results(decoder, logits, one.attention.backend, team)
         engine = Engine(decoder, TokenHead(logits), pages=64, poison=True, followers=team)
@@ -343,6 +347,11 @@ def listened(processes: list[int]) -> set[str]:
             if fields[3] == "0A" and int(fields[9]) in own:
                 found.add(address(fields[1]))
     return found
+
+
+def variables(process: int) -> list[str]:
+    """Those that it was started with."""
+    return Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
 
 
 def opened(process: int) -> Iterator[str]:
