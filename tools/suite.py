@@ -24,8 +24,9 @@ from typing import IO, Any
 from tools.costs import LAST, ROOT, Cost, Costs, text_of
 
 SEED = "OMNISTAGE_TEST_SEED"
-WITHOUT_TORCH = ("wire", "link", "router", "connector", "house")
-"""Folders whose tests import no torch, which takes seconds and memory of each worker."""
+WITHOUT_TORCH = ("wire", "link", "router", "connector", "client", "cli", "house")
+"""Folders whose tests import no torch, which takes seconds and memory of each worker. Together they take as long as each of the workers
+with the other ones."""
 WORKERS = 2
 MOST_FLAKY = 3
 """With more of them a run has failed, though each passed the second time."""
