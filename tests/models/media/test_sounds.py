@@ -6,23 +6,33 @@ import base64
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from transformers.audio_utils import load_audio
 
 from helpers import media_files
 from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.preprocessing import SoundPreprocessing
 
-LIBSNDFILE = [
+EXACT = [
     ("WAV", "PCM_16", 16_000, 1),
     ("WAV", "FLOAT", 48_000, 2),
     ("WAV", "PCM_U8", 8_000, 1),
     ("WAV", "PCM_24", 44_100, 6),
     ("FLAC", "PCM_16", 44_100, 2),
+    ("FLAC", "PCM_24", 48_000, 1),
+    ("WAV", "ULAW", 8_000, 1),
+    ("WAV", "PCM_32", 16_000, 1),
+    ("AU", "DOUBLE", 16_000, 2),
+    ("CAF", "ALAC_16", 24_000, 1),
+    ("RF64", "PCM_16", 16_000, 1),
+    ("AIFF", "PCM_16", 11_025, 1),
+    ("W64", "PCM_16", 96_000, 1),
+]
+LOSSY = [
     ("OGG", "VORBIS", 22_050, 1),
     ("OGG", "OPUS", 48_000, 2),
     ("MP3", None, 44_100, 2),
-    ("AIFF", "PCM_16", 11_025, 1),
-    ("W64", "PCM_16", 96_000, 1),
 ]
 FFMPEG = [
     ("mp4", "aac", 48_000),
@@ -36,14 +46,41 @@ FFMPEG = [
 ]
 
 
-async def test_what_libsndfile_reads_has_the_bits_of_the_published_loader(decoder: MediaDecoder, seed: int) -> None:
-    for number, (form, subtype, source_hz, channels) in enumerate(LIBSNDFILE):
+async def test_what_loses_nothing_has_the_bits_of_the_published_loader(decoder: MediaDecoder, seed: int) -> None:
+    for number, (form, subtype, source_hz, channels) in enumerate(EXACT):
         rate_hz = (16_000, 24_000)[number % 3 == 2]
         data = media_files.sound(seed, 1.3, source_hz, channels, form, subtype)
         sound = await decoder.sound(data, SoundPreprocessing(rate_hz))
-        words = base64.b64encode(data).decode()
-        assert np.array_equal(sound.samples, np.clip(load_audio(words, rate_hz, backend="soundfile"), -1, 1)), (form, subtype)
+        assert np.array_equal(sound.samples, published(data, rate_hz)), (form, subtype)
         assert sound.rate_hz == rate_hz
+
+
+async def test_what_loses_something_is_as_the_published_loader_has_it(decoder: MediaDecoder, seed: int) -> None:
+    """Other decoders round otherwise."""
+    for form, subtype, source_hz, channels in LOSSY:
+        data = media_files.sound(seed, 1.3, source_hz, channels, form, subtype)
+        assert (await decoder.sound(data)).samples == pytest.approx(published(data, 16_000), abs=1e-5), (form, subtype)
+
+
+async def test_sound_above_full_scale_keeps_its_shape(decoder: MediaDecoder, seed: int) -> None:
+    for source_hz in (16_000, 44_100):
+        data = media_files.written(media_files.samples(seed, 1.0, source_hz) * 6, source_hz, "WAV", "FLOAT")
+        samples = (await decoder.sound(data)).samples
+        assert np.abs(samples).max() > 1.5
+        assert np.array_equal(samples, published(data, 16_000))
+
+
+async def test_whole_numbers_in_floats_are_refused_with_what_to_do(decoder: MediaDecoder, seed: int) -> None:
+    for form, subtype in [("WAV", "FLOAT"), ("AU", "DOUBLE")]:
+        data = media_files.written(media_files.samples(seed) * 32768, 16_000, form, subtype)
+        with pytest.raises(BadMedia, match=r"a sample of it is .*, and full scale is 1: divide all by 32768"):
+            await decoder.sound(data)
+
+
+def published(data: bytes, rate_hz: int) -> NDArray[np.float32]:
+    """What Transformers makes of a file."""
+    samples: NDArray[np.float32] = load_audio(base64.b64encode(data).decode(), rate_hz, backend="soundfile")
+    return samples
 
 
 async def test_what_ffmpeg_reads_is_the_sound_that_was_written(decoder: MediaDecoder, seed: int) -> None:

@@ -65,7 +65,7 @@ def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Med
     """What was made, or why it was not."""
     try:
         try:
-            check_whole(file)
+            check_whole(file, limits.of(request["kind"])[0])
             made = _made(request["kind"], request["ask"], file, output, limits)
         except UnknownFormat as error:
             return {"bad": advice(file, limits) or str(error)}

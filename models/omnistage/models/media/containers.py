@@ -13,7 +13,7 @@ from omnistage.models.media.limits import MediaLimits
 
 FORMATS = (
     *("mov", "mp4", "m4a", "3gp", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg", "asf", "gif"),
-    *("wav", "w64", "aiff", "au", "caf", "flac", "mp3", "aac", "ac3", "eac3", "amr"),
+    *("wav", "w64", "aiff", "au", "caf", "flac", "mp3", "aac", "ac3", "eac3", "amr", "voc", "nistsphere"),
 )
 """No playlists: those name other files."""
 
@@ -23,7 +23,8 @@ VIDEO_DECODERS = (
 )
 AUDIO_DECODERS = (
     *("aac", "mp3float", "mp3", "mp2float", "mp2", "opus", "libopus", "vorbis", "libvorbis", "flac", "alac", "ac3", "eac3"),
-    *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt"),
+    *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "gsm", "gsm_ms"),
+    *("adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt", "g726", "g726le"),
     *("pcm_u8", "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
     *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw"),
 )
@@ -63,7 +64,8 @@ def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) ->
     context = stream.codec_context
     if context is None or context.name not in known:
         name = "unknown" if context is None else context.name
-        raise BadMedia(f"nothing here decodes its codec ({name}): convert it to MP4 with H.264 and AAC")
+        advice = "WAV, FLAC or MP3, or a film to MP4 with AAC" if stream.type == "audio" else "MP4 with H.264 and AAC"
+        raise BadMedia(f"nothing here decodes its codec ({name}): convert it to {advice}")
     context.thread_count = 1
     context.thread_type = "NONE"
     context.options = {"max_pixels": str(limits.film_pixels)}

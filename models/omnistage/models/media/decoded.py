@@ -19,7 +19,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """samples: float32 [n] in -1..1, n at least 1, mono. rate_hz: samples per second."""
+    """samples: float32 [n], n at least 1, mono. Full scale is 1; recordings in floats may be louder. rate_hz: samples per second."""
 
     samples: NDArray[np.float32]
     rate_hz: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from omnistage.models.media import containers, pictures, sounds
+from omnistage.models.media import containers, pictures
 from omnistage.models.media.limits import MediaLimits
 
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
@@ -23,9 +23,6 @@ def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
             return f"it is a picture ({picture.format}): send it as image/*"
     if is_avif:
         return "it is a picture in AVIF that is damaged: send all of it, or encode it anew"
-    if (sound := sounds.opened(file)) is not None:
-        with sound:
-            return f"it is a sound ({sound.format}): send it as audio/*"
     if (container := containers.opened(file, limits)) is not None:
         with container:
             if containers.video_stream(container) is not None:

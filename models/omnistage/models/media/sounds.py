@@ -1,118 +1,164 @@
-"""A sound decoded, by libsndfile where that knows the format, else by FFmpeg. Runs in the decoding process."""
+"""A sound decoded, by FFmpeg, to its end: how long it is, is counted and not believed. Runs in the decoding process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import av
 import numpy as np
-import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from omnistage.models.media import containers
+from omnistage.models.media import containers, mp3
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.parts import parts
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 
-UNKNOWN_LENGTH = 1 << 62
-"""libsndfile says so, or more, where the header does not tell."""
+FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
+"""Decoders of frames that are found by a mark, which other bytes can have too, and that lean on the frames before: where such sounds were
+joined, or a recording begins, some frames cannot be decoded though nothing is damaged."""
 
-BLOCK = 1 << 18
-"""Samples of all channels that are read at once."""
+UNDECODED = 0.1
+"""Of their frames, which may be so."""
+
+LOUDEST = 64.0
+"""A recording in floating point may be above full scale, which is 1, and not so much."""
 
 
 def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """[n] mono. Raises BadMedia, or whatever the libraries raise for what is damaged."""
-    if (sound := opened(file)) is not None:
-        with sound:
-            frames = sound.frames if sound.frames < UNKNOWN_LENGTH else 0
-            mixer = Mixer(sound.samplerate, sound.channels, frames / sound.samplerate, ask.rate_hz, limits)
-            while len(block := sound.read(max(BLOCK // sound.channels, 1), dtype="float32", always_2d=True)):
-                mixer.add(block)
-            return mixer.result()
-    container = containers.opened(file, limits)
-    if container is None:
-        raise UnknownFormat("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
-    with container:
-        if containers.video_stream(container) is not None:
-            raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
-        return track(container, ask, limits)
-
-
-def opened(file: BinaryIO) -> soundfile.SoundFile | None:
-    """A sound of which the header has been read, None for what libsndfile does not know."""
-    file.seek(0)
-    try:
-        return soundfile.SoundFile(file)
-    except soundfile.LibsndfileError:
-        return None
+    mixer = Mixer(ask.rate_hz, limits)
+    for part in parts(file, limits.sound_bytes):
+        container = containers.opened(part, limits)
+        if container is None and mixer.seconds:
+            raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
+        if container is None:
+            raise UnknownFormat("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
+        with container:
+            if containers.video_stream(container) is not None:
+                raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
+            frames = _add(container, mixer, limits)
+            if container.format.name == "mp3" and frames < (said := mp3.missing_frames(part)):
+                raise BadMedia(f"it says that it has {said} frames of sound, and {frames} are there: it was cut off, send all of it")
+    return mixer.result()
 
 
 def track(container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """[n] mono of the first sound in a container. Raises BadMedia if there is none."""
+    mixer = Mixer(ask.rate_hz, limits)
+    _add(container, mixer, limits)
+    return mixer.result()
+
+
+def _add(container: Any, mixer: Mixer, limits: MediaLimits) -> int:
+    """How many packets the sound has. Raises BadMedia."""
     stream = next(iter(container.streams.audio), None)
     if stream is None:
         raise BadMedia("there is no sound in it: of a film, ask without use_audio")
     containers.checked_decoder(stream, containers.AUDIO_DECODERS, limits)
-    declared_s = containers.declared_s(container, stream)
-    mixer = None
-    for block, rate_hz in _blocks(container, stream):
-        mixer = mixer or Mixer(rate_hz, block.shape[1], declared_s, ask.rate_hz, limits)
-        if rate_hz != mixer.source_hz:
-            raise BadMedia("the rate of its samples changes in the middle: convert it to WAV or FLAC")
-        mixer.add(block)
-    if mixer is None:
-        raise BadMedia("its sound has no samples: send a sound that lasts")
-    return mixer.result()
+    if container.format.name == "caf" and stream.codec_context.name == "alac":
+        # FFmpeg takes from the last packet what that does not have.
+        stream.codec_context.flags2 |= av.codec.context.Flags2.skip_manual
+    packets = undecoded = samples = 0
+    for packet in container.demux(stream):
+        packets += bool(packet.size)
+        try:
+            frames = packet.decode()
+        except av.error.InvalidDataError:
+            if stream.codec_context.name not in FOUND_BY_A_MARK:
+                raise
+            undecoded += 1
+            continue
+        for frame in frames:
+            mixer.add(_samples(frame), frame.sample_rate)
+            samples += frame.samples
+    if undecoded > UNDECODED * packets:
+        raise BadMedia(f"{undecoded} of its {packets} frames of sound cannot be decoded: it is damaged, encode it anew")
+    if container.format.name == "flac" and samples < (said := (stream.duration or 0) * stream.time_base * stream.sample_rate):
+        raise BadMedia(f"it says that it has {said} samples, and {samples} are there: it was cut off, send all of it")
+    return packets
 
 
-def _blocks(container: Any, stream: Any) -> Iterator[tuple[NDArray[np.float32], int]]:
-    """[n, channels] and the rate of each."""
-    resampler = av.AudioResampler(format="fltp")
-    for frame in container.decode(stream):
-        for planar in resampler.resample(frame):
-            yield np.asarray(planar.to_ndarray(), np.float32).T, planar.sample_rate
+def _samples(frame: Any) -> NDArray[np.float32]:
+    """[n, channels], full scale 1."""
+    there: NDArray[Any] = frame.to_ndarray()
+    block = there.T if frame.format.is_planar else there.reshape(frame.samples, -1)
+    if block.dtype.kind == "f":
+        return block.astype(np.float32)
+    full_scale = 2.0 ** (8 * block.dtype.itemsize - 1)
+    samples = block.astype(np.float32)
+    samples -= full_scale if block.dtype.kind == "u" else 0.0
+    samples /= full_scale
+    return samples
 
 
 class Mixer:
-    """Blocks of many channels in, mono at another rate out: the mean of the channels, resampled by soxr in its high quality, as
-    Transformers' `load_audio` does it, to the bit. declared_s: what the header says, 0 if it does not. Raises BadMedia."""
+    """Blocks of many channels and any rate in, mono at one rate out: the mean of the channels, resampled by soxr in its high quality, as
+    Transformers' `load_audio` does it, to the bit. What is louder than full scale stays so. Raises BadMedia."""
 
-    def __init__(self, source_hz: int, channels: int, declared_s: float, rate_hz: int, limits: MediaLimits) -> None:
-        if not 0 < source_hz <= limits.sound_rate_hz:
-            raise BadMedia(f"it has {source_hz} samples per second, and at most {limits.sound_rate_hz} may be: convert it to {rate_hz}")
-        if not 0 < channels <= limits.sound_channels:
-            raise BadMedia(f"it has {channels} channels, and at most {limits.sound_channels} may be: convert it to one")
-        self.source_hz = source_hz
-        self._rate_hz = rate_hz
-        self._most_s = limits.sound_s
+    def __init__(self, rate_hz: int, limits: MediaLimits) -> None:
+        self._rate_hz, self._limits = rate_hz, limits
+        self._source_hz = 0
+        self._before_s = 0.0
         self._count = 0
         self._out: list[NDArray[np.float32]] = []
-        self._resampler = soxr.ResampleStream(source_hz, rate_hz, 1, dtype="float32", quality="HQ") if source_hz != rate_hz else None
-        self._check(declared_s)
+        self._whole: list[NDArray[np.float32]] = []
+        self._resampler: soxr.ResampleStream | None = None
 
-    def add(self, block: NDArray[np.float32]) -> None:
-        """[n, channels] float32."""
+    @property
+    def seconds(self) -> float:
+        """That came so far."""
+        return self._before_s + (self._count / self._source_hz if self._count else 0.0)
+
+    def add(self, block: NDArray[np.float32], source_hz: int) -> None:
+        """[n, channels]."""
+        if not len(block):
+            return
+        if source_hz != self._source_hz:
+            self._begin(source_hz)
+        channels = block.shape[1]
+        if channels > self._limits.sound_channels:
+            raise BadMedia(f"it has {channels} channels, and at most {self._limits.sound_channels} may be: convert it to one")
         self._count += len(block)
-        self._check(self._count / self.source_hz)
-        if not np.isfinite(block).all():
-            raise BadMedia("some of its samples are no numbers: encode it anew, in whole numbers")
-        mono = block.T.mean(axis=0) if block.shape[1] > 1 else block[:, 0]
+        if self.seconds > self._limits.sound_s:
+            raise BadMedia(
+                f"its sound lasts {self.seconds:.0f} s or more, and at most {self._limits.sound_s:g} s may be: send a part of it"
+            )
+        # No number is no more than anything.
+        if not (loudest := np.abs(block).max()) <= LOUDEST:
+            if not np.isfinite(loudest):
+                raise BadMedia("some of its samples are no numbers: encode it anew, in whole numbers")
+            raise BadMedia(f"a sample of it is {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits")
+        mono = block.T.mean(axis=0) if channels > 1 else block[:, 0]
         self._out.append(self._resampler.resample_chunk(mono) if self._resampler else mono)
 
     def result(self) -> NDArray[np.float32]:
         """All of it. Nothing more can be added."""
-        if not self._count:
+        self._end()
+        if not self._whole:
             raise BadMedia("it has no samples, or was cut off before the first: send all of a sound that lasts")
+        return np.concatenate(self._whole)
+
+    def _begin(self, source_hz: int) -> None:
+        """What comes has another rate than what came."""
+        if not 0 < source_hz <= self._limits.sound_rate_hz:
+            most = self._limits.sound_rate_hz
+            raise BadMedia(f"it has {source_hz} samples per second, and at most {most} may be: convert it to {self._rate_hz}")
+        self._end()
+        self._source_hz = source_hz
+        if source_hz != self._rate_hz:
+            self._resampler = soxr.ResampleStream(source_hz, self._rate_hz, 1, dtype="float32", quality="HQ")
+
+    def _end(self) -> None:
+        """Of what has one rate."""
+        if not self._count:
+            return
         if self._resampler:
             self._out.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
         samples = np.concatenate(self._out)
-        length = math.ceil(self._count * self._rate_hz / self.source_hz)
-        return np.clip(np.pad(samples, (0, max(0, length - len(samples))))[:length], -1.0, 1.0)
-
-    def _check(self, seconds: float) -> None:
-        if seconds > self._most_s:
-            raise BadMedia(f"its sound lasts {seconds:.0f} s or more, and at most {self._most_s:g} s may be: send a part of it")
+        length = math.ceil(self._count * self._rate_hz / self._source_hz)
+        self._whole.append(np.pad(samples, (0, max(0, length - len(samples))))[:length])
+        self._before_s += self._count / self._source_hz
+        self._resampler, self._count, self._out = None, 0, []

@@ -1,22 +1,20 @@
 """Whether all of a file came, by what its own header says of its length. Runs in the decoding process.
 
-Decoders take a part for the whole: half of a WAV is a sound of half the length. Of formats that have no length in bytes, such as MPEG-TS,
-Ogg and MP3, nothing can be said here.
+Decoders take a part for the whole: half of a film is one of half the length. Of formats that have no length in bytes, such as MPEG-TS, ADTS
+and most MP3, nothing can be said. What a length tells of sounds in chunks, such as WAV, `chunks` finds out.
 """
 
 from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from omnistage.models.media.errors import BadMedia
 
-COMPLETE = 0.9
-"""Of the bytes that a file says it has, so many must be there: lengths in headers are a little wrong at times."""
-
-UNKNOWN_BYTES = 0x7FFF0000
-"""Who writes into a pipe cannot know the length, and writes this or more, or nothing."""
+SLACK = 64
+"""Bytes that may be missing: some count a head twice."""
 
 BOXES = 10_000
 """Of an MP4 that are looked at: each fragment of a film has some."""
@@ -25,51 +23,74 @@ BOX_TYPES = frozenset(
     (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"mfra", b"meta", b"sidx", b"free", b"skip", b"wide", b"uuid", b"pnot", b"udta")
 )
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
-W64_HEAD = b"riff\x2e\x91\xcf\x11"
+ASF_HEAD, ASF_FILE = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", b"\xa1\xdc\xab\x8c\x47\xa9\xcf\x11"
+ASF_BYTES = 1 << 16
+"""Of its beginning, in which that is looked for."""
+
+ASF_LIVE = 1
+"""Flag of one that was sent while it was made: what it says of its size is nothing."""
 
 
-def check_whole(file: BinaryIO) -> None:
-    """Raises BadMedia for a file that was cut off."""
+def check_whole(file: BinaryIO, most_bytes: int) -> None:
+    """Raises BadMedia for a file that was cut off. most_bytes: that it may have at all."""
     there = file.seek(0, io.SEEK_END)
-    said = _said(file)
-    if there < COMPLETE * said:
-        raise BadMedia(f"it says that it has {said} bytes, and {there} are there: it was cut off, send all of it")
+    said = _said(file, most_bytes)
+    if there + SLACK < said:
+        raise cut_off(said, there)
 
 
-def _said(file: BinaryIO) -> int:
+def cut_off(said: int, there: int) -> BadMedia:
+    """The error of a file that says it has so many bytes."""
+    return BadMedia(f"it says that it has {said} bytes, and {there} are there: it was cut off, send all of it")
+
+
+def _said(file: BinaryIO, most_bytes: int) -> int:
     """Bytes of the whole, 0 where the file does not tell."""
     file.seek(0)
     head = file.read(64).ljust(64, b"\0")
-    if head.startswith(W64_HEAD):
-        return int(struct.unpack_from("<Q", head, 16)[0])
-    if head.startswith(b"RF64"):
-        return 8 + int(struct.unpack_from("<Q", head, 20)[0]) if head[12:16] == b"ds64" else 0
-    if head.startswith(b"RIFF"):
-        return _known(8, struct.unpack_from("<I", head, 4)[0])
-    if head.startswith(b"FORM"):
-        return _known(8, struct.unpack_from(">I", head, 4)[0])
+    if head.startswith(b"RIFF") and head[8:12] != b"WAVE":
+        return _known(8, struct.unpack_from("<I", head, 4)[0], most_bytes)
     if head.startswith(b".snd"):
-        return _known(*struct.unpack_from(">II", head, 4))
+        before, count = struct.unpack_from(">II", head, 4)
+        return _known(before, count, most_bytes)
+    if head.startswith(ASF_HEAD):
+        return _of_asf(file)
     if head.startswith(EBML):
         return _of_matroska(file)
     return _of_boxes(file) if head[4:8] in BOX_TYPES else 0
 
 
-def _known(before: int, count: int) -> int:
-    return before + count if 0 < count < UNKNOWN_BYTES else 0
+def _known(before: int, count: int, most_bytes: int) -> int:
+    """Who writes into a pipe cannot know the length, and writes none, or one that is beyond all that may be."""
+    return before + count if count <= most_bytes else 0
+
+
+def _of_asf(file: BinaryIO) -> int:
+    """Objects have a name of 16 bytes and their size; one in the header says the size of all."""
+    file.seek(0)
+    head = file.read(ASF_BYTES)
+    at = head.find(ASF_FILE)
+    if at < 0 or len(head) < at + 92 or head[at + 88] & ASF_LIVE:
+        return 0
+    return int(struct.unpack_from("<Q", head, at + 40)[0])
 
 
 def _of_boxes(file: BinaryIO) -> int:
-    """ISO/IEC 14496-12: a box has its size, its type, and its size again where 32 bits are too few; 0 is to the end of the file."""
-    end = 0
+    return max((end for _, _, end in boxes(file)), default=0)
+
+
+def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """Type, beginning and end of those that follow each other. ISO/IEC 14496-12: a box has its size, its type, and its size again where 32
+    bits are too few; 0 is to the end of the file."""
+    at = 0
     for _ in range(BOXES):
-        file.seek(end)
+        file.seek(at)
         size, kind, large = struct.unpack(">I4sQ", file.read(16).ljust(16, b"\0"))
         size = large if size == 1 else size
         if kind not in BOX_TYPES or size < 8:
-            break
-        end += size
-    return end
+            return
+        yield kind, at, at + size
+        at += size
 
 
 def _of_matroska(file: BinaryIO) -> int:

@@ -1,0 +1,193 @@
+"""Sounds in files of chunks, WAV, RF64, W64, AIFF and CAF: where their samples end. Runs in the decoding process.
+
+Who writes into a pipe cannot go back, so such a file says any length: none, the largest, or that of a first block. FFmpeg and libsndfile
+believe most of them. Here what is there decides: samples end where the file or other known chunks say so too, else they go on to the end.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from omnistage.models.media.wholeness import SLACK, cut_off
+
+MOST = 10_000
+"""Chunks of one file that are looked at."""
+
+FEW = 0.1
+"""Of the samples: unknown bytes behind them, if so few, are no samples where the file says twice that it ended before."""
+
+CHUNKS = (b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"_PMX", b"PEAK", b"cue ", b"smpl", b"inst", b"JUNK", b"NAME", b"ANNO", b"info")
+TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
+"""What is put behind samples: chunks, which may be cut off, and tags that are none."""
+
+MARKS = re.compile(b"|".join((*CHUNKS, b"RIFF", b"RF64", b"BW64", b"RIFX", b"FORM", b"riff\x2e", b"caff\0")))
+"""So begins whatever may follow samples of which nobody says how many they are."""
+
+BLOCK = 1 << 20
+"""Bytes that are searched at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of a format. first: where its first chunk is. name_bytes: of a chunk's name. size: form of its size, and own: how much of the chunk's
+    head that counts. align: chunks begin at multiples of it. whole: where the size of the file
+    is, 0 for nowhere. samples: name of the chunk that has them."""
+
+    first: int
+    name_bytes: int
+    size: str
+    own: int
+    align: int
+    whole: int
+    samples: bytes = b"data"
+
+    @property
+    def head_bytes(self) -> int:
+        return self.name_bytes + struct.calcsize(self.size)
+
+
+WAV, RIFX = Layout(12, 4, "<I", 0, 2, 4), Layout(12, 4, ">I", 0, 2, 4)
+AIFF = Layout(12, 4, ">I", 0, 2, 4, b"SSND")
+W64 = Layout(40, 16, "<Q", 24, 8, 16)
+CAF = Layout(8, 4, ">q", 0, 1, 0)
+WIDE = (b"RF64", b"BW64")
+"""Their sizes of 64 bits are in a chunk of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """start: where its content begins. size: of that, as it says."""
+
+    name: bytes
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """stop: where a sound ends. then: where the next one begins, or the end of the file. other: what its head has to say, by place."""
+
+    stop: int
+    then: int
+    other: Mapping[int, bytes]
+
+
+def layout(file: BinaryIO, at: int) -> Layout | None:
+    """Of the file of chunks that begins there, None if none does."""
+    file.seek(at)
+    head = file.read(16)
+    if head[8:12] == b"WAVE" and head[:4] in (b"RIFF", *WIDE):
+        return WAV
+    if head[8:12] == b"WAVE" and head[:4] == b"RIFX":
+        return RIFX
+    if head[8:12] in (b"AIFF", b"AIFC") and head[:4] == b"FORM":
+        return AIFF
+    if head.startswith(b"caff\0\1"):
+        return CAF
+    return W64 if head.startswith(b"riff\x2e\x91\xcf\x11") else None
+
+
+def extent(file: BinaryIO, form: Layout, most_bytes: int) -> Extent:
+    """Of the first sound in a file that begins with one of this layout. most_bytes: that a file may have at all. Raises BadMedia for one
+    that was cut off."""
+    end = file.seek(0, io.SEEK_END)
+    samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
+    if samples is None:
+        return Extent(end, end, {})
+    whole, said, other = _said(file, form, samples)
+    left = end - samples.start
+    stop = samples.start + said
+    few = left - said < FEW * said and (form is CAF or 0 <= whole - stop < form.align)
+    if 0 <= said <= left and (following := _following(file, stop, end, form, few=few)):
+        size, then = said, following
+    elif said <= most_bytes and stop > end + SLACK and abs(whole - end) > form.first:
+        # A whole that ends where the file does was not cut off, whatever its chunk says.
+        raise cut_off(stop, end)
+    else:
+        size, then = _searched(file, samples.start, end, form)
+    other[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
+    if form.whole:
+        other[form.whole] = struct.pack(form.size, then if form is W64 else then - 8)
+    # Of no samples at all FFmpeg thinks that they go on to the end.
+    return Extent(then if size else samples.start, then, other)
+
+
+def _said(file: BinaryIO, form: Layout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
+    """Where the file ends and how many bytes of samples there are, as it says; and what it has to say to be read with sizes of 32 bits."""
+    file.seek(0)
+    head = file.read(40)
+    if head.startswith(WIDE) and head[12:16] == b"ds64":
+        whole, wide = struct.unpack_from("<QQ", head, 20)
+        return 8 + whole, wide if samples.size == 0xFFFFFFFF else samples.size, {0: b"RIFF", 12: b"JUNK"}
+    whole = struct.unpack_from(form.size, head, form.whole)[0] if form.whole else 0
+    return whole if form is W64 else whole + 8, samples.size, {}
+
+
+def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) -> int:
+    """Where the next sound begins behind samples that end at `stop`, or the end of the file; 0 where more samples seem to follow. few: they
+    cannot be, unless it is something known."""
+    for at in dict.fromkeys((_aligned(stop, form), stop)):
+        then = _behind(file, at, end, form)
+        if then >= end:
+            return end
+        if layout(file, then) is not None:
+            return then
+        file.seek(at)
+        if file.read(16).startswith((*CHUNKS, *TAGS)):
+            return end
+    return end if few else 0
+
+
+def _searched(file: BinaryIO, start: int, end: int, form: Layout) -> tuple[int, int]:
+    """Bytes of samples that begin there, and where the next sound does or the file ends. No samples are another file, and chunks behind
+    which one begins or the file ends."""
+    for begin in range(start, end, BLOCK):
+        file.seek(begin)
+        for mark in MARKS.finditer(file.read(BLOCK + 8)):
+            at = begin + mark.start()
+            then = _behind(file, at, end, form)
+            if (then > at and end <= then <= end + 1) or layout(file, then) is not None:
+                return at - start, min(then, end)
+    return end - start, end
+
+
+def _behind(file: BinaryIO, at: int, end: int, form: Layout) -> int:
+    """Where the chunks that follow each other from there on end, and what is no chunk begins."""
+    for chunk in _chunks(file, at, end, form):
+        at = _aligned(chunk.end, form) if layout(file, chunk.end) is None else chunk.end
+    return at
+
+
+def _chunks(file: BinaryIO, at: int, end: int, form: Layout) -> Iterator[Chunk]:
+    """Those that follow each other from there on, as far as they are whole; of samples it may be a part, and is the last."""
+    for _ in range(MOST):
+        file.seek(at)
+        head = file.read(form.head_bytes)
+        if len(head) < form.head_bytes or not _is_name(head[:4]) or layout(file, at) is not None:
+            return
+        chunk = Chunk(head[:4], at + form.head_bytes, struct.unpack_from(form.size, head, form.name_bytes)[0] - form.own)
+        if chunk.name != form.samples and not 0 <= chunk.size <= end - chunk.start:
+            return
+        yield chunk
+        if chunk.name == form.samples:
+            return
+        file.seek(_aligned(chunk.end, form))
+        # Some leave out the byte that makes an odd size even.
+        at = _aligned(chunk.end, form) if _is_name(file.read(4)) else chunk.end
+
+
+def _aligned(at: int, form: Layout) -> int:
+    return -(-at // form.align) * form.align
+
+
+def _is_name(name: bytes) -> bool:
+    return len(name) == 4 and all(0x20 <= byte < 0x7F for byte in name)

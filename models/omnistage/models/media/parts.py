@@ -1,0 +1,123 @@
+"""The sounds of which a file consists, each as a file of its own whose lengths are right. Runs in the decoding process.
+
+Sounds that are made piece by piece are sent as files one behind the other. FFmpeg goes on by itself where frames follow frames, as in MP3
+and ADTS. Of WAV, M4A and the like it would play the first alone, and Ogg and FLAC wrongly where the rate changes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import BinaryIO
+
+from omnistage.models.media import chunks
+from omnistage.models.media.mp3 import behind_tags
+from omnistage.models.media.wholeness import boxes, cut_off
+
+PAGE = struct.Struct("<4sBBqIIIB")
+"""Of Ogg (RFC 3533): mark, version, flags, place in the sound, stream, number, checksum, how many lengths follow."""
+
+BEGINS, ENDS = 2, 4
+"""Flags: the first page of a stream, the last one."""
+
+FLAC = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
+"""The beginning of one (RFC 9639), with the head of its first block, which has a size of its own."""
+
+BLOCK = 1 << 20
+"""Bytes that are searched at once."""
+
+
+class Part(io.RawIOBase):
+    """A stretch of a file. other: bytes to be read in some places instead of those that are there."""
+
+    def __init__(self, file: BinaryIO, begin: int, end: int, other: Mapping[int, bytes] = MappingProxyType({})) -> None:
+        self._file, self._begin, self._size, self._other = file, begin, end - begin, other
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = max(0, offset + (0, self._place, self._size)[whence])
+        return self._place
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        self._file.seek(self._begin + self._place)
+        data = bytearray(self._file.read(max(0, min(len(buffer), self._size - self._place))))
+        for at, new in self._other.items():
+            for place in range(max(at, self._place), min(at + len(new), self._place + len(data))):
+                data[place - self._place] = new[place - at]
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+def parts(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
+    """most_bytes: that a file may have at all. Raises BadMedia for one that was cut off."""
+    end = file.seek(0, io.SEEK_END)
+    begin = 0
+    while begin < end:
+        rest = io.BufferedReader(Part(file, begin, end))
+        extent = _extent(rest, most_bytes)
+        yield io.BufferedReader(Part(file, begin, begin + extent.stop, extent.other))
+        begin += extent.then
+
+
+def _extent(file: BinaryIO, most_bytes: int) -> chunks.Extent:
+    """Of the first sound."""
+    if (layout := chunks.layout(file, 0)) is not None:
+        return chunks.extent(file, layout, most_bytes)
+    end = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    head = file.read(12).ljust(12, b"\0")
+    if head.startswith(b"OggS"):
+        then = _next_ogg(file, end)
+    elif head.startswith((b"fLaC", b"ID3")):
+        then = _next_flac(file, end)
+    elif head[4:8] == b"ftyp":
+        then = next((at for kind, at, _ in boxes(file) if at and kind == b"ftyp"), end)
+    else:
+        then = end
+    return chunks.Extent(then, then, {})
+
+
+def _next_ogg(file: BinaryIO, end: int) -> int:
+    """Where the second one begins, or the file ends. Raises BadMedia if it ends in the middle of a page."""
+    at, begun, ended = 0, False, False
+    while at < end:
+        file.seek(at)
+        head = file.read(PAGE.size).ljust(PAGE.size, b"\0")
+        mark, _, flags, *_, lengths = PAGE.unpack(head)
+        if mark != b"OggS":
+            file.seek(at)
+            found = file.read(BLOCK).find(b"OggS")
+            at += found if found >= 0 else BLOCK - len(b"OggS")
+            continue
+        if flags & BEGINS and begun:
+            return at
+        begun |= not flags & BEGINS
+        after = at + PAGE.size + lengths + sum(file.read(lengths))
+        if after > end and not ended:
+            raise cut_off(after, end)
+        ended |= bool(flags & ENDS)
+        at = after
+    return end
+
+
+def _next_flac(file: BinaryIO, end: int) -> int:
+    """Where the second one begins, or the file ends."""
+    first = behind_tags(file)
+    file.seek(first)
+    if file.read(4) != b"fLaC":
+        return end
+    for begin in range(first + 1, end, BLOCK):
+        file.seek(begin)
+        if found := FLAC.search(file.read(BLOCK + 7)):
+            return begin + found.start()
+    return end

@@ -1,0 +1,269 @@
+"""How long a sound is, its samples tell: whatever a header says, a whole one is heard to its end, and what was cut off is refused."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from helpers import media_files
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.limits import MediaLimits
+
+RATE_HZ = 16_000
+"""Of sounds here unless said otherwise, and of what is made of them: nothing is resampled."""
+
+HEAD = 44
+"""Bytes of a WAV before its samples."""
+
+LIST = b"LIST" + struct.pack("<I", 10) + b"INFOxxxxxx"
+TAG = b"TAG" + bytes(125)
+ID3 = b"ID3\x04\0\0\0\0\0\x0a" + bytes(10)
+NOISE = np.random.default_rng(1).bytes(500)
+
+UNKNOWN = [0, 0xFFFFFFFF, 0xFFFFFFFF - 36, 0x7FFFFFFF, 0x80000000, 2_000_000_000, 1 << 30, 256 << 20]
+"""What is written for a length that nobody knows."""
+
+
+def put(data: bytes, *, at: int, value: int, form: str = "<I") -> bytes:
+    return data[:at] + struct.pack(form, value) + data[at + struct.calcsize(form) :]
+
+
+def wav(data: bytes, *, riff: int | None = None, samples: int | None = None, behind: bytes = b"") -> bytes:
+    """A WAV that says these sizes, the right ones where there is none; behind: bytes after it, which they do not count."""
+    for at, value in ((4, riff), (HEAD - 4, samples)):
+        data = data if value is None else put(data, at=at, value=value)
+    return data + behind
+
+
+def chunk_size(data: bytes, name: bytes, value: int, form: str) -> bytes:
+    return put(data, at=data.index(name) + len(name), value=value, form=form)
+
+
+class Pipe(io.BytesIO):
+    """What is written into it cannot be corrected."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        raise io.UnsupportedOperation
+
+
+def encoded(sound: bytes, form: str, codec: str, **options: str) -> bytes:
+    """A file by FFmpeg of a WAV."""
+    return _written(io.BytesIO(), sound, form, codec, options)
+
+
+def piped(sound: bytes, form: str, codec: str, **options: str) -> bytes:
+    """The same as it comes out of a pipe."""
+    return _written(Pipe(), sound, form, codec, options)
+
+
+def _written(file: io.BytesIO, sound: bytes, form: str, codec: str, options: dict[str, str]) -> bytes:
+    with av.open(io.BytesIO(sound), "r") as source, av.open(file, "w", format=form, options=options) as sink:
+        given = source.streams.audio[0]
+        stream: Any = sink.add_stream(codec, rate=given.rate, layout=("mono", "stereo")[given.channels - 1])
+        formats = [one.name for one in stream.codec.audio_formats or ()]
+        stream.codec_context.format = next(name for name in ("s16", "s16p", *formats) if name in formats)
+        for frame in source.decode(given):
+            sink.mux(stream.encode(frame))
+        sink.mux(stream.encode())
+    return file.getvalue()
+
+
+def whole_wavs(sound: bytes) -> dict[str, bytes]:
+    """All with the same samples."""
+    size = len(sound) - HEAD
+    begun, half = 4096, size // 2
+    return {
+        **{f"both sizes {value}": wav(sound, riff=(value + 36) & 0xFFFFFFFF, samples=value) for value in UNKNOWN},
+        **{f"samples {value}": wav(sound, samples=value) for value in UNKNOWN},
+        "outer size 0": wav(sound, riff=0),
+        "outer size wrong": wav(sound, riff=123),
+        "size of a first block": wav(sound, riff=36 + begun, samples=begun),
+        "size of a first half": wav(sound, riff=36 + half, samples=half),
+        "samples of a first block": wav(sound, samples=begun),
+        "samples that count the head": wav(sound, samples=size + HEAD),
+        "samples too many, the outer size right": wav(sound, samples=2 * size),
+        "a list behind": wav(sound, riff=36 + size + len(LIST), behind=LIST),
+        "a list that nothing counts": wav(sound, behind=LIST),
+        "a list behind samples of no size": wav(sound, riff=0xFFFFFFFF, samples=0xFFFFFFFF, behind=LIST),
+        "a list that was cut off": wav(sound, behind=LIST[:-3]),
+        "a tag": wav(sound, behind=TAG),
+        "another tag": wav(sound, behind=ID3),
+        "something unknown behind": wav(sound, behind=NOISE),
+        "chunks before": sound[:12] + b"JUNK" + struct.pack("<I", 28) + bytes(28) + b"fact" + bytes(4) + sound[12:],
+        "chunks before samples of no size": wav(
+            sound[:12] + b"JUNK" + struct.pack("<I", 28) + bytes(28) + sound[12:-size] + sound[-size:]
+        ).replace(b"data" + struct.pack("<I", size), b"data" + b"\xff" * 4),
+    }
+
+
+def whole_others(sound: bytes) -> dict[str, bytes]:
+    """All with the same samples."""
+    samples, _ = soundfile.read(io.BytesIO(sound), dtype="int16")
+    aiff, w64, rf64, caf, au, flac = (media_files.written(samples, RATE_HZ, form) for form in ("AIFF", "W64", "RF64", "CAF", "AU", "FLAC"))
+    no_length = flac.index(b"fLaC") + 8 + 13
+    return {
+        "AIFF of no size": put(chunk_size(aiff, b"SSND", 0, ">I"), at=4, value=0, form=">I"),
+        "AIFF of the largest": put(chunk_size(aiff, b"SSND", 0xFFFFFFFF, ">I"), at=4, value=0xFFFFFFFF, form=">I"),
+        "AIFF of a first block": chunk_size(aiff, b"SSND", 1024, ">I"),
+        "AIFF with a tag": aiff + ID3,
+        "W64 of the largest size": put(
+            chunk_size(w64, b"data\xf3\xac\xd3\x11\x8c\xd1\0\xc0\x4f\x8e\xdb\x8a", (1 << 63) - 1, "<Q"), at=16, value=0, form="<Q"
+        ),
+        "W64 of no size": chunk_size(w64, b"data\xf3\xac\xd3\x11\x8c\xd1\0\xc0\x4f\x8e\xdb\x8a", 0, "<Q"),
+        "RF64 of no size": put(put(rf64, at=20, value=0, form="<Q"), at=28, value=0, form="<Q"),
+        "CAF of no size": chunk_size(caf, b"data", -1, ">q"),
+        "CAF of a first block": chunk_size(caf, b"data", 1024, ">q"),
+        "AU of no size": put(au, at=8, value=0xFFFFFFFF, form=">I"),
+        "AU of a first block": put(au, at=8, value=1024, form=">I"),
+        "FLAC of no length": flac[:no_length] + bytes([flac[no_length] & 0xF0]) + bytes(4) + flac[no_length + 5 :],
+        "FLAC with tags": ID3 + flac + TAG,
+        "FLAC from a pipe": piped(sound, "flac", "flac"),
+        "WAV from a pipe": piped(sound, "wav", "pcm_s16le"),
+        "RF64 from a pipe": piped(sound, "wav", "pcm_s16le", rf64="always"),
+        "W64 from a pipe": piped(sound, "w64", "pcm_s16le"),
+        "AIFF from a pipe": piped(sound, "aiff", "pcm_s16be"),
+        "CAF from a pipe": piped(sound, "caf", "pcm_s16le"),
+        "ALAC": encoded(sound, "ipod", "alac"),
+        "live Matroska": piped(sound, "matroska", "flac", live="1"),
+    }
+
+
+async def test_a_whole_sound_is_heard_to_its_end_whatever_its_header_says(decoder: MediaDecoder) -> None:
+    sound = media_files.sound(1)
+    samples = (await decoder.sound(sound)).samples
+    for name, data in (whole_wavs(sound) | whole_others(sound)).items():
+        print(name)
+        heard = (await decoder.sound(data)).samples
+        assert np.array_equal(heard, samples), f"{name}: {len(heard)} samples of {len(samples)}"
+
+
+async def test_an_odd_number_of_bytes_needs_none_to_make_it_even(decoder: MediaDecoder) -> None:
+    whole = media_files.written(media_files.samples(1)[:8001], RATE_HZ, "WAV", "PCM_U8")
+    bare = whole[: HEAD + 8001]
+    samples = (await decoder.sound(whole)).samples
+    assert len(samples) == 8001
+    for data in (bare, bare + LIST, bare + b"\0" + LIST):
+        assert np.array_equal((await decoder.sound(data)).samples, samples)
+
+
+def cut() -> dict[str, bytes]:
+    """By name: what came, of a sound of which something tells that more is missing."""
+    sound = media_files.sound(1)
+    size = len(sound) - HEAD
+    mp3 = encoded(sound, "mp3", "libmp3lame")
+    flac, caf, opus = (media_files.written(media_files.samples(1), RATE_HZ, *form) for form in (("FLAC",), ("CAF",), ("OGG", "OPUS")))
+    return {
+        "WAV without its last tenth of a second": sound[:-3200],
+        "WAV with the right size of samples alone": wav(sound, riff=0xFFFFFFFF)[: -size // 2],
+        "CAF": caf[:-3000],
+        "AU": media_files.sound(1, form="AU")[:-3000],
+        "MP3": mp3[: len(mp3) // 2],
+        "MP3 without its last frames": mp3[:-500],
+        "FLAC between two frames": flac[: flac.rindex(b"\xff\xf8")],
+        "Ogg in the middle of a page": opus[:-1000],
+        "M4A": encoded(sound, "ipod", "aac")[:-200],
+        "M4A in fragments": encoded(sound, "mp4", "aac", movflags="frag_keyframe+empty_moov")[:-500],
+        "ASF": encoded(sound, "asf", "libmp3lame")[:-3000],
+    }
+
+
+async def test_a_sound_that_was_cut_off_is_refused_where_anything_tells_it(decoder: MediaDecoder) -> None:
+    for name, data in cut().items():
+        with pytest.raises(BadMedia, match=r"it says that it has .*, and .* are there: it was cut off, send all of it"):
+            await decoder.sound(data)
+            pytest.fail(f"{name} was taken")
+
+
+async def test_sounds_of_chunks_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
+    """What is made of several files without loss is what is made of each."""
+    for form in ("WAV", "AIFF", "W64", "RF64", "CAF", "FLAC"):
+        files = [media_files.sound(seed, 0.5, form=form) for seed in (1, 2, 3)]
+        each = [(await decoder.sound(data)).samples for data in files]
+        assert np.array_equal((await decoder.sound(b"".join(files))).samples, np.concatenate(each)), form
+
+
+async def test_files_of_no_length_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
+    sound = media_files.sound(1)
+    samples = (await decoder.sound(sound)).samples
+    streamed = wav(sound, riff=0xFFFFFFFF, samples=0xFFFFFFFF)
+    for data in (streamed + streamed, streamed + sound, sound + LIST + streamed, piped(sound, "flac", "flac") * 2):
+        assert np.array_equal((await decoder.sound(data)).samples, np.concatenate([samples] * 2))
+
+
+def written_anew(sound: bytes, form: str) -> bytes:
+    samples, rate_hz = soundfile.read(io.BytesIO(sound))
+    return media_files.written(samples, rate_hz, form)
+
+
+async def test_files_with_loss_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
+    """Whatever rates and channels they have, and whatever is between them."""
+    first, second = media_files.sound(1), media_files.sound(2, 0.5, 44_100, 2)
+    makers: dict[str, Callable[[bytes], bytes]] = {
+        "MP3": lambda sound: encoded(sound, "mp3", "libmp3lame"),
+        "MP3 from a pipe": lambda sound: piped(sound, "mp3", "libmp3lame", write_xing="0"),
+        "MP3 with tags and noise": lambda sound: encoded(sound, "mp3", "libmp3lame") + TAG + NOISE,
+        "ADTS": lambda sound: encoded(sound, "adts", "aac"),
+        "Vorbis": lambda sound: written_anew(sound, "OGG"),
+        "M4A": lambda sound: encoded(sound, "ipod", "aac"),
+    }
+    for name, make in makers.items():
+        for between, between_s in ((first, 1.0), (second, 0.5)):
+            samples = (await decoder.sound(make(first) + make(between) + make(first))).samples
+            assert 1.95 + between_s < len(samples) / RATE_HZ < 2.5 + between_s, f"{name}: {len(samples) / RATE_HZ} s"
+            assert alike(samples[-RATE_HZ * 3 // 2 :], media_files.samples(1)[:, 0]), name
+
+
+def alike(heard: NDArray[np.float32], original: NDArray[np.float32]) -> bool:
+    """Whether the end of a sound is heard, somewhere."""
+    part = original[-RATE_HZ // 2 : -RATE_HZ // 8]
+    return bool(np.correlate(heard, part, "valid").max() > 0.8 * np.sum(part**2))
+
+
+def with_xing(mp3: bytes, *, frames: float = 1.0, size: float = 1.0) -> bytes:
+    """Its header says so many times as many frames and bytes."""
+    at = max(mp3.find(b"Xing"), mp3.find(b"Info")) + 8
+    said_frames, said_size = struct.unpack_from(">II", mp3, at)
+    return put(put(mp3, at=at, value=int(said_frames * frames), form=">I"), at=at + 4, value=int(said_size * size), form=">I")
+
+
+async def test_the_number_of_frames_in_an_mp3_is_no_end(decoder: MediaDecoder) -> None:
+    sound = media_files.sound(1, 2.0)
+    mp3 = encoded(sound, "mp3", "libmp3lame")
+    samples = (await decoder.sound(mp3)).samples
+    assert len(samples) == 2 * RATE_HZ
+    files = {
+        "no header": piped(sound, "mp3", "libmp3lame", write_xing="0"),
+        "too few frames": with_xing(mp3, frames=0.3),
+        "too few of both": with_xing(mp3, frames=0.3, size=0.3),
+        "too many frames": with_xing(mp3, frames=3),
+        "no frames": with_xing(mp3, frames=0),
+        "a tag behind": mp3 + TAG,
+    }
+    for name, data in files.items():
+        heard = (await decoder.sound(data)).samples
+        assert 0 <= len(heard) - len(samples) <= 1600, name
+        assert alike(heard, media_files.samples(1, 2.0)[:, 0]), name
+
+
+async def test_a_guess_of_the_length_refuses_nothing() -> None:
+    """Of silence at first FFmpeg and libsndfile guess that all of it has as few bytes a second."""
+    quiet = np.concatenate([np.zeros((2 * RATE_HZ, 1)), media_files.samples(1, 6.0)]).astype(np.float32)
+    sound = media_files.written(quiet, RATE_HZ)
+    decoder = MediaDecoder(MediaLimits(sound_s=10.0))
+    try:
+        for data in (piped(sound, "adts", "aac"), piped(sound, "mp3", "libmp3lame", write_xing="0", q="2")):
+            assert len((await decoder.sound(data)).samples) == pytest.approx(8 * RATE_HZ, abs=4096)
+    finally:
+        await decoder.close()
