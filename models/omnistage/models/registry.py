@@ -127,7 +127,7 @@ FAMILIES: Mapping[str, Family] = {
                 model_type="qwen2_5_omni",
             ),
         },
-        needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soundfile", "soxr"),
+        needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
         marks=((Mark("config.json", "model_type", ("qwen2_5_omni",)),),),
     ),
     "diffusers": Family(
