@@ -100,6 +100,21 @@ async def test_sound_comes_in_as_floats() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sample", "reason"),
+    [(12000.0, "is 12000, and full scale is 1: divide all by 32768"), (np.nan, "are no numbers"), (-np.inf, "are no numbers")],
+)
+async def test_samples_that_can_be_no_sound_are_refused(sample: float, reason: str) -> None:
+    """Floats may be louder than full scale, as recordings are, and not as loud as whole numbers."""
+    chunk = chunk_pb2.AudioChunk(encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32, sample_rate_hz=24000, channel_count=1)
+    chunk.data = np.array([0.5, -4.0, 1.5], "<f4").tobytes()
+    assert (await taken(chunk, AUDIO, 3)).tolist() == [[0.5], [-4.0], [1.5]]
+    chunk.data = np.array([0.5, sample, 1.5], "<f4").tobytes()
+    with pytest.raises(StageError, match=reason) as told:
+        await taken(chunk, AUDIO, 3)
+    assert (told.value.reason, told.value.metadata["field"]) == ("BAD_REQUEST", "sound")
+
+
+@pytest.mark.parametrize(
     "change", [{"sample_rate_hz": 16000}, {"channel_count": 2}, {"data": b"123"}, {"encoding": 0}], ids=lambda change: next(iter(change))
 )
 async def test_sound_that_is_not_as_the_port_says_is_refused(change: dict[str, int]) -> None:

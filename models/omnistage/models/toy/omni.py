@@ -186,7 +186,7 @@ class OmniThinker(_Omni):
                 piece = await next_piece(inputs)
                 if not await files.take(piece) and piece.port == MICROPHONE.name:
                     assert isinstance(piece.content, np.ndarray)
-                    sound.append(np.rint(piece.content[:, 0] * 32768).astype(np.int16))
+                    sound.append(np.clip(np.rint(piece.content[:, 0] * 32768), -32768, 32767).astype(np.int16))
                     silent = piece.last
             read = {port: await asyncio.to_thread(_seen_in, medium) for port, medium in files.whole.items()}
         return {MICROPHONE.name: np.concatenate(sound), **read}

@@ -21,10 +21,13 @@ MAX_ROW_BYTES = 1 << 20
 MAX_SOUND_BYTES = 256 << 10
 """Of the samples in one chunk; stated in chunk.proto."""
 
+LOUDEST = 64.0
+"""Of samples in floating point, of which full scale is 1: louder ones are whole numbers."""
+
 
 async def pieces(inputs: AsyncIterator[Input], ports: Sequence[PortSpec]) -> AsyncIterator[Piece]:
     """What comes in, as a model takes it; also a piece without items, which says that a port has ended. Raises PROTOCOL for content that
-    is not what its port carries."""
+    is not what its port carries, BAD_REQUEST for samples that can be no sound."""
     specs = {port.name: port for port in ports}
     async for given in inputs:
         yield Piece(given.port, given.first, given.last, _content(given, specs[given.port]))
@@ -89,7 +92,12 @@ def _samples(chunk: chunk_pb2.AudioChunk, count: int, port: PortSpec) -> NDArray
         raise protocol_error(
             f"port {port.name!r}: {count} samples of {port.width} channels at {port.rate_hz:g} Hz were expected", port=port.name
         )
-    samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768) if whole else np.frombuffer(data, np.float32)
+    if whole:
+        samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
+    elif not (loudest := np.abs(samples := np.frombuffer(data, "<f4")).max(initial=0)) <= LOUDEST:
+        if not np.isfinite(loudest):
+            raise bad_request(port.name, "some of its samples are no numbers")
+        raise bad_request(port.name, f"a sample is {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits")
     return samples.reshape(count, port.width)
 
 
