@@ -183,8 +183,10 @@ def test_a_server_takes_what_is_allowed_and_refuses_what_is_not(name: str, value
     if is_allowed:
         parsed(name, value)
     else:
-        with pytest.raises((StageError, BadRequestError), match=name):
+        with pytest.raises((StageError, BadRequestError), match=name) as told:
             parsed(name, value)
+        for low, high in re.findall(r"from (-?[\d.]+) to (-?[\d.]+)", str(told.value)):
+            assert (float(low), float(high)) == (RANGES[name].low, RANGES[name].high)
 
 
 def test_the_client_checks_what_no_server_does() -> None:

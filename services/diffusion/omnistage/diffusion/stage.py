@@ -127,13 +127,13 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     for name in ("prompt", "negative_prompt"):
         if len(getattr(params, name)) > MAX_PROMPT_CHARACTERS:
             raise bad_request(f"diffusion.{name}", f"at most {MAX_PROMPT_CHARACTERS} characters")
-    _at_most(params.width, MAX_PIXELS, "width")
-    _at_most(params.height, MAX_PIXELS, "height")
-    _at_most(params.results, MAX_RESULTS, "results")
+    _at_most(params.width, MAX_PIXELS, "width", least=1)
+    _at_most(params.height, MAX_PIXELS, "height", least=1)
+    _at_most(params.results, MAX_RESULTS, "results", least=1)
     _at_most(params.previews, MAX_PREVIEWS, "previews")
-    _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side")
+    _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side", least=1)
     _at_most(params.step_cache, 1, "step_cache")
-    _at_most(params.steps, MAX_STEPS, "steps")
+    _at_most(params.steps, MAX_STEPS, "steps", least=1)
     _at_most(params.frames, MAX_FRAMES, "frames")
     _at_most(params.layers, MAX_LAYERS, "layers")
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
@@ -161,7 +161,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     )
 
 
-def _at_most(value: float, most: float, name: str) -> None:
-    """NaN is in no range."""
+def _at_most(value: float, most: float, name: str, *, least: int = 0) -> None:
+    """least: that there may be of it; on the wire 0 says that it was left out. NaN is in no range."""
     if not math.isfinite(value) or not 0 <= value <= most:
-        raise bad_request(f"diffusion.{name}", f"must be from 0 to {most}")
+        raise bad_request(f"diffusion.{name}", f"must be from {least} to {most}")
