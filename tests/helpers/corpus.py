@@ -1,0 +1,31 @@
+"""A corpus of media files: every format with every lie of a header and every feature of a container that goes with it.
+
+A feature is one function; the products of tables make the cases, and the seed of a test their sizes, rates and contents.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """file: as somebody sends it. plain: what a reference is to decode: the same file, or one that shows the same and does not lie. cut:
+    the end of the file is missing and something in it tells, so that it has to be refused. alike: how far values may be from those of the
+    reference on the average, of full scale; 0: no bit may differ."""
+
+    file: bytes
+    plain: bytes
+    cut: bool = False
+    alike: float = 0.0
+    use_audio: bool = False
+
+
+Maker = Callable[[random.Random], Sample]
+
+
+def cut(file: bytes, chance: random.Random) -> bytes:
+    """Without its end."""
+    return file[: round(len(file) * chance.uniform(0.5, 0.8))]

@@ -1,0 +1,134 @@
+"""A corpus of files: what comes out of each is what FFmpeg's command plays, and what Pillow shows on white; a part is refused where it can
+be told from the whole.
+
+Nothing is resized or resampled here, so that the reference can be compared value by value: other tests ask about that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from numpy.typing import NDArray
+from PIL import Image
+
+from helpers import corpus_films, corpus_pictures, corpus_sounds, ffmpeg, lengths
+from helpers.corpus import Sample
+from omnistage.models.media.decoded import Film
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing, smart_resize
+
+pytestmark = [ffmpeg.MISSING, pytest.mark.asyncio(loop_scope="module")]
+
+SOUNDS, FILMS, PICTURES = corpus_sounds.cases(), corpus_films.cases(), corpus_pictures.cases()
+DRAWN_SOUNDS, DRAWN_FILMS, DRAWN_PICTURES = 14, 16, 10
+ALL = 1 << 30
+AS_STORED = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=ALL)
+ALL_FRAMES = FilmPreprocessing(
+    factor=1, min_pixels=1, max_pixels=ALL, total_pixels=1 << 40, fps=1e6, min_frames=1, max_frames=1 << 20, frames_multiple=1
+)
+EDGE_S = 0.06
+"""Codecs put silence before and after, and decoders take it away or not: two frames of most."""
+WINDOW_S = 0.05
+GAP_S = 0.1
+"""FFmpeg's command fills gaps of more than this in a sound, if it is told to."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def decoder() -> AsyncIterator[MediaDecoder]:
+    one = MediaDecoder()
+    yield one
+    await one.close()
+
+
+async def test_the_corpus_is_large() -> None:
+    assert len(SOUNDS) + len(FILMS) + len(PICTURES) >= 300
+
+
+@lengths.some_or_all("case", SOUNDS, DRAWN_SOUNDS)
+async def test_a_sound_is_heard_as_ffmpeg_plays_it(case: str, seed: int, decoder: MediaDecoder) -> None:
+    name = lengths.draw_of(case, SOUNDS, DRAWN_SOUNDS, "sounds")
+    sample = SOUNDS[name](random.Random(f"{seed} {name}"))
+    if sample.cut:
+        with pytest.raises(BadMedia, match=r"cut off|damaged"):
+            await decoder.sound(sample.file)
+        return
+    wanted, rate_hz = ffmpeg.sound(sample.plain)
+    heard = await decoder.sound(sample.file, SoundPreprocessing(rate_hz))
+    same_sound(heard.samples, wanted, rate_hz, sample.alike)
+
+
+@lengths.some_or_all("case", FILMS, DRAWN_FILMS)
+async def test_a_film_is_seen_and_heard_as_ffmpeg_plays_it(case: str, seed: int, decoder: MediaDecoder) -> None:
+    name = lengths.draw_of(case, FILMS, DRAWN_FILMS, "films")
+    sample = FILMS[name](random.Random(f"{seed} {name}"))
+    if sample.cut:
+        with pytest.raises(BadMedia, match=r"cut off|damaged"):
+            await decoder.film(sample.file, ALL_FRAMES)
+        return
+    wanted = ffmpeg.frames(sample.plain)
+    if not sample.use_audio:
+        same_frames(await decoder.film(sample.file, ALL_FRAMES), wanted, wanted[0].shown_at, sample)
+        return
+    heard, rate_hz = ffmpeg.sound(sample.plain, f"aresample=async=1:min_hard_comp={GAP_S}:first_pts=0")
+    ask = FilmPreprocessing(**{**{name: getattr(ALL_FRAMES, name) for name in ALL_FRAMES.__slots__}, "use_audio": True, "rate_hz": rate_hz})
+    film = await decoder.film(sample.file, ask)
+    assert film.sound is not None
+    same_frames(film, wanted, 0.0, sample)
+    same_sound(film.sound.samples, heard, rate_hz, sample.alike)
+
+
+@lengths.some_or_all("case", PICTURES, DRAWN_PICTURES)
+async def test_a_picture_is_seen_as_pillow_shows_it_on_white(case: str, seed: int, decoder: MediaDecoder) -> None:
+    name = lengths.draw_of(case, PICTURES, DRAWN_PICTURES, "pictures")
+    sample = PICTURES[name](random.Random(f"{seed} {name}"))
+    if sample.cut:
+        with pytest.raises(BadMedia, match=r"cut off|damaged"):
+            await decoder.picture(sample.file, AS_STORED)
+        return
+    seen = (await decoder.picture(sample.file, AS_STORED)).pixels
+    wanted = corpus_pictures.on_white(sample.plain)
+    assert seen.shape == wanted.shape
+    assert np.abs(seen.astype(int) - wanted).max() <= 255 * sample.alike
+
+
+def same_sound(heard: NDArray[np.float32], wanted: NDArray[np.float32], rate_hz: int, alike: float) -> None:
+    """Value by value where nothing was lost; else as loud at each moment, and the same values, as near as decoders are to each other."""
+    if not alike:
+        assert np.array_equal(heard, np.clip(wanted, -1, 1))
+        return
+    assert abs(len(heard) - len(wanted)) <= 2 * EDGE_S * rate_hz, (len(heard) / rate_hz, len(wanted) / rate_hz)
+    both = min(len(heard), len(wanted))
+    assert both
+    assert np.abs(heard[:both] - np.clip(wanted[:both], -1, 1)).mean() <= alike
+
+
+def same_frames(film: Film, wanted: list[ffmpeg.Frame], begin: float, sample: Sample) -> None:
+    """Each frame is the one that is shown at its moment, in the size in which it is shown."""
+    times = [frame.shown_at for frame in wanted]
+    gap = (times[-1] - times[0]) / max(len(times) - 1, 1)
+    assert len(film.frames) * film.frame_s == pytest.approx(times[-1] - begin + gap, abs=max(gap, film.frame_s)), "lasts as long"
+    assert len(film.frames) >= len(wanted)
+    height, width, _ = wanted[0].pixels.shape
+    height, width = smart_resize(height, round(width * wanted[0].aspect), 1, 1, ALL)
+    assert film.frames.shape[1:3] == (height, width), "as wide as it is shown"
+    for number, seen in enumerate(film.frames):
+        moment = begin + number * film.frame_s
+        least = min(difference(seen, wanted[index], height, width) for index in shown(times, moment))
+        assert least <= sample.alike, (number, moment, least)
+
+
+def shown(times: list[float], moment: float) -> Iterator[int]:
+    """The frame that is shown at a moment; both of two that change just then."""
+    for close in (-0.003, 0.003):
+        yield max((index for index, time in enumerate(times) if time <= moment + close), default=0)
+
+
+def difference(seen: NDArray[np.uint8], wanted: ffmpeg.Frame, height: int, width: int) -> float:
+    """Of full scale, on the average."""
+    resized = np.asarray(Image.fromarray(wanted.pixels).resize((width, height), Image.Resampling.BICUBIC))
+    return float(np.abs(resized.astype(int) - seen).mean() / 255)
