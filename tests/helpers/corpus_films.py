@@ -44,7 +44,7 @@ FORMS = {
     "mp4-h264": _form("libx264", "mp4", "aac", *MP4, "varied", "colour", seeks=True, words=("-bf", "2")),
     "mp4-faststart": _form("libx264", "mp4", "aac", *MP4, seeks=True, words=("-movflags", "faststart")),
     "mp4-fragmented": _form(
-        "libx264", "mp4", "aac", "matrix", "shape", tells=False, words=("-movflags", "frag_keyframe+empty_moov", "-g", "5")
+        "libx264", "mp4", "aac", "matrix", "shape", words=("-movflags", "frag_keyframe+empty_moov", "-g", "5")
     ),
     "mp4-mpeg4": _form("mpeg4", "mp4", "aac", *MP4, seeks=True),
     "mp4-hevc": _form(
@@ -172,6 +172,8 @@ def _live(form: Form, chance: random.Random) -> Sample:
 
 def _cut(form: Form, chance: random.Random) -> Sample:
     file = cut(_file(form, _scene(chance, frames=30), "-g", "5"), chance)
+    if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
+        file = file[: file.rindex(b"mdat") + 10]
     return replace(_sample(file), cut=form.tells)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, BinaryIO, NoReturn
 
 import av
 import av.subtitles.stream  # PyAV loads it when it is first needed, and then no file can be opened any more
 from av.container import InputContainer
+from av.format import Flags
 
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.limits import MediaLimits
@@ -30,6 +33,11 @@ AUDIO_DECODERS = (
 )
 
 
+STEP_BACK, LEAP = Fraction(1, 10), Fraction(10)
+"""Seconds by which times may go back or jump before they are those of another recording that was joined to the first: FFmpeg's command has
+the same two."""
+
+
 def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
     """The file from its beginning, None for one that is of no format here. Close it."""
     file.seek(0)
@@ -46,10 +54,69 @@ def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
         return None
 
 
+UNTOLD = ("avi",)
+"""Formats that have a time for each place in the order of frames, and none that is a frame's own: FFmpeg guesses one."""
+
+LISTING = ("mov,mp4,m4a,3gp,3g2,mj2", "avi")
+
+
 def video_stream(container: InputContainer) -> Any:
-    """The first film in it, None if there is none. The cover of a record is no film."""
-    streams = container.streams.video
-    return next((stream for stream in streams if not stream.disposition & av.stream.Disposition.attached_pic), None)
+    """The film in it, None if there is none: of several the one that is meant to be shown, then the largest. The cover of a record is no
+    film."""
+    films = [stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic]
+    return max(films, key=lambda stream: (_is_default(stream), stream.width * stream.height), default=None)
+
+
+def sound_stream(container: InputContainer) -> Any:
+    """The sound in it, None if there is none: of several the one that is meant to be heard, then the one with the most channels."""
+    return max(container.streams.audio, key=lambda stream: (_is_default(stream), stream.channels), default=None)
+
+
+def _is_default(stream: Any) -> bool:
+    return bool(stream.disposition & av.stream.Disposition.default)
+
+
+def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
+    """Of these streams, on one clock; the last of each is empty. Recordings that were joined have a clock each: the next goes on where
+    the one before it ended."""
+    restarts = bool(container.format.flags & Flags.ts_discont.value)
+    shift = Fraction(0)
+    ends: dict[int, Fraction] = {}
+    for packet in container.demux(*streams):
+        if restarts and packet.dts is not None and packet.time_base:
+            unit, index = packet.time_base, packet.stream_index
+            at = packet.dts * unit + shift
+            end = ends.get(index, at)
+            if not -STEP_BACK <= at - end <= LEAP:
+                shift += end - at
+                at = end
+            ends[index] = at + (packet.duration or 0) * unit
+            ticks = round(shift / unit)
+            packet.dts += ticks
+            packet.pts = None if packet.pts is None else packet.pts + ticks
+        yield packet
+
+
+def frames(container: InputContainer, stream: Any) -> Iterator[Any]:
+    """All that it shows or plays. A file that was cut off may end within a packet, which cannot be decoded then and is left out; before
+    others such a one is damage, and its error is raised."""
+    broken = None
+    for packet in packets(container, stream):
+        if broken and packet.size:
+            raise broken
+        try:
+            yield from packet.decode()
+        except av.error.InvalidDataError as error:
+            broken = error
+
+
+def check_indexed(container: InputContainer, stream: Any, size: int) -> None:
+    """Raises BadMedia if some of what the file lists lies behind its end, at `size`. Others than these two have no list of all."""
+    if container.format.name not in LISTING:
+        return
+    missing = sum(entry.pos >= 0 and entry.pos + entry.size > size for entry in stream.index_entries)
+    if missing:
+        raise BadMedia(f"it lists {len(stream.index_entries)} pieces, and {missing} of them are missing: it was cut off, send all of it")
 
 
 def declared_s(container: InputContainer, stream: Any) -> float:

@@ -7,16 +7,13 @@ Of one without, those that are shown at the same number of evenly spaced moments
 from __future__ import annotations
 
 import bisect
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
-from omnistage.models.media import containers, sounds
+from omnistage.models.media import containers, display, sounds
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
@@ -30,16 +27,33 @@ CLOSE = 0.01
 """The rate in the header counts where it is so close to the one that was found: times in a file are rounded."""
 
 COMPLETE = 0.9
-"""Of the frames that a file says it has, so many must be there: else it was cut off on its way."""
+"""Of the frames that are wanted so many must be decoded: else it is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When each frame is shown, rising, in units of so many seconds. told: by the frames themselves; else they are those of the frames in
+    their order. rate_hz: frames per second as the header says, 0 if it does not. sound_end_s: where the sound ends on the same clock."""
+
+    shown: list[int]
+    told: bool
+    unit: Fraction
+    rate_hz: float
+    sound_end_s: float
+
+    @property
+    def gap(self) -> float:
+        """Units from one frame to the next, on the average."""
+        if len(self.shown) > 1 and self.shown[-1] > self.shown[0]:
+            return (self.shown[-1] - self.shown[0]) / (len(self.shown) - 1)
+        return float(1 / (self.unit * Fraction(self.rate_hz or USUAL_RATE_HZ)))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """moments: of the frames to be taken, rising, in the unit of the stream; or their numbers, if `timed` is false, where a file has no
-    times. frame_s: seconds of the film per frame taken."""
+    """moments: of the frames to be taken, rising, in the unit of the stream. frame_s: seconds of the film per frame taken."""
 
     moments: Sequence[int]
-    timed: bool
     frame_s: float
 
 
@@ -54,25 +68,45 @@ class Made:
 
 def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: Output) -> Made:
     """Puts out the frames, and the samples of the sound if asked for. Raises BadMedia, or whatever FFmpeg raises for what is damaged."""
+    size = file.seek(0, io.SEEK_END)
+    heard_at = _first_heard(file, limits) if ask.use_audio else None
     with _opened(file, limits) as container:
-        if ask.use_audio and not container.streams.audio:
-            raise BadMedia("there is no sound in it: ask without use_audio")
         stream = _stream(container, limits)
-        height, width = stream.height or 1, stream.width or 1  # A file may not say: then as few tokens as there may be.
-        sound_s = containers.declared_s(container, container.streams.audio[0]) if ask.use_audio else 0.0
+        containers.check_indexed(container, stream, size)
+        times = _times(container, stream, ask, limits)
+        begin_s = float(times.shown[0] * times.unit)
+        begin_s = begin_s if heard_at is None else min(begin_s, heard_at)
+        lasting = _from(times, begin_s, limits)
+        # A file may not say how large it is: then as few tokens as there may be.
+        height, width = stream.height or 1, round((stream.width or 1) * display.pixel_aspect(stream)) or 1
+        sound_s = max(times.sound_end_s - begin_s, 0.0) if ask.use_audio else 0.0
         ask = ask.fitting(height, width, sound_s)
-        plan = _plan(container, stream, ask, limits)
+        plan = planned(lasting, times.unit, times.rate_hz, ask)
         check_room(ask.tokens(len(plan.moments), height, width, sound_s), ask.room)
     with _opened(file, limits) as container:
         stream = _stream(container, limits)
         containers.checked_decoder(stream, containers.VIDEO_DECODERS, limits)
-        shape = _frames(_shown(_decoded(container, stream, plan.timed), plan.moments), len(plan.moments), ask, limits, output)
-    if not ask.use_audio:
+        decoded = _decoded(container, stream, None if times.told else times.shown)
+        shape = _frames(_shown(decoded, plan.moments), display.pixel_aspect(stream), len(plan.moments), ask, limits, output)
+    if heard_at is None:
         return Made(shape, plan.frame_s, 0)
     with _opened(file, limits) as container:
-        samples = sounds.track(container, ask, limits)
+        samples = sounds.track(container, ask, limits, quiet_s=heard_at - begin_s, placed=True)
     output.put(samples)
     return Made(shape, plan.frame_s, len(samples))
+
+
+def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
+    """The moment of the first sample of its sound, on the clock of the file."""
+    with _opened(file, limits) as container:
+        stream = containers.sound_stream(container)
+        if stream is None:
+            raise BadMedia("there is no sound in it: ask without use_audio")
+        containers.checked_decoder(stream, containers.AUDIO_DECODERS, limits)
+        first = next(containers.frames(container, stream), None)
+        if first is None:
+            raise BadMedia("its sound has no samples: ask without use_audio")
+        return float(first.time or 0.0)
 
 
 def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
@@ -88,32 +122,44 @@ def _stream(container: Any, limits: MediaLimits) -> Any:
     if stream is None:
         raise BadMedia("there are no pictures in it: if it is a sound, send it as audio/*")
     _check_pixels(stream.width, stream.height, limits)
-    _check_frames(stream.frames, limits)
-    _check_seconds(containers.declared_s(container, stream), limits)
     return stream
 
 
-def _plan(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLimits) -> Plan:
-    """Reads all of the file and decodes nothing of it."""
-    times: list[int] = []
-    frames = 0
-    for packet in container.demux(stream):
+def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLimits) -> Times:
+    """Reads all of the file and decodes nothing of it. What is not shown has no time: an edit list leaves it out, or a recorder lost it."""
+    moments: list[int | None] = []
+    orders: list[int | None] = []
+    sound_end_s = 0.0
+    heard = [containers.sound_stream(container)] if ask.use_audio else []
+    for packet in containers.packets(container, stream, *heard):
         if not packet.size or packet.is_discard:
             continue
-        frames += 1
-        _check_frames(frames, limits)
-        if packet.pts is not None:
-            times.append(packet.pts)
-            _check_seconds(float(abs(packet.pts - times[0]) * stream.time_base), limits)
-    if not frames:
+        if packet.stream_index != stream.index:
+            sound_end_s = max(sound_end_s, float(((packet.pts or 0) + (packet.duration or 0)) * packet.time_base))
+            continue
+        moments.append(packet.pts)
+        orders.append(packet.dts)
+        _check_frames(len(moments), limits)
+        if packet.dts is not None and orders[0] is not None:
+            _check_seconds(float(abs(packet.dts - orders[0]) * stream.time_base), limits)
+    if not moments:
         raise BadMedia("it has no frames: send a film that lasts")
-    if frames < COMPLETE * stream.frames:
-        raise BadMedia(f"it says that it has {stream.frames} frames, and {frames} are there: it was cut off, send all of it")
     rate_hz = float(stream.average_rate or 0)
-    if len(times) < frames:
-        numbers = sampled_frames(frames, rate_hz or USUAL_RATE_HZ, ask)
-        return Plan(numbers, False, frames / (rate_hz or USUAL_RATE_HZ) / len(numbers))
-    return planned(sorted(times), stream.time_base, rate_hz, ask)
+    for told, found in ((True, moments), (False, orders))[container.format.name in containers.UNTOLD :]:
+        known = sorted(moment for moment in found if moment is not None)
+        if len(known) == len(found):
+            return Times(known, told, stream.time_base, rate_hz, sound_end_s)
+    return Times(list(range(len(moments))), False, 1 / Fraction(rate_hz or USUAL_RATE_HZ), rate_hz, sound_end_s)
+
+
+def _from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
+    """The times from that moment on: before its first frame a film shows that one, as often as it would have shown others."""
+    first, gap = times.shown[0], times.gap
+    before = float(first * times.unit) - begin_s
+    _check_seconds(float((times.shown[-1] - first) * times.unit) + before, limits)
+    again = round(before / float(gap * times.unit))
+    _check_frames(len(times.shown) + again, limits)
+    return [round(first - gap * number) for number in range(again, 0, -1)] + times.shown
 
 
 def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> Plan:
@@ -128,17 +174,17 @@ def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreproces
     numbers = sampled_frames(frames, found_hz, ask)
     frame_s = frames / found_hz / len(numbers)
     if even:
-        return Plan([times[number] for number in numbers], True, frame_s)
+        return Plan([times[number] for number in numbers], frame_s)
     spread = Fraction(times[-1] - times[0]) * frames / (frames - 1) / len(numbers)
     at = [bisect.bisect_right(times, times[0] + number * spread) - 1 for number in range(len(numbers))]
-    return Plan([times[number] for number in at], True, frame_s)
+    return Plan([times[number] for number in at], frame_s)
 
 
-def _decoded(container: Any, stream: Any, timed: bool) -> Iterator[tuple[int, Any]]:
-    """When each frame is shown, or its number, and the frame."""
-    for number, frame in enumerate(container.decode(stream)):
-        if not timed:
-            yield number, frame
+def _decoded(container: Any, stream: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
+    """When each frame is shown, and the frame. order: of the times, where frames do not tell theirs."""
+    for number, frame in enumerate(containers.frames(container, stream)):
+        if order is not None:
+            yield order[min(number, len(order) - 1)], frame
         elif frame.pts is not None:
             yield frame.pts, frame
 
@@ -161,22 +207,19 @@ def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterat
         yield shown
 
 
-def _frames(shown: Iterable[Any], count: int, ask: FilmPreprocessing, limits: MediaLimits, output: Output) -> tuple[int, int, int, int]:
-    """Puts out each frame, resized; returns the shape of all of them."""
+def _frames(
+    shown: Iterable[Any], aspect: float, count: int, ask: FilmPreprocessing, limits: MediaLimits, output: Output
+) -> tuple[int, int, int, int]:
+    """Puts out each frame, resized; returns the shape of all of them. aspect: of a pixel."""
     height = width = 0
     for frame in shown:
         _check_pixels(frame.width, frame.height, limits)
-        picture = Image.fromarray(upright(frame.to_ndarray(format="rgb24", threads=1), frame.rotation))
+        picture, size = display.picture(frame, aspect)
         if not height:
-            height, width = smart_resize(picture.height, picture.width, ask.factor, ask.min_pixels, ask.frame_pixels(count))
+            height, width = smart_resize(*size, ask.factor, ask.min_pixels, ask.frame_pixels(count))
             output.expect(count * height * width * 3)
         output.put(resized(picture, height, width), begin=False)
     return count, height, width, 3
-
-
-def upright(pixels: NDArray[np.uint8], degrees: int) -> NDArray[np.uint8]:
-    """As a camera that was held otherwise says that it is to be shown: turned by so many degrees, counter-clockwise."""
-    return np.ascontiguousarray(np.rot90(pixels, round(degrees / 90)))
 
 
 def _check_pixels(width: int, height: int, limits: MediaLimits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import av
@@ -26,6 +27,12 @@ UNDECODED = 0.1
 LOUDEST = 64.0
 """A recording in floating point may be above full scale, which is 1, and not so much."""
 
+BLOCK = 1 << 18
+"""Samples of silence that are added at once."""
+
+GAP_S = 0.1
+"""Times of packets are rounded: less than this between two of them is no gap. FFmpeg's command has the same bound."""
+
 
 def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """[n] mono. Raises BadMedia, or whatever the libraries raise for what is damaged."""
@@ -45,40 +52,61 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
     return mixer.result()
 
 
-def track(container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
-    """[n] mono of the first sound in a container. Raises BadMedia if there is none."""
+def track(
+    container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits, *, quiet_s: float = 0.0, placed: bool = False
+) -> NDArray[np.float32]:
+    """[n] mono of the sound in a container. quiet_s: of silence before it. placed: with silence where its times leave gaps. Raises BadMedia
+    if there is none."""
     mixer = Mixer(ask.rate_hz, limits)
-    _add(container, mixer, limits)
+    _add(container, mixer, limits, quiet_s=quiet_s, placed=placed)
     return mixer.result()
 
 
-def _add(container: Any, mixer: Mixer, limits: MediaLimits) -> int:
-    """How many packets the sound has. Raises BadMedia."""
-    stream = next(iter(container.streams.audio), None)
+def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 0.0, placed: bool = False) -> int:
+    """How many packets the sound has; the rest as in `track`."""
+    stream = containers.sound_stream(container)
     if stream is None:
         raise BadMedia("there is no sound in it: of a film, ask without use_audio")
     containers.checked_decoder(stream, containers.AUDIO_DECODERS, limits)
     if container.format.name == "caf" and stream.codec_context.name == "alac":
         # FFmpeg takes from the last packet what that does not have.
         stream.codec_context.flags2 |= av.codec.context.Flags2.skip_manual
-    packets = undecoded = samples = 0
-    for packet in container.demux(stream):
+    packets = samples = 0
+    begin_s = None
+    for packet, frames in _decoded(container, stream):
         packets += bool(packet.size)
-        try:
-            frames = packet.decode()
-        except av.error.InvalidDataError:
-            if stream.codec_context.name not in FOUND_BY_A_MARK:
-                raise
-            undecoded += 1
-            continue
         for frame in frames:
+            at_s = float(frame.time or 0.0)
+            if begin_s is None:
+                mixer.add_silence(quiet_s, frame.sample_rate)
+                begin_s = at_s - quiet_s
+            if placed and (gap_s := at_s - begin_s - mixer.seconds) > GAP_S:
+                mixer.add_silence(gap_s, frame.sample_rate)
             mixer.add(_samples(frame), frame.sample_rate)
             samples += frame.samples
-    if undecoded > UNDECODED * packets:
-        raise BadMedia(f"{undecoded} of its {packets} frames of sound cannot be decoded: it is damaged, encode it anew")
     if container.format.name == "flac" and samples < (said := (stream.duration or 0) * stream.time_base * stream.sample_rate):
         raise BadMedia(f"it says that it has {said} samples, and {samples} are there: it was cut off, send all of it")
     return packets
+
+
+def _decoded(container: Any, stream: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Packets and what is in them. Raises BadMedia, or FFmpeg's error for a packet that is damaged, unless nothing comes behind it: a file
+    that was cut off may end within one."""
+    packets = undecoded = 0
+    broken = None
+    for packet in containers.packets(container, stream):
+        packets += bool(packet.size)
+        if broken and packet.size:
+            raise broken
+        frames = []
+        try:
+            frames = packet.decode()
+        except av.error.InvalidDataError as error:
+            undecoded += 1
+            broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error
+        yield packet, frames
+    if undecoded > max(UNDECODED * packets, 1):
+        raise BadMedia(f"{undecoded} of its {packets} frames of sound cannot be decoded: it is damaged, encode it anew")
 
 
 def _samples(frame: Any) -> NDArray[np.float32]:
@@ -133,6 +161,13 @@ class Mixer:
             raise BadMedia(f"a sample of it is {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits")
         mono = block.T.mean(axis=0) if channels > 1 else block[:, 0]
         self._out.append(self._resampler.resample_chunk(mono) if self._resampler else mono)
+
+    def add_silence(self, seconds: float, source_hz: int) -> None:
+        """Before the next block, which has this rate."""
+        left = round(seconds * source_hz)
+        while left > 0:
+            self.add(np.zeros((min(left, BLOCK), 1), np.float32), source_hz)
+            left -= BLOCK
 
     def result(self) -> NDArray[np.float32]:
         """All of it. Nothing more can be added."""

@@ -1,0 +1,63 @@
+"""How a frame of a film is shown: upright, as wide as it is meant to be, and on white where it is transparent.
+
+What containers say of it is done here as FFmpeg's command and players do it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from av.sidedata.sidedata import Type
+from numpy.typing import NDArray
+from PIL import Image
+
+STRAIGHT = math.tan(math.radians(1.0))
+"""A camera that was held askew by less than a degree was held straight."""
+
+FINEST_ASPECT = 200
+"""Of a pixel: whoever says more cannot mean it."""
+
+
+def pixel_aspect(stream: Any) -> float:
+    """How wide a pixel of it is shown, for its height."""
+    aspect = float(stream.sample_aspect_ratio or 1)
+    return aspect if 1 / FINEST_ASPECT <= aspect <= FINEST_ASPECT else 1.0
+
+
+def picture(frame: Any, aspect: float) -> tuple[Image.Image, tuple[int, int]]:
+    """Its pixels, upright, and the height and width in which they are shown: pixels may be wider than high."""
+    pixels = _on_white(frame)
+    shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
+    across, along = _matrix(frame)
+    if abs(across[1]) <= STRAIGHT * abs(across[0]) and abs(along[0]) <= STRAIGHT * abs(along[1]):
+        return Image.fromarray(_flipped(pixels, along[1], across[0])), shown
+    if abs(across[0]) <= STRAIGHT * abs(across[1]) and abs(along[1]) <= STRAIGHT * abs(along[0]):
+        return Image.fromarray(_flipped(pixels.swapaxes(0, 1), across[1], along[0])), shown[::-1]
+    clockwise = math.degrees(math.atan2(across[1] / math.hypot(across[1], along[1]), across[0] / math.hypot(across[0], along[0])))
+    return Image.fromarray(pixels).rotate(-clockwise, Image.Resampling.BILINEAR), shown
+
+
+def _matrix(frame: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where one step across the stored picture leads, and one step down it: each as far to the right and down."""
+    said = frame.side_data.get(Type.DISPLAYMATRIX)
+    if said is None:
+        return (1, 0), (0, 1)
+    a, b, _, c, d, *_ = (int(value) for value in np.frombuffer(bytes(said), np.int32))
+    if not (a or c) or not (b or d):
+        return (1, 0), (0, 1)  # all of it on one line, which nobody means
+    return (a, b), (c, d)
+
+
+def _flipped(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
+    """Upside down where a step down leads up, mirrored where a step to the right leads to the left."""
+    return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1])
+
+
+def _on_white(frame: Any) -> NDArray[np.uint8]:
+    """[height, width, 3] in the colours that its numbers mean."""
+    if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
+        return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
+    seen = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB"))
