@@ -18,6 +18,9 @@ H264 = ("-c:v", "libx264", "-preset", "ultrafast", "-threads", "1")
 LIKE = 0.02
 """Of full scale, on the average: colours are converted by two versions of a library, sound is decoded by two of another."""
 
+SCALED = 0.06
+"""Where FFmpeg scales, too, in its own way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -43,9 +46,7 @@ MKV = ("shape", "late", "several", "varied")
 FORMS = {
     "mp4-h264": _form("libx264", "mp4", "aac", *MP4, "varied", "colour", seeks=True, words=("-bf", "2")),
     "mp4-faststart": _form("libx264", "mp4", "aac", *MP4, seeks=True, words=("-movflags", "faststart")),
-    "mp4-fragmented": _form(
-        "libx264", "mp4", "aac", "matrix", "shape", words=("-movflags", "frag_keyframe+empty_moov", "-g", "5")
-    ),
+    "mp4-fragmented": _form("libx264", "mp4", "aac", "matrix", "shape", words=("-movflags", "frag_keyframe+empty_moov", "-g", "5")),
     "mp4-mpeg4": _form("mpeg4", "mp4", "aac", *MP4, seeks=True),
     "mp4-hevc": _form(
         "libx265",
@@ -71,8 +72,8 @@ FORMS = {
     "avi-h264": _form("libx264", "avi", "libmp3lame", "dropped", seeks=True, words=("-bf", "0")),
     "avi-mjpeg": _form("mjpeg", "avi", "pcm_s16le", "dropped", seeks=True),
     "avi-raw": _form("rawvideo", "avi", "pcm_s16le", "dropped", seeks=True, words=("-pix_fmt", "yuv420p")),
-    "ts-h264": _form("libx264", "mpegts", "aac", "late", "sizes", "shape", tells=False),
-    "ts-mpeg2": _form("mpeg2video", "mpegts", "mp2", "late", "sizes", "shape", tells=False),
+    "ts-h264": _form("libx264", "mpegts", "aac", "late", "sizes", "joined", "shape", tells=False),
+    "ts-mpeg2": _form("mpeg2video", "mpegts", "mp2", "late", "joined", "shape", tells=False),
     "flv-flv1": _form("flv1", "flv", "libmp3lame", "late", tells=False),
     "flv-h264": _form("libx264", "flv", "aac", "late", tells=False),
     "mpg-mpeg1": _form("mpeg1video", "mpeg", "mp2", tells=False),
@@ -137,7 +138,7 @@ def _file(
     after: tuple[str, ...] = (),
     pipe: bool = False,
 ) -> bytes:
-    """words, after: of the output, before and behind those of the form. sound: inputs that are heard. shift: of the input of the pictures."""
+    """words, after: of the output, before and behind those of the form. sound: inputs that are heard. shift: of the pictures' input."""
     raw = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{scene.width}x{scene.height}", "-r", str(scene.rate_hz))
     heard = (*sound, "-map", "0:v", "-map", "1:a", "-c:a", form.sound) if sound else ()
     usual = () if "-pix_fmt" in words or {"gif", "png", "prores"} & set(form.words) else ("-pix_fmt", _pixel_format(form))
@@ -174,7 +175,7 @@ def _cut(form: Form, chance: random.Random) -> Sample:
     file = cut(_file(form, _scene(chance, frames=30), "-g", "5"), chance)
     if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
         file = file[: file.rindex(b"mdat") + 10]
-    return replace(_sample(file), cut=form.tells)
+    return replace(_sample(file), cut=form.tells, torn=not form.tells)
 
 
 def _delayed_sound(form: Form, chance: random.Random) -> Sample:
@@ -283,7 +284,7 @@ def _sizes(form: Form, chance: random.Random) -> Sample:
     first = _file(form, scene)
     smaller = f"scale={scene.width // 4 * 2}:{scene.height // 4 * 2}"
     second = _file(form, scene, "-vf", smaller, "-output_ts_offset", f"{scene.seconds:.3f}")
-    return _sample(first + second)
+    return replace(_sample(first + second), alike=SCALED)
 
 
 def _joined(form: Form, chance: random.Random) -> Sample:
@@ -313,6 +314,6 @@ FEATURES: dict[str, tuple[set[str], Callable[[Form, random.Random], Sample]]] = 
     "colours": ({"colour"}, _colours),
     "several": ({"several"}, _several),
     "sizes": ({"sizes"}, _sizes),
-    "joined": ({"sizes"}, _joined),
+    "joined": ({"joined"}, _joined),
 }
 AUDIBLE = ("heard", "delayed-sound", "delayed-picture", "trimmed-heard")

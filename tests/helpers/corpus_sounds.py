@@ -131,7 +131,7 @@ def _quiet(form: Form, chance: random.Random) -> Sample:
 
 def _cut(form: Form, chance: random.Random) -> Sample:
     file = cut(_file(form, _content(form, chance)), chance)
-    return replace(_sample(form, file), cut=form.tells)
+    return replace(_sample(form, file), cut=form.tells, torn=not form.tells)
 
 
 def _odd(form: Form, chance: random.Random) -> Sample:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import subprocess
@@ -80,17 +79,15 @@ def frames(file: bytes, *, pixel_format: str = "rgb24", heard: bool = False) -> 
             "-",
         ]
         done = _run(*words, loud=True)
-    found, at = [], 0
-    for when, wide, high, width, height in SHOWN.findall(done.stderr):
-        shape = int(height), int(width), {"rgb24": 3, "rgba": 4}[pixel_format]
-        found.append(
-            Frame(float(when), np.frombuffer(done.stdout, np.uint8, math.prod(shape), at).reshape(shape), int(wide or 0) / int(high) or 1.0)
-        )
-        at += math.prod(shape)
+    told = SHOWN.findall(done.stderr)
+    assert told, "ffmpeg shows nothing of it"
+    # Frames that are larger or smaller than the first are scaled to its size.
+    _, wide, high, width, height = told[0]
+    pixels = np.frombuffer(done.stdout, np.uint8).reshape(len(told), int(height), int(width), -1)
+    aspect = int(wide) / int(high) or 1.0
+    found = [Frame(float(when), one, aspect) for (when, *_), one in zip(told, pixels, strict=True)]
     # For some codecs this version shows what an edit list leaves out.
-    found = [frame for frame in found if frame.shown_at > -CLOSE_S]
-    assert found, "ffmpeg shows nothing of it"
-    return found
+    return [frame for frame in found if frame.shown_at > -CLOSE_S]
 
 
 def _run(*words: str, data: bytes = b"", loud: bool = False) -> subprocess.CompletedProcess[bytes]:
