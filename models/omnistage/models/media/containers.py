@@ -119,13 +119,6 @@ def check_indexed(container: InputContainer, stream: Any, size: int) -> None:
         raise BadMedia(f"it lists {len(stream.index_entries)} pieces, and {missing} of them are missing: it was cut off, send all of it")
 
 
-def declared_s(container: InputContainer, stream: Any) -> float:
-    """Seconds that it lasts as its header says, 0 if that does not."""
-    if stream.duration:
-        return float(stream.duration * stream.time_base)
-    return (container.duration or 0) / av.time_base
-
-
 def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:
     """Before the first frame is decoded: by one thread, and by nothing that is not looked after. Raises BadMedia."""
     context = stream.codec_context
