@@ -86,6 +86,39 @@ async def test_a_media_type_is_the_same_in_capitals():
     assert model.asked.media_type == "video/x-grey8"
 
 
+async def test_a_ground_is_a_colour_and_is_for_what_is_seen():
+    """Of media in a message and on a port, of conversations and of drawings."""
+    shown = [stage_pb2.Media(data=b"x", media_type=kind, background="#1eC85a") for kind in ("image/png", "video/mp4")]
+    parts = [*(stage_pb2.Part(media=one) for one in shown), stage_pb2.Part(port="media0", media_type="image/gif", background="#000000")]
+    request = await asked(said_by("user", *parts, media(b"x")))
+    assert [part.background for part in request.turns[0].parts] == [(30, 200, 90), (30, 200, 90), (0, 0, 0), None]
+    model = Looking(FilmOptions())
+    await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", images=shown[:1])), Start())
+    assert model.asked.images[0].background == (30, 200, 90)
+
+
+@pytest.mark.parametrize(
+    "background", ["white", "#fff", "#ffffff ", "#ffffff\n", "ffffff", "#gggggg", "#ffffffff", "#\uff11\uff11\uff11\uff11\uff11\uff11"]
+)
+async def test_a_ground_that_is_no_colour_is_refused_by_field(background: str):
+    shown = stage_pb2.Media(data=b"x", media_type="image/png", background=background)
+    on_port = stage_pb2.Part(port="media0", media_type="image/png", background=background)
+    for part, field in ((stage_pb2.Part(media=shown), "thinker.messages.parts.media"), (on_port, "thinker.messages.parts")):
+        with pytest.raises(StageError, match="#rrggbb") as refused:
+            await asked(said_by("user", part))
+        assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", f"{field}.background")
+    with pytest.raises(StageError) as refused:
+        await DiffusionStage(Looking(FilmOptions())).prepare(stage_pb2.Open(params=params("diffusion", "a hill", images=[shown])), Start())
+    assert refused.value.metadata["field"] == "diffusion.images.background"
+
+
+async def test_a_sound_has_no_ground():
+    heard = stage_pb2.Media(data=b"x", media_type="audio/wav", background="#ffffff")
+    for part in (stage_pb2.Part(media=heard), stage_pb2.Part(port="live", background="#ffffff")):
+        with pytest.raises(StageError, match="for pictures and films"):
+            await asked(said_by("user", part))
+
+
 async def test_choices_come_as_they_are_and_too_much_is_refused():
     user = said_by("user", text("a"))
 

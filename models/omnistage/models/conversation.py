@@ -12,11 +12,12 @@ Medium = Literal["text", "image", "audio", "video"]
 @dataclass(frozen=True, slots=True)
 class Media:
     """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not checked against the bytes.
-    use_audio: of a film, its sound too."""
+    use_audio: of a film, its sound too. background: red, green and blue, what is transparent lies on it; None: the model's own choice."""
 
     media_type: str
     data: bytes = field(repr=False)
     use_audio: bool = False
+    background: tuple[int, int, int] | None = None
 
     @property
     def kind(self) -> str:
@@ -34,7 +35,7 @@ class Media:
 class Streamed:
     """Media that come piece by piece on an input port of the model, which no other part names.
 
-    Of a port of content media: media_type, use_audio: as in Media; an empty type where none was said. total_bytes: of the whole file; 0:
+    Of a port of content media: media_type, use_audio, background: as in Media; an empty type where none was said. total_bytes: of the whole file; 0:
     not known yet.
     """
 
@@ -42,6 +43,7 @@ class Streamed:
     media_type: str = ""
     use_audio: bool = False
     total_bytes: int = 0
+    background: tuple[int, int, int] | None = None
 
     @property
     def kind(self) -> str:

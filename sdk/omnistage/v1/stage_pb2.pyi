@@ -334,30 +334,34 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("text", "media", "port", "media_type", "use_audio", "total_bytes")
+    __slots__ = ("text", "media", "port", "media_type", "use_audio", "total_bytes", "background")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     USE_AUDIO_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     text: str
     media: Media
     port: str
     media_type: str
     use_audio: bool
     total_bytes: int
-    def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., port: _Optional[str] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    background: str
+    def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., port: _Optional[str] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., background: _Optional[str] = ...) -> None: ...
 
 class Media(_message.Message):
-    __slots__ = ("data", "media_type", "use_audio")
+    __slots__ = ("data", "media_type", "use_audio", "background")
     DATA_FIELD_NUMBER: _ClassVar[int]
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
     USE_AUDIO_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     media_type: str
     use_audio: bool
-    def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ...) -> None: ...
+    background: str
+    def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ..., background: _Optional[str] = ...) -> None: ...
 
 class TalkerParams(_message.Message):
     __slots__ = ("voice", "sampling", "max_frames", "speed")

@@ -246,7 +246,7 @@ async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.R
 
 
 async def test_what_was_asked_otherwise_is_not_found(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
-    """Another picture, other sizes of pictures, the film without its sound, the same bytes as another medium, another client."""
+    """Another picture, other sizes of pictures, another ground, the film without its sound, the same bytes as another medium, another client."""
     one = film(seed)
 
     def digest(part: Media, scope: str = "", thinker: QwenThinker = thinker) -> bytes:
@@ -259,6 +259,8 @@ async def test_what_was_asked_otherwise_is_not_found(thinker: QwenThinker, omni_
         digest(one, "other"),
         digest(replace(one, use_audio=False)),
         digest(replace(one, media_type="image/png")),
+        digest(replace(one, background=(0, 0, 0))),
+        digest(replace(one, media_type="image/png", background=(0, 0, 0))),
         digest(film(seed + 1)),
         digest(one, thinker=small),
     ]

@@ -1,4 +1,4 @@
-"""How a frame of a film is shown: upright, as wide as it is meant to be, and on white where it is transparent.
+"""How a frame of a film is shown: upright, as wide as it is meant to be, and on a ground where it is transparent.
 
 What containers say of it is done here as FFmpeg's command and players do it.
 """
@@ -13,6 +13,9 @@ from av.sidedata.sidedata import Type
 from numpy.typing import NDArray
 from PIL import Image
 
+from omnistage.models.media.colours import laid
+from omnistage.models.media.preprocessing import Colour
+
 STRAIGHT = math.tan(math.radians(1.0))
 """A camera that was held askew by less than a degree was held straight."""
 
@@ -26,9 +29,10 @@ def pixel_aspect(stream: Any) -> float:
     return aspect if 1 / FINEST_ASPECT <= aspect <= FINEST_ASPECT else 1.0
 
 
-def picture(frame: Any, aspect: float) -> tuple[Image.Image, tuple[int, int]]:
-    """Its pixels, upright, and the height and width in which they are shown: pixels may be wider than high."""
-    pixels = _on_white(frame)
+def picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image, tuple[int, int]]:
+    """Its pixels, upright, and the height and width in which they are shown: pixels may be wider than high. background:
+    what is transparent lies on it."""
+    pixels = _laid(frame, background)
     shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
     across, along = _matrix(frame)
     if abs(across[1]) <= STRAIGHT * abs(across[0]) and abs(along[0]) <= STRAIGHT * abs(along[1]):
@@ -55,9 +59,9 @@ def _flipped(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uin
     return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1])
 
 
-def _on_white(frame: Any) -> NDArray[np.uint8]:
-    """[height, width, 3] in the colours that its numbers mean."""
+def _laid(frame: Any, background: Colour) -> NDArray[np.uint8]:
+    """[height, width, 3] in the colours that its numbers mean; what is transparent lies on the background."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
     seen = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))
-    return np.asarray(Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB"))
+    return np.asarray(laid(seen.convert("RGB"), seen.getchannel("A"), background))

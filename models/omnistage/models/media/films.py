@@ -18,7 +18,7 @@ from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
 from omnistage.models.media.pictures import resized
-from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, sampled_frames, smart_resize
+from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, ground, sampled_frames, smart_resize
 
 USUAL_RATE_HZ = 25.0
 """Of frames, where a file says nothing about time."""
@@ -214,7 +214,7 @@ def _frames(
     height = width = 0
     for frame in shown:
         _check_pixels(frame.width, frame.height, limits)
-        picture, size = display.picture(frame, aspect)
+        picture, size = display.picture(frame, aspect, ground(ask.background))
         if not height:
             height, width = smart_resize(*size, ask.factor, ask.min_pixels, ask.frame_pixels(count))
             output.expect(count * height * width * 3)

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from struct import error as StructError
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
+from omnistage.models.media import colours
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.preprocessing import PicturePreprocessing, smart_resize
+from omnistage.models.media.preprocessing import PicturePreprocessing, ground, smart_resize
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """Pillow knows more: some run other programs, some are scarcely looked after."""
 
-BITS_PER_SAMPLE = 258
-"""The number of that entry in a TIFF."""
+NOTE_BYTES = 8 << 20
+"""Of a text or a colour profile in a PNG, unpacked. Programs that draw write down how they did: Pillow refuses more than one MiB of it."""
+
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How a picture is turned to be upright, by what EXIF calls its orientation."""
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's would be a warning
+PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
 
 
 def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> NDArray[np.uint8]:
@@ -31,9 +45,16 @@ def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> N
             raise BadMedia(
                 f"it is {image.width}x{image.height} pixels, and at most {limits.picture_pixels / 1e6:g} million may be: make it smaller"
             )
-        ImageOps.exif_transpose(image, in_place=True)
-        sizes = smart_resize(image.height, image.width, ask.factor, ask.min_pixels, ask.max_pixels)
-        return resized(_rgb(image, ask.alpha), *sizes)
+        shown = colours.shown(image, file)
+        if ask.alpha and not ask.background:
+            made = shown.colours.copy()
+            made.putalpha(255 if shown.opacity is None else shown.opacity)
+        else:
+            made = shown.laid_on(ground(ask.background))
+        if (turn := _turn(image)) is not None:
+            made = made.transpose(turn)
+    sizes = smart_resize(made.height, made.width, ask.factor, ask.min_pixels, ask.max_pixels)
+    return resized(made.convert("RGBA") if ask.alpha else made, *sizes)
 
 
 def opened(file: BinaryIO) -> Image.Image | None:
@@ -45,30 +66,12 @@ def opened(file: BinaryIO) -> Image.Image | None:
         return None
 
 
-def _rgb(image: Image.Image, alpha: bool) -> Image.Image:
-    """Of 8 bits a sample. Pillow would cut off greys of more bits at 255, where nearly all of them are white."""
-    mode = "RGBA" if alpha else "RGB"
-    if image.mode == mode:
-        return image
-    if image.mode.startswith("I;16"):
-        return Image.fromarray(_scaled(np.asarray(image), _grey_bits(image))).convert(mode)
-    if image.mode in ("I", "F"):
-        raise BadMedia(
-            "its samples are numbers without a range, and nothing says which of them is white: convert it to 8 or 16 bits a sample"
-        )
-    return image.convert(mode)
-
-
-def _grey_bits(image: Image.Image) -> int:
-    """Of a sample in 16 bits: a TIFF may have 12 of them."""
-    return int(image.tag_v2[BITS_PER_SAMPLE][0]) if isinstance(image, TiffImagePlugin.TiffImageFile) else 16
-
-
-def _scaled(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
-    """By a table, which needs no memory for products."""
-    top = (1 << bits) - 1
-    table = (np.arange(top + 1, dtype=np.uint32) * 255 + top // 2) // top
-    return table.astype(np.uint8)[grey]
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """That makes it upright, where a camera noted how it was held."""
+    try:
+        return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except (ArithmeticError, LookupError, StructError, SyntaxError, TypeError, ValueError):
+        return None  # What Pillow makes of notes that are broken. The pixels are not, and nobody sees the notes.
 
 
 def resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,6 +12,11 @@ from omnistage.models.media.errors import BadMedia, NoRoom
 FACTOR = 28
 """Sides of a resized picture are multiples of it: 14 pixels of a patch, 2 patches merged."""
 
+Colour = tuple[int, int, int]
+"""Red, green and blue, 0 to 255 each, of sRGB."""
+WHITE: Colour = (255, 255, 255)
+"""What transparent pictures lie on where nothing else is asked for: so a page shows them, and so Qwen's own tools do."""
+
 MOST_ASPECT = 200
 UNBOUNDED = 1 << 40
 FLOOR_SHARE = 1.05
@@ -18,13 +24,14 @@ FLOOR_SHARE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class PicturePreprocessing:
-    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`. alpha: how opaque each
-    pixel is, too, after its colours."""
+    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`. background: what is
+    transparent lies on it; None: on white. alpha: how opaque each pixel is, too, after its colours: on no ground where none is named."""
 
     factor: int = FACTOR
     min_pixels: int = 4 * FACTOR * FACTOR
     max_pixels: int = 1280 * FACTOR * FACTOR
     alpha: bool = False
+    background: Colour | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +45,9 @@ class SoundPreprocessing:
 class FilmPreprocessing:
     """fps: frames taken per second, but at least min_frames, at most max_frames, and a multiple of frames_multiple.
 
-    min_pixels, max_pixels, factor: of a frame, as of a picture. total_pixels: of all frames together, counted once for frames_multiple
-    frames as tokens are; frames share it evenly, but none goes below min_pixels for its sake. use_audio: its sound too, at rate_hz.
+    min_pixels, max_pixels, factor, background: of a frame, as of a picture. total_pixels: of all frames together, counted once for
+    frames_multiple frames as tokens are; frames share it evenly, but none goes below min_pixels for its sake. use_audio: its sound too, at
+    rate_hz.
 
     Tokens are factor * factor pixels of frames_multiple frames, and sound_tokens_hz of sound a second. most_tokens: a film that would have
     more gives fewer frames. room: one that still has more is refused before it is decoded.
@@ -58,6 +66,7 @@ class FilmPreprocessing:
     sound_tokens_hz: float = 25.0
     most_tokens: int = UNBOUNDED
     room: int = UNBOUNDED
+    background: Colour | None = None
 
     def tokens(self, frames: int, height: int, width: int, sound_s: float) -> int:
         """Of so many frames of a film whose pictures have this size as they are stored, and of its sound."""
@@ -82,6 +91,12 @@ class FilmPreprocessing:
         """Seconds from one of so many frames to the next, as a model is told them: 1 / fps, as the published processor counts, but the real
         ones, `frame_s`, of a film that gave fewer frames than fps asks for, because it is slow or long."""
         return frame_s if frames * frame_s * self.fps >= frames + self.frames_multiple else 1 / self.fps
+
+
+def ground(background: Sequence[int] | None) -> Colour:
+    """What is transparent lies on it."""
+    red, green, blue = background or WHITE
+    return red, green, blue
 
 
 Preprocessing = PicturePreprocessing | SoundPreprocessing | FilmPreprocessing

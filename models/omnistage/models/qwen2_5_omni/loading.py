@@ -45,7 +45,7 @@ from omnistage.models.qwen2_5_omni.text import OmniTokenizer
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
-CODE_REVISION = "1"
+CODE_REVISION = "2"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 HEAD_PLAN = {"lm_head": "colwise_gather_output"}

@@ -18,7 +18,7 @@ from omnistage.models.conversation import Media, Streamed
 from omnistage.models.media.decoded import Sound
 from omnistage.models.media.decoder import MediaDecoder, Source
 from omnistage.models.media.errors import BadMedia, NoRoom
-from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing, check_room
+from omnistage.models.media.preprocessing import Colour, FilmPreprocessing, PicturePreprocessing, SoundPreprocessing, check_room
 from omnistage.models.media.turns import Turns
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
@@ -82,11 +82,13 @@ class MediaPreprocessing:
             most_tokens=int(context * FILM_SHARE),
         )
 
-    def of(self, kind: str, *, use_audio: bool = False) -> PicturePreprocessing | SoundPreprocessing | FilmPreprocessing:
-        """kind: image, audio or video. use_audio: of a film, its sound too."""
+    def of(
+        self, kind: str, *, use_audio: bool = False, background: Colour | None = None
+    ) -> PicturePreprocessing | SoundPreprocessing | FilmPreprocessing:
+        """kind: image, audio or video. use_audio: of a film, its sound too. background: what is transparent lies on it; None: white."""
         if kind == "image":
-            return self._picture
-        return self._sound if kind == "audio" else replace(self._film, use_audio=use_audio)
+            return replace(self._picture, background=background)
+        return self._sound if kind == "audio" else replace(self._film, use_audio=use_audio, background=background)
 
 
 class MediaReader:
@@ -113,7 +115,7 @@ class MediaReader:
 
     def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> Medium:
         """What a part of a request is here. sha256: of its bytes. scope: nothing that is kept is used for a request of another one."""
-        ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio), scope.encode()
+        ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
         known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
         return Medium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
 

@@ -35,6 +35,7 @@ HISTORY = "resume.history"
 
 MAX_LOGIT_BIAS = 100.0
 
+_COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 _MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}")
 
 
@@ -60,13 +61,25 @@ def media_of(media: stage_pb2.Media, field: str) -> Media:
     data = media.data
     if not data:
         raise bad_request(f"{field}.data", "is empty")
-    return Media(media_type, data, media.use_audio)
+    return Media(media_type, data, media.use_audio, _background_of(media.background, media_type, field))
 
 
 def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
     """The same of media that come on a port, or of live sound, which has no type. Raises BAD_REQUEST."""
     media_type = _media_type_of(part.media_type, field, "video/mp4") if part.media_type else ""
-    return Streamed(part.port, media_type, part.use_audio, part.total_bytes)
+    return Streamed(part.port, media_type, part.use_audio, part.total_bytes, _background_of(part.background, media_type, field))
+
+
+def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, int] | None:
+    """Red, green and blue; None where no colour is named."""
+    if not text:
+        return None
+    if not media_type.startswith(("image/", "video/")):
+        raise bad_request(f"{field}.background", "is for pictures and films: leave it out")
+    if _COLOUR.fullmatch(text) is None:
+        raise bad_request(f"{field}.background", "must be a colour as #rrggbb, such as #ffffff for white")
+    red, green, blue = bytes.fromhex(text[1:])
+    return red, green, blue
 
 
 def _media_type_of(text: str, field: str, example: str) -> str:

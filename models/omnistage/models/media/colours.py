@@ -1,0 +1,183 @@
+"""The colours of a picture as a viewer shows them: 8 bits a sample, sRGB, and how opaque each pixel is. Runs in the decoding process."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
+
+from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.preprocessing import Colour
+
+PHOTOMETRIC, BITS_PER_SAMPLE, SAMPLE_FORMAT, LEAST_SAMPLE, LARGEST_SAMPLE = 262, 258, 339, 340, 341
+"""Numbers of entries in a TIFF."""
+
+STRAIGHT = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
+"""Modes that Pillow makes others of in one step alone."""
+
+KEY_BITS = {"L;2": 2, "L;4": 4}
+"""Of a grey that is transparent, by the form of samples in the file. Pillow spreads the samples over 8 bits, and leaves this one as it is."""
+
+PROFILE_BYTES = 4 << 20
+"""Of a colour profile that is used. Those of printers have two million."""
+
+PROFILE_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
+SAME_LEVELS = 3
+"""Profiles that say sRGB in other words differ by less: such a picture keeps its bits, which are those of the published processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """colours: RGB. opacity: L, 255 for opaque; None where all is."""
+
+    colours: Image.Image
+    opacity: Image.Image | None
+
+    def laid_on(self, background: Colour) -> Image.Image:
+        """RGB: what lies over a ground of that colour."""
+        return self.colours if self.opacity is None else laid(self.colours, self.opacity, background)
+
+
+def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Image.Image:
+    """As viewers and qwen-omni-utils do it, before anything is resized: what hides under transparency is mixed into nothing."""
+    ground = Image.new("RGB", colours.size, background)
+    ground.paste(colours, mask=opacity)
+    return ground
+
+
+def shown(image: Image.Image, file: BinaryIO) -> Shown:
+    """Of a picture that was opened from the file and not loaded yet. Raises BadMedia, or whatever Pillow raises for what is damaged."""
+    tiles = list(image.tile)
+    image.load()
+    opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)
+    if image.format == "GIF" and tiles:
+        opacity = _drawn_part(image, tiles[0].extents, opacity)
+    return Shown(_in_srgb(_base(image), image.info.get("icc_profile")), opacity)
+
+
+def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | None:
+    """stored: the form of samples in the file, as Pillow calls it."""
+    if not image.has_transparency_data:
+        return None
+    key = image.info.get("transparency")
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) != key) * np.uint8(255))
+    if image.mode == "RGB" and stored.startswith("RGB;16"):
+        # Pillow keeps the upper bytes of the samples: a colour is that one if the lower ones are the same, too.
+        lower = Image.open(_rewound(file), formats=[str(image.format)])
+        lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]
+        lower.load()
+        return ImageChops.lighter(*(_key_opacity(part, [value >> bits & 255 for value in key]) for part, bits in ((image, 8), (lower, 0))))
+    if stored in KEY_BITS:
+        most = (1 << KEY_BITS[stored]) - 1
+        image.info["transparency"] = (key & most) * 255 // most
+    straight = _straight(image)
+    return (straight if straight.mode in ("LA", "RGBA") else straight.convert("RGBA")).getchannel("A")
+
+
+def _straight(image: Image.Image) -> Image.Image:
+    """With colours that are not multiplied by how opaque they are."""
+    return image.convert(STRAIGHT[image.mode]) if image.mode in STRAIGHT else image
+
+
+def _key_opacity(image: Image.Image, key: list[int]) -> Image.Image:
+    image.info["transparency"] = tuple(key)
+    return image.convert("RGBA").getchannel("A")
+
+
+def _rewound(file: BinaryIO) -> BinaryIO:
+    file.seek(0)
+    return file
+
+
+def _drawn_part(image: Image.Image, box: tuple[int, int, int, int] | None, opacity: Image.Image | None) -> Image.Image | None:
+    """The first picture of a GIF may be smaller than its screen: around it nothing is drawn, where Pillow fills in a colour."""
+    if box is None or box == (0, 0, *image.size):
+        return opacity
+    part = Image.new("L", image.size, 0)
+    part.paste(255, box)
+    return part if opacity is None else ImageChops.darker(part, opacity)
+
+
+def _base(image: Image.Image) -> Image.Image:
+    """L, RGB or CMYK, without what says how opaque it is. Pillow would cut off greys of more bits at 255, where nearly all of them are
+    white."""
+    if image.mode in ("L", "RGB", "CMYK"):
+        return image
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        return _grey(image)
+    straight = _straight(image)
+    return straight.convert("L" if straight.mode in ("1", "LA") else "RGB")
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    """L of samples of more than 8 bits."""
+    tags = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+    if image.mode.startswith("I;16"):
+        grey = _by_table(np.asarray(image), int(tags[BITS_PER_SAMPLE][0]) if tags else 16)
+    else:
+        low, high = (_number(tags.get(tag)) for tag in (LEAST_SAMPLE, LARGEST_SAMPLE))
+        if not low < high:
+            raise BadMedia(
+                "its samples are numbers without a range, and nothing says which of them is white: convert it to 8 or 16 bits a sample"
+            )
+        samples = np.asarray(image)
+        if image.mode == "I" and tags.get(SAMPLE_FORMAT, (1,))[0] == 1:
+            samples = samples.view(np.uint32)  # Pillow has no other whole numbers of 32 bits than those with a sign.
+        grey = _by_range(samples, low, high)
+    # In some TIFFs the smallest sample is white: Pillow turns those of 8 bits and less around, and no others.
+    return Image.fromarray(255 - grey if tags.get(PHOTOMETRIC) == 0 else grey)
+
+
+def _number(value: object) -> float:
+    """The value of an entry, of its first sample if it has one for each; NaN for none."""
+    first = value[0] if isinstance(value, tuple) and value else value
+    number = float(first) if isinstance(first, int | float) else math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _by_table(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
+    """By a table, which needs no memory for products."""
+    top = (1 << bits) - 1
+    table = (np.arange(top + 1, dtype=np.uint32) * 255 + top // 2) // top
+    return table.astype(np.uint8)[grey]
+
+
+def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[np.uint8]:
+    """What is no number is black."""
+    scaled = np.nan_to_num(samples.astype(np.float64), copy=False, nan=low, posinf=high, neginf=low)
+    scaled -= low
+    scaled *= 255 / (high - low)
+    return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
+
+
+def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
+    """RGB. Without a profile, or with one that is broken or of another kind of colours, the numbers are taken for those of sRGB."""
+    transform = None
+    if profile and len(profile) <= PROFILE_BYTES:
+        try:
+            transform = _transform(profile, base.mode)
+        except (OSError, ImageCms.PyCMSError):  # How LittleCMS says that it makes no sense of it, which is no fault of the pixels.
+            transform = None
+    converted = base if transform is None else ImageCms.applyTransform(base, transform)
+    assert converted is not None
+    return converted if converted.mode == "RGB" else converted.convert("RGB")
+
+
+def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """From the colours of a profile to sRGB; None for a profile that is sRGB already, or is not for such samples."""
+    source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    if PROFILE_MODES.get(source.profile.xcolor_space) != mode:
+        return None
+    transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+    if mode == "CMYK":
+        return transform
+    levels = np.linspace(0, 255, 256 if mode == "L" else 9).astype(np.uint8)
+    tried = Image.fromarray(levels[None] if mode == "L" else np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(9, -1, 3))
+    changed = ImageChops.difference(tried.convert("RGB"), ImageCms.applyTransform(tried, transform) or tried)
+    return transform if max(high for _, high in changed.getextrema()) > SAME_LEVELS else None  # type: ignore[misc]
