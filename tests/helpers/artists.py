@@ -6,6 +6,7 @@ import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,16 @@ async def draw(
     prompt: str,
     *,
     images: tuple[bytes, ...] = (),
+    backgrounds: tuple[tuple[int, int, int] | None, ...] = (),
     first: int = 0,
     until: int = 1 << 30,
     ports: Mapping[str, int] | None = None,
     **asked: Any,
 ) -> Drawing:
     """first: picture from which on it is wanted. until: step after which the reader goes away. ports: that are wanted instead, and from
-    which item on. images: PNG."""
-    request = replace(DrawRequest(seed=0, prompt=prompt, images=tuple(Media("image/png", image) for image in images)), **asked)
+    which item on. images: PNG. backgrounds: that they lie on."""
+    media = (Media("image/png", image, background=ground) for image, ground in zip_longest(images, backgrounds))
+    request = replace(DrawRequest(seed=0, prompt=prompt, images=tuple(media)), **asked)
     drawing = Drawing()
     prepared = await model.prepare(request)
     async with aclosing(model.draw(prepared, no_inputs(), ports or {"image": first, "progress": 0})) as pieces:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -44,6 +44,8 @@ class Pair:
     name: str
     pipe: Any
     painter: Painter
+    sent: dict[tuple[bytes, ...], tuple[Pixels, ...]] = field(default_factory=dict)
+    """Pictures of plans, by their digests."""
 
     @property
     def edits(self) -> int:
@@ -51,13 +53,20 @@ class Pair:
         return self.painter.limits.images[1]
 
     def plan(self, prompt: str, images: Sequence[Pixels] = (), **asked: Any) -> Plan:
-        """Of a small picture. images: [height, width, 4]."""
+        """Of a small picture. images: [height, width, 4], which `published` gets as they are."""
         media = tuple(Media("image/png", b"-") for _ in images)
         request = replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked)
         if not self.edits and not request.width:
             request = replace(request, width=SIDE, height=SIDE)
         plan = planned(request, self.painter.limits, self.name)
-        return self.painter.sized(replace(plan, images=tuple(images), digests=tuple(image.tobytes()[:999] for image in images)))
+        given = tuple(self.painter.given(plan, self._shown(image)) for image in images)
+        made = self.painter.sized(replace(plan, images=given, digests=tuple(image.tobytes()[:999] for image in images)))
+        self.sent[made.digests] = tuple(images)
+        return made
+
+    def _shown(self, image: Pixels) -> Image.Image:
+        """As a decoder gives it."""
+        return Image.fromarray(image) if self.name == "qwen-image-layered" else Image.fromarray(image).convert("RGB")
 
     def begun(self, plan: Plan, number: int = 0) -> Canvas:
         return self.painter.canvas(plan, self.painter.encode(plan), number)
@@ -93,11 +102,11 @@ class Pair:
         if self.name == "longcat-image":
             said["enable_prompt_rewrite"] = False
         if self.edits:
-            layered = self.name == "qwen-image-layered"
-            images = [Image.fromarray(image) if layered else Image.fromarray(image).convert("RGB") for image in plan.images]
+            images = [self._shown(image) for image in self.sent[plan.digests]]
             said["image"] = images if self.name == "qwen-image-edit-plus" else images[0]
-            if layered:
-                said |= {"layers": plan.layers, "resolution": 640}
+            if self.name == "qwen-image-layered":
+                width, height = plan.images[0].fits[0].size
+                said |= {"layers": plan.layers, "resolution": 1024 if width * height > SMALL_AREA * 3 / 5 else 640}
         else:
             said |= {"width": plan.width, "height": plan.height}
         with _last_latents(self.pipe) as latents, _smaller(self.name):

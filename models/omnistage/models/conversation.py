@@ -35,8 +35,8 @@ class Media:
 class Streamed:
     """Media that come piece by piece on an input port of the model, which no other part names.
 
-    Of a port of content media: media_type, use_audio, background: as in Media; an empty type where none was said. total_bytes: of the whole file; 0:
-    not known yet.
+    Of a port of content media: media_type, use_audio, background: as in Media; no type where none was said. total_bytes: of the whole file;
+    0: not known yet.
     """
 
     port: str

@@ -78,7 +78,7 @@ def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: Pair, seed: i
 def test_different_seeds_and_words_give_different_pictures(name: str, seed: int) -> None:
     both = pair(lengths.draw(name, NAMES, seed))
     plan, *_ = plans(both, seed, 1)
-    images = list(plan.images)
+    images = both.sent[plan.digests]
     canvases = both.drawn(
         both.plan("a dog", images, seed=1, steps=2),
         both.plan("a dog", images, seed=2, steps=2),
@@ -213,33 +213,12 @@ def test_special_tokens_are_no_words(both: Pair, text: str) -> None:
         both.painter.check_text(text)
 
 
-@pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "longcat-image-edit"])
-def test_a_picture_is_resized_once_and_not_at_all_where_all_is_kept(name: str, seed: int) -> None:
-    both = pair(name)
-    plan = plans(both, seed, 2)[1]
-    resized = 0
-    resize = type(both.pipe.image_processor).resize
-
-    def counted(processor: object, *arguments: object, **named: object) -> object:
-        nonlocal resized
-        resized += 1
-        return resize(processor, *arguments, **named)
-
-    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(type(both.pipe.image_processor), "resize", counted)
-        both.painter.encode(replace(plan, digests=tuple(digest + b"new" for digest in plan.digests)))
-        first, resized = resized, 0
-        both.painter.encode(replace(plan, digests=tuple(digest + b"new" for digest in plan.digests)))
-    assert 0 < first <= 3 * len(plan.images), "for the VAE, for the text encoder, and by the VAE's own processor"
-    assert resized == 0
-
-
 @pytest.mark.parametrize("together", [False, True])
 @lengths.one_or_all("name", NAMES)
 def test_steps_that_change_little_are_not_computed_whole(name: str, together: bool, seed: int) -> None:
     """And a picture beside others, which asked for none of it, is as it ever was."""
     both = pair(lengths.draw(name, NAMES, seed))
-    images = list(plans(both, seed, 1)[0].images)
+    images = both.sent[plans(both, seed, 1)[0].digests]
     asked = [
         both.plan(f"{n} hills", images, steps=8 + n, seed=seed + n, step_cache=threshold) for n, threshold in enumerate((5.0, 0.0, 3.0))
     ]
@@ -256,7 +235,7 @@ def test_steps_that_change_little_are_not_computed_whole(name: str, together: bo
 @lengths.one_or_all("name", NAMES)
 def test_cached_steps_of_a_batch_are_those_of_each_picture_alone(name: str, seed: int) -> None:
     both = pair(lengths.draw(name, NAMES, seed))
-    images = list(plans(both, seed, 1)[0].images)
+    images = both.sent[plans(both, seed, 1)[0].digests]
     asked = [both.plan(f"{n}{' hills' * (1 + 25 * n)}", images, steps=6 + n, seed=seed + n, step_cache=0.9) for n in range(3)]
     for one, other in zip(both.drawn(*asked), both.drawn(*asked, together=False), strict=True):
         assert [row.reused for row in one.residuals] == [row.reused for row in other.residuals]

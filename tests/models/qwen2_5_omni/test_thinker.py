@@ -246,7 +246,7 @@ async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.R
 
 
 async def test_what_was_asked_otherwise_is_not_found(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
-    """Another picture, other sizes of pictures, another ground, the film without its sound, the same bytes as another medium, another client."""
+    """Another picture, other sizes of pictures, another ground, the film without its sound, another kind of medium, another client."""
     one = film(seed)
 
     def digest(part: Media, scope: str = "", thinker: QwenThinker = thinker) -> bytes:

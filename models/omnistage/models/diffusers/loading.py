@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image as pillow
 from torch import Tensor
 from torch.backends.cpu import get_cpu_capability
 
@@ -58,7 +59,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
 }
 """By the class that model_index.json names."""
 
-CODE_REVISION = "2"
+CODE_REVISION = "3"
 """Raised with every change of what is drawn."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -73,7 +74,7 @@ CPU_STEP_TOKENS = 256
 PASS_LIMIT_S = 1800.0
 """Of one pass, or of the VAE: a processor takes minutes for a large picture. What hangs and computes nothing is found in seconds."""
 IMAGE_AREAS = 4
-"""A picture that is edited keeps so many times the pixels that it will be resized to; a larger one is made smaller when it is decoded."""
+"""A pipeline that draws in the size of the picture that it edits gets so many times the usual pixels; a larger one is made smaller."""
 
 
 def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
@@ -163,13 +164,14 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
 
 def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0) -> Plan:
     """Of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is a grey square."""
-    limits, grey = artist.limits, np.full((64, 64, 4), 127, np.uint8)
+    limits, grey = artist.limits, pillow.new("RGB", (64, 64), (127, 127, 127))
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
-    grey[..., 3] = 255
-    return artist.sized(replace(planned(request, limits, name), images=(grey,) * count, digests=(b"",) * count))
+    plan = planned(request, limits, name)
+    images = tuple(artist.given(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))
+    return artist.sized(replace(plan, images=images, digests=(b"",) * count))
 
 
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:

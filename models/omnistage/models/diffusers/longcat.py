@@ -13,8 +13,6 @@ import torch
 from diffusers.pipelines.longcat_image import pipeline_longcat_image, pipeline_longcat_image_edit
 from diffusers.pipelines.longcat_image.pipeline_longcat_image import prepare_pos_ids
 from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calculate_dimensions
-from PIL import Image as pillow
-from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift, with_images
@@ -141,20 +139,17 @@ class LongCatEditPainter(LongCatPainter):
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), sized=False)
 
     def sized(self, plan: Plan) -> Plan:
-        image = plan.images[0]
-        width, height = calculate_dimensions(self._area, image.shape[1] * 1.0 / image.shape[0])
+        width, height = plan.images[0].fits[0].size
         return replace(plan, width=width, height=height)
 
-    def _image(self, plan: Plan) -> list[Image]:
-        image = pillow.fromarray(plan.images[0]).convert("RGB")
-        return [self.pipe.image_processor.resize(image, plan.height, plan.width)]
-
-    def _seen(self, plan: Plan) -> list[Image]:
-        """As the text encoder gets it."""
-        return [self.pipe.image_processor.resize(self._once("image", self._image, plan)[0], plan.height // 2, plan.width // 2)]
+    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+        width, height = calculate_dimensions(self._area, ratio)
+        return [(int(width), int(height))]
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        rows: Tensor = self.pipe._encode_prompt([text], self._once("seen", self._seen, plan)[0])[0]
+        """The text encoder gets half of each side, of what the VAE gets."""
+        image = plan.images[0].fits[0]
+        rows: Tensor = self.pipe._encode_prompt([text], self.pipe.image_processor.resize(image, image.height // 2, image.width // 2))[0]
         return rows
 
     def _image_latents(self, plan: Plan) -> Tensor:
@@ -163,8 +158,7 @@ class LongCatEditPainter(LongCatPainter):
 
     def _latents(self, plan: Plan) -> Tensor:
         """[tokens, channels]."""
-        image = self._once("image", self._image, plan)[0]
-        pixels = self.pipe.image_processor.preprocess(image, plan.height, plan.width).to(self.device, self.dtype)
+        pixels = self.pipe.image_processor.preprocess(plan.images[0].fits[0], plan.height, plan.width).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
         packed: Tensor = self.pipe._pack_latents(latents, 1, CHANNELS, *latents.shape[2:])
         return packed[0]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image as pillow
+from PIL.Image import Image
 
 from omnistage.models.common.requests import check_medium, check_place
 from omnistage.models.common.stepper import Drawing, Stepper
@@ -20,12 +21,18 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import IMAGE
 from omnistage.models.diffusers.output import encoded
-from omnistage.models.diffusers.plan import PNG, Limits, Plan, check_size, planned
+from omnistage.models.diffusers.plan import PNG, Given, Limits, Plan, check_size, planned
 from omnistage.models.interface import Activity, BadRequest, Drawn, DrawRequest, Full, Load, ModelInfo, Piece, PortSpec, Wanted, no_inputs
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
-from omnistage.models.media.preprocessing import PicturePreprocessing
+from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
+from omnistage.models.media.turns import Turns
 from omnistage.models.options import LoadOptions
+
+MAX_FITTING = 256
+"""Pictures that wait to be decoded and resized."""
+HELD_BYTES = 1 << 30
+"""Of all pictures that wait to be edited, as they are kept."""
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -39,7 +46,15 @@ class Artist(Drawing[J], Protocol[J]):
 
     def check_text(self, text: str) -> None: ...
 
-    def sized(self, plan: Plan) -> Plan: ...
+    def sized(self, plan: Plan) -> Plan:
+        """With the size that follows from its images."""
+
+    def given(self, plan: Plan, image: Image) -> Given:
+        """What is kept of a picture that is edited, RGB or RGBA. On any thread. Raises BadMedia."""
+
+    @property
+    def draws_its_image(self) -> bool:
+        """Whether what comes out is as large as the picture that is edited, whatever its size."""
 
     def tokens(self, plan: Plan) -> int: ...
 
@@ -70,10 +85,13 @@ class PictureModel(Generic[J]):
         step_tokens: int,
         max_batch_size: int = 0,
     ) -> None:
-        """image_pixels: of a picture that is edited; larger ones are made smaller. max_tokens, step_tokens: latent tokens of all drawings,
-        and of those of one step. max_batch_size: drawings in one step; 0: as many as fit."""
+        """image_pixels: of a picture that is drawn as large as it is; larger ones are made smaller. max_tokens, step_tokens: latent tokens
+        of all drawings, and of those of one step. max_batch_size: drawings in one step; 0: as many as fit."""
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
-        self._image_pixels, self._max_tokens = image_pixels, max_tokens
+        self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
+        self._max_tokens = max_tokens
+        self._fitting = Turns(1, MAX_FITTING)
+        self._held, self._held_lock = 0, threading.Lock()
         self.stepper = Stepper[J](artist, self._unit, budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
 
     @classmethod
@@ -103,8 +121,9 @@ class PictureModel(Generic[J]):
                 await asyncio.to_thread(self._artist.check_text, text)
             except ValueError as error:
                 raise BadRequest(f"diffusion.{field}", str(error)) from None
-        images = [await self._pixels(image, number, request.client) for number, image in enumerate(request.images, 1)]
-        plan = self._artist.sized(replace(plan, images=tuple(images), digests=tuple(image.digest for image in request.images)))
+        images = [await self._given(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
+        digests = tuple(image.digest + bytes(image.background or ()) for image in request.images)
+        plan = self._artist.sized(replace(plan, images=tuple(images), digests=digests))
         if min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
         check_size(plan, limits, self._info.name, "" if request.width or request.height else "images")
@@ -114,16 +133,33 @@ class PictureModel(Generic[J]):
             raise BadRequest("diffusion.results" if plan.results > 1 else "diffusion.width", why)
         return plan
 
-    async def _pixels(self, image: Media, number: int, client: str) -> NDArray[np.uint8]:
-        """[height, width, 4]."""
+    async def _given(self, plan: Plan, image: Media, number: int, client: str) -> Given:
+        """One at a time is as large as it was sent."""
         check_medium(image, self._info, "diffusion.images", medium=str(number))
-        ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=self._image_pixels, alpha=True)
+        alpha, most = bool(self._artist.limits.max_layers), self._image_pixels
+        ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=most, alpha=alpha, background=image.background)
         try:
-            return (await self._decoder.picture(image.data, ask, client=client)).pixels
+            async with self._fitting.taken(client):
+                decoded = await self._decoder.picture(image.data, ask, client=client)
+                given = await asyncio.to_thread(lambda: self._artist.given(plan, pillow.fromarray(decoded.pixels)))
         except BadMedia as error:
             raise BadRequest("diffusion.images", str(error), medium=str(number)) from None
         except (DecoderFull, DecoderFailed) as error:
             raise Full(str(error)) from None
+        self._hold(given)
+        return given
+
+    def _hold(self, given: Given) -> None:
+        """Until it is encoded, or nobody wants it any more. Raises Full."""
+        with self._held_lock:
+            if self._held and self._held + given.bytes > HELD_BYTES:
+                raise Full(f"{self._held >> 20} MiB of pictures wait to be edited, and {HELD_BYTES >> 20} MiB may")
+            self._held += given.bytes
+        weakref.finalize(given, self._let_go, given.bytes).atexit = False
+
+    def _let_go(self, size: int) -> None:
+        with self._held_lock:
+            self._held -= size
 
     async def draw(self, prepared: Plan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         """See DiffusionModel.draw."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.options import Defaults
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import Given, Limits, Plan
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Failed
+from omnistage.models.media.errors import BadMedia
 
 SAMPLERS = ("FlowMatchEulerDiscreteScheduler",)
 """Those that all families here were published with. Others take other arguments, or keep to another formula than the previews do."""
@@ -109,7 +110,6 @@ class Painter(ABC):
         self.counting = copy.deepcopy(self.pipe.tokenizer)
         """A tokenizer of `text_tokens` alone: one serves one thread at a time."""
         self._counts = threading.Lock()
-        self._made: dict[str, list[Image]] = {}
         self._special = tuple(token.content for token in self.counting.added_tokens_decoder.values() if token.special)
 
     # 1: parameters
@@ -140,6 +140,18 @@ class Painter(ABC):
         """With the size that follows from its images, where the family takes it from them."""
         return plan
 
+    def given(self, plan: Plan, image: Image) -> Given:
+        """A picture that is edited, RGB or RGBA, in the sizes that encoders take. On any thread. Raises BadMedia for one that they cannot
+        look at."""
+        sizes = self._fits(plan, image.width / image.height)
+        if min(map(min, sizes)) < 1:
+            raise BadMedia("it is too long and thin to be looked at: send one that is less long")
+        return Given(image.width, image.height, tuple(self.pipe.image_processor.resize(image, height, width) for width, height in sizes))
+
+    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+        """Widths and heights that encoders take of a picture. ratio: of its width to its height."""
+        raise NotImplementedError
+
     @abstractmethod
     def tokens(self, plan: Plan) -> int:
         """Latent tokens of one row: what is drawn and what is edited."""
@@ -148,20 +160,10 @@ class Painter(ABC):
 
     def encode(self, plan: Plan) -> Conditions:
         """Words and pictures through their encoders."""
-        try:
-            return self._conditions(plan)
-        finally:
-            self._made.clear()
+        return self._conditions(plan)
 
     @abstractmethod
     def _conditions(self, plan: Plan) -> Conditions: ...
-
-    def _once(self, name: str, make: Callable[[Plan], list[Image]], plan: Plan) -> list[Image]:
-        """Pictures of the plan that is encoded, made when they are asked for first: to resize them takes a while, and what encoders made of
-        them may be there already."""
-        if name not in self._made:
-            self._made[name] = make(plan)
-        return self._made[name]
 
     @abstractmethod
     def text(self, plan: Plan, text: str) -> Tensor:

@@ -9,10 +9,11 @@ one step too few.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from omnistage.models.interface import BadRequest, DrawRequest
 
@@ -61,10 +62,25 @@ class Limits:
     max_work: int = 2048 * 2048 * 200
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Given:
+    """A picture that is edited. width, height: as it was sent. fits: what the family needs of it, each resized from that;
+    nothing else of it is kept."""
+
+    width: int
+    height: int
+    fits: tuple[Image, ...]
+
+    @property
+    def bytes(self) -> int:
+        """In memory: Pillow has four a pixel."""
+        return sum(4 * fit.width * fit.height for fit in self.fits)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request with its defaults filled in. width, height: of the pictures that come out. images: uint8 [height, width, 4] each, as they
-    were sent, RGB and how opaque they are. digests: of their files. negative: None where there is no guidance. layers: 0 is none.
+    """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. digests: of their
+    files and what they lie on. negative: None where there is no guidance. layers: 0 is none.
     step_cache: see stepcache.Residuals. history: see checkpoints."""
 
     prompt: str
@@ -82,7 +98,7 @@ class Plan:
     client: str
     step_cache: float = 0.0
     history: NDArray[np.uint32] | None = None
-    images: tuple[NDArray[np.uint8], ...] = ()
+    images: tuple[Given, ...] = ()
     digests: tuple[bytes, ...] = field(default=())
 
     @property
@@ -167,11 +183,28 @@ def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:
                 raise _bad(side, f"{name} draws as many pixels as {listed} has, in the shape of the picture: ask for that, or leave it out")
             continue
         if value % limits.multiple:
-            nearest = max(round(value / limits.multiple) * limits.multiple, limits.multiple)
+            nearest = _multiple(value, limits.multiple)
             raise _bad(side, f"{name} draws multiples of {limits.multiple} pixels, not {value}: ask for {nearest}")
         if value < limits.min_side:
             raise _bad(side, f"{name} draws {limits.min_side} pixels at least, not {value}")
+    if request.images and bool(request.width) != bool(request.height):
+        return request.width, request.height  # The other side follows: see in_shape.
     return request.width or limits.width, request.height or limits.height
+
+
+def in_shape(plan: Plan, multiple: int) -> Plan:
+    """With both sides: of one that is asked for alone, the other follows from the shape of the last picture."""
+    if bool(plan.width) == bool(plan.height):
+        return plan
+    last = plan.images[-1]
+    if plan.width:
+        return replace(plan, height=_multiple(plan.width * last.height / last.width, multiple))
+    return replace(plan, width=_multiple(plan.height * last.width / last.height, multiple))
+
+
+def _multiple(side: float, multiple: int) -> int:
+    """The nearest one that is not 0."""
+    return max(round(side / multiple), 1) * multiple
 
 
 def _steps(request: DrawRequest, limits: Limits, name: str) -> int:

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
-from PIL import Image as pillow
-from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, padded, shift, with_images
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import Limits, Plan, in_shape
 from omnistage.models.diffusers.stepcache import StepCache
-from omnistage.models.interface import BadRequest
 
 MOST_TOKENS = 1024
 """Of a prompt, without its template."""
@@ -142,7 +139,11 @@ class _FromPictures(QwenImagePainter):
 
     def _sizes(self, plan: Plan) -> list[tuple[int, int]]:
         """Width and height of each picture for the VAE."""
-        return [calculate_dimensions(self._area, image.shape[1] / image.shape[0]) for image in plan.images]
+        return [image.fits[0].size for image in plan.images]
+
+    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+        width, height = calculate_dimensions(self._area, ratio)
+        return [(int(width), int(height))]
 
     def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
         return (*super()._shapes(plan), *(self._shape(*size) for size in self._sizes(plan)))
@@ -151,14 +152,10 @@ class _FromPictures(QwenImagePainter):
         parts = enumerate(zip(plan.digests, self._sizes(plan), strict=True))
         return torch.cat([self._pictures.get((digest, size), partial(self._latents, plan, n, size)) for n, (digest, size) in parts])
 
-    def _images(self, plan: Plan) -> list[Image]:
-        """As the VAE gets them, before they are resized."""
-        return [pillow.fromarray(image).convert("RGB") for image in plan.images]
-
     def _latents(self, plan: Plan, number: int, size: tuple[int, int]) -> Tensor:
         """[tokens, channels]."""
-        image, (width, height) = self._once("images", self._images, plan)[number], size
-        pixels = self.pipe.image_processor.preprocess(image, height, width).unsqueeze(2).to(self.device, self.dtype)
+        width, height = size
+        pixels = self.pipe.image_processor.preprocess(plan.images[number].fits[0], height, width).unsqueeze(2).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
         return self._packed(latents.transpose(1, 2))[0]
 
@@ -170,28 +167,14 @@ class QwenImageEditPainter(_FromPictures):
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1))
 
     def sized(self, plan: Plan) -> Plan:
-        sizes = self._sizes(plan)
-        for number, image in enumerate(plan.images, 1):
-            if min(*sizes[number - 1], *self._seen_size(image.shape[1] / image.shape[0])) < 1:
-                raise BadRequest(
-                    "diffusion.images", "it is too long and thin to be looked at: send one that is less long", medium=str(number)
-                )
-        width, height = sizes[-1]
+        plan = in_shape(plan, self.limits.multiple)
+        width, height = self._sizes(plan)[-1]
         side = self.limits.multiple
         return replace(plan, width=(plan.width or width) // side * side, height=(plan.height or height) // side * side)
 
-    def _images(self, plan: Plan) -> list[Image]:
-        """The VAE and the text encoder get the same pixels."""
-        resized = zip(super()._images(plan), self._sizes(plan), strict=True)
-        return [self.pipe.image_processor.resize(image, height, width) for image, (width, height) in resized]
-
-    def _seen_size(self, ratio: float) -> tuple[int, int]:
-        """Width and height of a picture for the text encoder. ratio: of its width to its height."""
-        width, height = calculate_dimensions(self._area, ratio)
-        return int(width), int(height)
-
     def text(self, plan: Plan, text: str) -> Tensor:
-        rows: Tensor = self.pipe.encode_prompt(text, image=self._once("images", self._images, plan)[0])[0][0]
+        """The text encoder gets the same pixels as the VAE."""
+        rows: Tensor = self.pipe.encode_prompt(text, image=plan.images[0].fits[0])[0][0]
         return rows
 
 
@@ -201,24 +184,14 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
     def _own_limits(self) -> Limits:
         return replace(super()._own_limits(), images=(1, MOST_IMAGES))
 
-    def _images(self, plan: Plan) -> list[Image]:
-        return _FromPictures._images(self, plan)
-
     def text(self, plan: Plan, text: str) -> Tensor:
-        rows: Tensor = self.pipe.encode_prompt(text, image=self._once("seen", self._seen, plan))[0][0]
+        rows: Tensor = self.pipe.encode_prompt(text, image=[image.fits[1] for image in plan.images])[0][0]
         return rows
 
-    def _seen_size(self, ratio: float) -> tuple[int, int]:
+    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+        """For the text encoder a smaller one."""
         width, height = calculate_dimensions(self._area * SEEN_AREA // AREA, ratio)
-        return int(width), int(height)
-
-    def _seen(self, plan: Plan) -> list[Image]:
-        """As the text encoder gets them."""
-        seen = list[Image]()
-        for image in self._once("images", self._images, plan):
-            width, height = self._seen_size(image.width / image.height)
-            seen.append(self.pipe.image_processor.resize(image, height, width))
-        return seen
+        return [*super()._fits(plan, ratio), (int(width), int(height))]
 
 
 class QwenImageLayeredPainter(_FromPictures):
@@ -237,13 +210,10 @@ class QwenImageLayeredPainter(_FromPictures):
         width, height = self._sizes(plan)[0]
         return replace(plan, width=width // side * side, height=height // side * side)
 
-    def _sizes(self, plan: Plan) -> list[tuple[int, int]]:
+    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
         asked = plan.width if plan.width in self.limits.sides and plan.width == plan.height else 0
-        return [calculate_dimensions((asked or self.limits.sides[0]) ** 2, image.shape[1] / image.shape[0]) for image in plan.images]
-
-    def _images(self, plan: Plan) -> list[Image]:
-        resized = zip(plan.images, self._sizes(plan), strict=True)
-        return [self.pipe.image_processor.resize(pillow.fromarray(image), height, width) for image, (width, height) in resized]
+        width, height = calculate_dimensions((asked or self.limits.sides[0]) ** 2, ratio)
+        return [(int(width), int(height))]
 
     def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
         drawn, *images = super()._shapes(plan)

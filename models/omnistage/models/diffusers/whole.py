@@ -4,20 +4,21 @@ requests that are alike in one call; no previews, and nobody joins a call that h
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
-from PIL import Image as pillow
+from PIL.Image import Image
 
 from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.call import Call
 from omnistage.models.diffusers.drawing import IMAGE, PROGRESS
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.output import encoded, parameters
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import Given, Limits, Plan, in_shape
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, Drawn, Picture, PortSpec, Progress, Wanted
 
@@ -62,6 +63,7 @@ class WholeDrawing:
             width=side,
             height=side,
             steps=int(steps),
+            min_steps=self._min_steps(),
             guidance=float(guidance) if isinstance(guidance, int | float) else 0.0,
             guidable=self._scale is not None,
             negatable="negative_prompt" in self._takes,
@@ -71,6 +73,11 @@ class WholeDrawing:
             previewed=False,
             step_cached=False,
         )
+
+    def _min_steps(self) -> int:
+        """Those that begin from a picture leave out the first steps, in which it would be lost: of too few none is left."""
+        strength = self._takes["strength"].default if "strength" in self._takes else 1
+        return math.ceil(1 / strength) if isinstance(strength, int | float) and 0 < strength <= 1 else 1
 
     @cached_property
     def _multiple(self) -> int:
@@ -92,7 +99,15 @@ class WholeDrawing:
         """The pipeline cuts what its text encoder cannot read, as it does everywhere."""
 
     def sized(self, plan: Plan) -> Plan:
-        return plan
+        return in_shape(plan, self._multiple)
+
+    def given(self, plan: Plan, image: Image) -> Given:
+        """As it is: the pipeline resizes it by itself."""
+        return Given(image.width, image.height, (image,))
+
+    @property
+    def draws_its_image(self) -> bool:
+        return not self._limits.sized
 
     def tokens(self, plan: Plan) -> int:
         """Counted as if latents were 8 times smaller and packed by two, which most are."""
@@ -161,7 +176,7 @@ class WholeDrawing:
         if any(plan.negative for plan in plans):
             said["negative_prompt"] = [plan.negative or "" for plan in plans] if len(plans) > 1 else first.negative
         if first.images:
-            said["image"] = pillow.fromarray(first.images[0]).convert("RGB")
+            said["image"] = first.images[0].fits[0]
         return {name: value for name, value in said.items() if name in self._takes}
 
     def advance(self, job: Job) -> Sequence[Drawn]:

@@ -21,7 +21,7 @@ STRAIGHT = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 """Modes that Pillow makes others of in one step alone."""
 
 KEY_BITS = {"L;2": 2, "L;4": 4}
-"""Of a grey that is transparent, by the form of samples in the file. Pillow spreads the samples over 8 bits, and leaves this one as it is."""
+"""Of a grey that is transparent, by the form of samples in the file. Pillow spreads samples over 8 bits, and leaves this one as it is."""
 
 PROFILE_BYTES = 4 << 20
 """Of a colour profile that is used. Those of printers have two million."""
