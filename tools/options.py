@@ -17,6 +17,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "client.md"
 
 GROUPS = {
     "every call": options.EVERY_CALL,
+    "media": options.MEDIA,
     "text": (*options.THINKER, *options.CONSTRAINTS, *options.SAMPLING),
     "speech": (*options.TALKER, *options.CODE2WAV),
     "pictures": options.DIFFUSION,

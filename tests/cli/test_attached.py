@@ -150,11 +150,19 @@ def test_what_cannot_be_asked_is_a_line_and_a_hint(words: tuple[str, ...], told:
     assert not (files / "x.wav").exists()
 
 
-@pytest.mark.parametrize("words", [(), ("--video-sound", "x")])
-def test_a_wrong_command_line(words: tuple[str, ...], files: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "--video"),
+        (("--video-sound", "x"), "--video"),
+        (("--background", "#ffffff", "x"), "--image"),
+        (("--background", "white", "--image", "cat.png", "x"), "#ffffff"),
+    ],
+)
+def test_a_wrong_command_line(words: tuple[str, ...], told: str, files: Path) -> None:
     done = omnistage("ask", *words, folder=files)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--video" in done.stderr
+    assert told in done.stderr
 
 
 def test_a_film_that_a_running_pipeline_does_not_take(address: str, files: Path) -> None:

@@ -158,14 +158,14 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
     """The router is none of ours: what it was asked is looked at, and it answers in words, of which no picture comes."""
     (tmp_path / "before.png").write_bytes(media_files.picture(1))
     words = "--size 64x48 --steps 5 --guidance 2.5 --negative rain --count 2 --layers 3 --previews 4 --preview-side 32 --step-cache 0.5"
-    files = ("--image", tmp_path / "before.png", "--out", tmp_path / "x.webp")
+    files = ("--image", tmp_path / "before.png", "--background", "#202020", "--out", tmp_path / "x.webp")
     peer = Peer()
     async with listening(peer) as wire:
         done = await asyncio.to_thread(draw, "a hill", *words.split(), *files, "--address", wire.address)
     assert done.stderr.startswith("error: the drawing ended without a picture")
     (asked,) = peer.requests
     said = {field.name: value for field, value in asked.diffusion.ListFields()}
-    assert [image.media_type for image in said.pop("images")] == ["image/png"]
+    assert [(image.media_type, image.background) for image in said.pop("images")] == [("image/png", "#202020")]
     assert said == {
         "prompt": "a hill",
         "negative_prompt": "rain",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from PIL import Image
+from PIL import Image, ImageOps
 
 from helpers.media_files import film, picture, sound
 from helpers.peer import Peer, listening
@@ -31,6 +31,12 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 WAV = b"RIFF" + bytes(4) + b"WAVEfmt "
 MP4 = bytes(4) + b"ftypisom" + bytes(8)
 PIXELS = np.random.default_rng(5).integers(0, 256, (20, 30, 3), np.uint8)
+
+
+def closed() -> Image.Image:
+    image = Image.open(io.BytesIO(picture(1)))
+    image.close()
+    return image
 
 
 def parts(*turns: Any) -> list[stage_pb2.Part]:
@@ -158,6 +164,48 @@ def test_a_picture_of_pillow_arrives_with_every_pixel_and_the_way_it_is_turned()
     assert (np.array_equal(np.asarray(back), np.asarray(opened)), back.getexif()[0x0112]) == (True, 6)
 
 
+@pytest.mark.parametrize("mode", ["CMYK", "LAB", "YCbCr", "HSV", "RGBa", "La", "PA", "F"])
+def test_a_picture_of_pillow_in_other_colours_arrives_as_it_is(mode: str) -> None:
+    """Also where PNG has no words for them, and turned as it was."""
+    image = Image.fromarray(np.dstack([PIXELS, PIXELS[..., :1]]), "RGBA")
+    if mode == "LAB":
+        given = Image.frombytes("LAB", image.size, PIXELS.tobytes())
+    else:
+        given = image.convert({"RGBa": "RGBA", "La": "LA", "PA": "P", "F": "L"}.get(mode, "RGB")).convert(mode)
+    given.getexif()[0x0112] = 6
+    given.getexif()[0x010F] = "who made it"
+    back = Image.open(io.BytesIO(to_part(given, "image", "images[0]").media.data))
+    assert 0x010F not in back.getexif()
+    plain = {"RGBa": "RGBA", "La": "LA", "PA": "RGBA", "CMYK": "CMYK", "LAB": "LAB", "F": "F"}.get(mode, "RGB")
+    assert back.mode == plain
+    upright, expected = ImageOps.exif_transpose(back), ImageOps.exif_transpose(given)
+    assert upright.size == (20, 30)
+    assert np.array_equal(np.asarray(upright), np.asarray(expected if mode == plain else expected.convert(plain)))
+
+
+def test_all_that_is_seen_lies_on_the_colour_that_is_named(tmp_path: Path) -> None:
+    large = tmp_path / "large.png"
+    large.write_bytes(PNG + bytes(17 << 20))
+    turns = [user("x", images=[PNG, large], audios=[WAV], videos=[MP4]), {"role": "assistant", "content": "y"}, user("z", images=[PNG])]
+    asked = requests.for_conversation(turns, Options(background="#1eC85a")).complete()
+    said = [part for message in asked.thinker.messages for part in message.parts]
+    assert [part.media.background or part.background for part in said] == ["#1eC85a"] * 2 + ["", "#1eC85a", "", "", "#1eC85a", ""]
+    drawn = requests.for_drawing("x", [PNG, PNG], Options(background="#000000")).complete().diffusion.images
+    assert [image.background for image in drawn] == ["#000000"] * 2
+
+
+@pytest.mark.parametrize("background", ["white", "#fff", "#ffffff\n", "", 0, (255, 255, 255), b"#ffffff"])
+def test_what_is_no_colour_or_lies_under_nothing_is_told(background: Any) -> None:
+    with pytest.raises(BadRequestError, match=r"background: is .*give a colour as #rrggbb"):
+        requests.for_prompt("x", [PNG], (), (), Options(background=background))
+    for request in (
+        requests.for_prompt("x", (), [WAV], (), Options(background="#ffffff")),
+        requests.for_drawing("x", (), Options(background="#ffffff")),
+    ):
+        with pytest.raises(BadRequestError, match="for pictures and films that are sent, and there is none"):
+            request.complete()
+
+
 @pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 2)])
 def test_samples_arrive_as_they_are(shape: tuple[int, ...]) -> None:
     numbers = np.random.default_rng(1).uniform(-1.2, 1.2, shape)
@@ -207,7 +255,7 @@ def test_whole_numbers_are_a_file_that_every_program_reads() -> None:
         (7, "video", "x: is int; give a path, bytes or an open file, or a Video of one of these"),
         (Video(MP4), "image", "x: is a film, not a picture"),
         (Audio(np.zeros(3, np.float32), 9), "image", "x: is a sound, not a picture"),
-        (Image.new("CMYK", (2, 2)), "image", "x: cannot be written as PNG: "),
+        (closed(), "image", "x: cannot be written as a file: "),
         (np.zeros(3), "audio", "x: is samples without a rate"),
         ((np.zeros(3), 0), "audio", "x: has the rate 0"),
         ((np.zeros(3), 16e3), "audio", "x: has the rate 16000.0"),

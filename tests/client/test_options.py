@@ -40,6 +40,7 @@ MESSAGES: Mapping[Any, tuple[str, ...]] = {
     stage_pb2.TalkerParams.DESCRIPTOR: options.TALKER,
     stage_pb2.Code2WavParams.DESCRIPTOR: options.CODE2WAV,
     stage_pb2.DiffusionParams.DESCRIPTOR: options.DIFFUSION,
+    stage_pb2.Media.DESCRIPTOR: options.MEDIA,
 }
 """Where the contract has each option."""
 
@@ -51,6 +52,7 @@ NO_OPTIONS = {
     "TalkerParams": {"sampling"},
     "Code2WavParams": {"voice"},
     "DiffusionParams": {"prompt", "images", "frames", "duration_s"},
+    "Media": {"data", "media_type", "use_audio"},
 }
 """Fields that are filled otherwise, or that this client does not have."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from omnistage.cli.attached import ATTACHED, Attached
-from omnistage.cli.options import Address, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import Address, Background, Json, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def ask(
     audios: Audios = None,
     videos: Videos = None,
     video_sound: VideoSound = False,
+    background: Background = None,
     system: System = None,
     address: Address = None,
     out: Out = None,
@@ -108,6 +109,8 @@ def ask(
         )
     if video_sound and not videos:
         raise typer.BadParameter("--video-sound is for films; give one with --video")
+    if background and not images and not videos:
+        raise typer.BadParameter("--background is for pictures and films; give one with --image or --video")
     attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
     if text is None and not attached:
         raise typer.BadParameter("give the words of the question, or what to ask about: --image, --audio, --video")
@@ -119,6 +122,7 @@ def ask(
     from omnistage.cli.speak import Question
 
     said = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
+    said |= _given(background=background)
     options = cast("Options", {**_options(address, pipeline, seed, timeout, sound), **said})
     if text_only:
         options["outputs"] = ["text"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from omnistage.cli.options import Address, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import Address, Background, Json, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def draw(
     prompt: Prompt,
     out: Out,
     images: Images = None,
+    background: Background = None,
     layers: Layers = None,
     size: Size = None,
     width: Side = None,
@@ -74,12 +75,14 @@ def draw(
             raise typer.BadParameter(f"{option} is for previews; say how many with --previews")
     if device and address is not None:
         raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
+    if background and not images:
+        raise typer.BadParameter("--background is for pictures that are changed; give one with --image")
     if size is not None:
         if width is not None or height is not None:
             raise typer.BadParameter("--size is both sides; leave --width and --height out")
         width, height = _sides(size)
     typed = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
-    typed |= {"step_cache": step_cache, "previews": previews, "preview_side": preview_side}
+    typed |= {"background": background, "step_cache": step_cache, "previews": previews, "preview_side": preview_side}
     typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout}
     if address is not None and pipeline:
         typed["pipeline"] = pipeline

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
+
+
+def _colour(typed: str | None) -> str | None:
+    if typed is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", typed) is None:
+        raise typer.BadParameter(f"{typed} is no colour; give red, green and blue in hexadecimal, such as '#ffffff' for white")
+    return typed
+
 
 Address = Annotated[
     str | None,
@@ -14,6 +22,10 @@ Address = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
+Background = Annotated[
+    str | None,
+    typer.Option(metavar="#RRGGBB", callback=_colour, help="What is transparent in what is shown lies on this colour; default: white."),
+]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same answer.")]
 PipelineName = Annotated[
     str,

@@ -33,6 +33,12 @@ KINDS = {"image": "picture", "audio": "sound", "video": "film"}
 FIRST_BYTE_LIMIT_S = 60.0
 """For somebody to write into a pipe that is given as a file."""
 
+ORIENTATION = 0x0112
+"""In EXIF."""
+SAID_OTHERWISE = {"RGBa": "RGBA", "La": "LA", "PA": "RGBA", "RGBX": "RGB", "HSV": "RGB", "YCbCr": "RGB"}
+ONLY_IN_TIFF = ("CMYK", "LAB", "F")
+"""Modes of Pillow images that no file has, or not PNG."""
+
 MOST_CHANNELS = 32
 MOST_RATE_HZ = 1_000_000
 
@@ -44,7 +50,7 @@ class Readable(Protocol):
 
 
 class PillowImage(Protocol):
-    """A picture of Pillow; it goes as PNG, every pixel as it is."""
+    """A picture of Pillow; it goes as PNG or TIFF, every pixel as it is."""
 
     @property
     def mode(self) -> str: ...
@@ -151,7 +157,7 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
     if kind == "audio" and (sound := _sound(source, where)) is not None:
         return sound, "", "audio/wav"
     if kind == "image" and hasattr(source, "save"):
-        return _png(source, where), "", "image/png"
+        return _drawn(source, where), "", "image/png"
     if hasattr(source, "read"):
         return _read_file(source, where)
     raise BadRequestError.of(where, f"is {type(source).__name__}; give {_forms(kind)}")
@@ -255,14 +261,21 @@ def _sound(source: object, where: str) -> bytes | None:
     return wav_bytes(samples.reshape(len(samples), -1), int(rate_hz))
 
 
-def _png(image: Any, where: str) -> bytes:
-    """A PNG of a Pillow image, fast rather than small. How it is turned, where a camera noted that, goes along."""
+def _drawn(image: Any, where: str) -> bytes:
+    """A file of a Pillow image with every pixel, fast rather than small: PNG, or TIFF for colours that PNG has no words for. How it is
+    turned, where a camera noted that, goes along, and nothing else that it noted."""
     file = io.BytesIO()
     try:
-        exif = image.getexif() if hasattr(image, "getexif") else None
-        image.save(file, "PNG", compress_level=1, **({"exif": exif} if exif else {}))
+        exif = image.getexif() if hasattr(image, "getexif") else {}
+        if image.mode in SAID_OTHERWISE:
+            image = image.convert(SAID_OTHERWISE[image.mode])
+        options: dict[str, Any] = {} if image.mode in ONLY_IN_TIFF else {"compress_level": 1}
+        if ORIENTATION in exif:
+            options["exif"] = type(exif)()
+            options["exif"][ORIENTATION] = exif[ORIENTATION]
+        image.save(file, "TIFF" if image.mode in ONLY_IN_TIFF else "PNG", **options)
     except (OSError, ValueError, TypeError) as error:
-        raise BadRequestError.of(where, f"cannot be written as PNG: {error}; image.convert('RGB') can") from error
+        raise BadRequestError.of(where, f"cannot be written as a file: {error}; image.convert('RGB') can") from error
     return file.getvalue()
 
 

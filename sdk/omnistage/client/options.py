@@ -39,6 +39,14 @@ class Options(TypedDict, total=False):
     ]
     timeout_s: Annotated[float, About("Time limit of the whole call, seconds.", "120", Range(0, is_above=True))]
 
+    background: Annotated[
+        str,
+        About(
+            "Lies under what is transparent in pictures and films that are sent: a colour as #rrggbb, in hexadecimal.",
+            "white; layers are drawn from what is transparent",
+        ),
+    ]
+
     max_tokens: Annotated[int, About("Tokens to make at most.", PIPELINE, Range(1, 32768))]
     min_tokens: Annotated[int, About("Tokens to make at least; no more than max_tokens.", "0", Range(0, 32768))]
     stop: Annotated[str | Sequence[str], About("The text ends before any of these; at most 16, of 1 to 256 characters.", "none")]
@@ -103,6 +111,8 @@ class Options(TypedDict, total=False):
 
 
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
+MEDIA = ("background",)
+"""Of all media that are sent and seen."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
 CONSTRAINTS = ("json_schema", "regex", "choice")
@@ -118,7 +128,7 @@ NOT_DRAWN = (*THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV)
 EVERY_CALL = (*TOP, "timeout_s")
 SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)
 """Of a text that is given."""
-DRAWN = (*EVERY_CALL, *DIFFUSION)
+DRAWN = (*EVERY_CALL, *MEDIA, *DIFFUSION)
 
 
 OPTIONS: Mapping[str, Any] = Options.__annotations__

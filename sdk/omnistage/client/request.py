@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -43,6 +44,7 @@ class Request:
         self._request, self._unread, self._options, self._prompt = request, unread, options, prompt
         self._media: list[Medium] = []
         _set_options(request, options)
+        self._background = _colour(options.get("background"))
 
     @property
     def uploads(self) -> dict[str, Upload]:
@@ -80,6 +82,8 @@ class Request:
         for read in unread:
             size += read(self._media)
             _check_size(size)
+        if self._background:
+            _lay_on(self._request, self._background)
         _check_size(self._request.ByteSize())
         return self._request
 
@@ -208,6 +212,26 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
+
+
+def _colour(background: object) -> str:
+    """Empty where none is named. Raises BadRequestError for what is no colour."""
+    if background is None:
+        return ""
+    if not isinstance(background, str) or re.fullmatch(r"#[0-9a-fA-F]{6}", background) is None:
+        raise BadRequestError.of("background", f"is {str(background)[:64]!r}; give a colour as #rrggbb, such as #ffffff for white")
+    return background
+
+
+def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
+    """All that is seen lies on that colour. Raises BadRequestError where there is nothing."""
+    parts = [part for message in request.thinker.messages for part in message.parts]
+    media = [part.media if part.HasField("media") else part for part in parts]
+    seen = [one for one in (*media, *request.diffusion.images) if one.media_type.startswith(("image/", "video/"))]
+    if not seen:
+        raise BadRequestError.of("background", "is for pictures and films that are sent, and there is none: leave it out")
+    for one in seen:
+        one.background = background
 
 
 def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:

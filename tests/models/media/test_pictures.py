@@ -94,12 +94,15 @@ async def test_samples_without_a_range_are_refused(decoder: MediaDecoder, dtype:
 
 async def test_a_camera_that_was_turned_is_turned_back(decoder: MediaDecoder, seed: int) -> None:
     upright = media_files.pixels(seed, 30, 50)
-    turned = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 6: np.rot90(upright, 1), 8: np.rot90(upright, -1)}
+    turned = {1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.swapaxes(0, 1)}
+    turned |= {6: np.rot90(upright, 1), 7: np.rot90(upright, 2).swapaxes(0, 1), 8: np.rot90(upright, -1)}
     for orientation, pixels in turned.items():
         image = Image.fromarray(np.ascontiguousarray(pixels))
         exif = image.getexif()
         exif[EXIF_ORIENTATION] = orientation
-        assert np.array_equal((await decoder.picture(media_files.encoded(image, exif=exif), AS_IT_IS)).pixels, upright)
+        for form, options in (("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True})):
+            data = media_files.encoded(image, form, exif=exif, **options)
+            assert np.array_equal((await decoder.picture(data, AS_IT_IS)).pixels, upright), (form, orientation)
 
 
 async def test_of_a_picture_that_moves_the_first_is_taken(decoder: MediaDecoder, seed: int) -> None:

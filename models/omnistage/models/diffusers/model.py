@@ -126,7 +126,8 @@ class PictureModel(Generic[J]):
         plan = self._artist.sized(replace(plan, images=tuple(images), digests=digests))
         if min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
-        check_size(plan, limits, self._info.name, "" if request.width or request.height else "images")
+        asked = [side for side in ("width", "height") if getattr(request, side)]
+        check_size(plan, limits, self._info.name, "" if len(asked) == 2 else "".join(asked) or "images")
         self._artist.check_history(plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
             why = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for fewer or smaller pictures"
