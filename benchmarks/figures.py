@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
+
+from omnistage.cli.console import Console
+from omnistage.host.terminal import guard_standard_streams
 
 OUT = Path(__file__).parent / "out"
 GOAL = re.compile(r"(<=|>=) (\d+(?:\.\d+)?)")
@@ -105,7 +107,8 @@ class Report:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """What every benchmark's command line takes."""
+    """What every benchmark's command line takes. Its terminal is guarded from here on."""
+    guard_standard_streams()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="print the figures only: exit status 0 though a goal is missed")
     return parser

@@ -12,6 +12,7 @@ import structlog
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # The types of grpcio leave its core out.
 
 from omnistage.host.log_writer import LogWriter, plain_words
+from omnistage.host.terminal import shown
 
 STDERR = 2
 UNREAD_STATUS = "SendStatusFromServerOperation"
@@ -20,7 +21,9 @@ UNREAD_STATUS = "SendStatusFromServerOperation"
 def configure_logs(level: str, style: str) -> None:
     """Send structlog and the standard library's loggers to stderr. style: auto, json or console."""
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
-    renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    renderers: list[structlog.typing.Processor] = (
+        [_words_shown, structlog.dev.ConsoleRenderer()] if console else [structlog.processors.JSONRenderer()]
+    )
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -28,16 +31,25 @@ def configure_logs(level: str, style: str) -> None:
     ]
     _writer().words = plain_words if console else _event_of_dropped
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        processors=[*shared, structlog.processors.format_exc_info, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(_writer()),  # type: ignore[arg-type]  # It writes and flushes, no more.
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(_writer())
-    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=[*shared, structlog.processors.format_exc_info], processor=renderer)
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, structlog.processors.format_exc_info],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+    )
     handler.setFormatter(formatter)
     handler.addFilter(somebody_is_there)
     logging.basicConfig(level=max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING), handlers=[handler], force=True)
+
+
+def _words_shown(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A processor: what others said does not steer the terminal that the line is for. JSON escapes by itself. What is no text is shown by
+    its `repr`, which escapes as well."""
+    return {shown(name): shown(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def somebody_is_there(record: logging.LogRecord) -> bool:

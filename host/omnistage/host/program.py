@@ -11,12 +11,14 @@ from omnistage.host.errors import StartError
 from omnistage.host.logs import configure_logs
 from omnistage.host.process import cannot_start, run
 from omnistage.host.settings import ServerSettings
+from omnistage.host.terminal import guard_standard_streams
 
 S = TypeVar("S", bound=ServerSettings)
 
 
 def main(name: str, kind: type[S], serve: Callable[[S], Awaitable[None]]) -> int:
     """Read the settings and serve until told to stop. name: of the module. Returns 0, 1 for a server that cannot start, or BROKEN."""
+    guard_standard_streams()
     try:
         settings = read(kind, sys.argv[1:], f"python -m {name}")
     except StartError as error:

@@ -13,6 +13,7 @@ import os
 import sys
 
 from omnistage.cli import interrupt
+from omnistage.host.terminal import guard_standard_streams
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
 def _open_standard_streams() -> None:
     """Whoever closed some of them wants nothing from there; files that are opened later must not get their numbers, nor the output.
 
-    What a terminal cannot show becomes a question mark."""
+    What a terminal cannot show becomes a question mark, and what would steer it is shown as an escape."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -55,6 +56,7 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    guard_standard_streams()
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
 from rich.text import Text
 
+from omnistage.cli.console import Console
 from omnistage.cli.picture_cells import cells
 from omnistage.cli.screen import ERASE_BELOW, Below
+from omnistage.host.terminal import steered
 
 BAR_CELLS = 24
 TOLD_PARTS = 4
@@ -137,6 +138,8 @@ def drawing_screen_for(as_json: bool) -> DrawingScreen:
 
 
 def _write(text: str) -> None:
+    """What is drawn: nothing in it is from others but the colours of a picture."""
     with suppress(OSError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        terminal = steered(sys.stderr)
+        terminal.write(text)
+        terminal.flush()

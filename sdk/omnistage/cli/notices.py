@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from rich.console import Console
+from omnistage.cli.console import Console
 
 
 class Notices(Console):

@@ -50,9 +50,9 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
 
 
 def tell(error: OmniError, verbose: bool) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
+    from omnistage.cli.console import Console
     from omnistage.client.errors import BadRequestError, StackError, UnavailableError
 
     if verbose:
@@ -70,8 +70,9 @@ def tell(error: OmniError, verbose: bool) -> None:
 
 
 def _line(message: str, hint: str) -> None:
-    from rich.console import Console
     from rich.markup import escape
+
+    from omnistage.cli.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(message)}")

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console
 from rich.text import Text
 
+from omnistage.cli.console import Console
 from omnistage.cli.wrap import Wrap
 from omnistage.client.events import AudioChunk, SpokenWord
+from omnistage.host.terminal import steered
 
 ERASE_BELOW = "\x1b[J"
 DOWN = "\x1bD"
@@ -204,12 +205,12 @@ class Below:
         with self._console.capture() as capture:
             self._console.print(line, end="", soft_wrap=True)
         # First a row below, made by scrolling if need be: a saved place does not scroll along.
-        _write(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
+        _draw(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
 
     def erase(self) -> None:
         """Erase what was drawn."""
         if self.is_in_foreground():
-            _write(self._terminal, ERASE_BELOW)
+            _draw(self._terminal, ERASE_BELOW)
 
     def _size(self) -> os.terminal_size:
         return os.get_terminal_size(self._terminal.fileno())
@@ -255,6 +256,11 @@ def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
 def _is_file(stream: TextIO) -> bool:
     mode = os.fstat(stream.fileno()).st_mode
     return stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # a device that is no terminal: /dev/null
+
+
+def _draw(terminal: TextIO, drawn: str) -> None:
+    """Write what the terminal is to obey: what is from others in it has gone through `Wrap` or a Console."""
+    _write(steered(terminal), drawn)
 
 
 def _write(stream: TextIO, text: str) -> None:

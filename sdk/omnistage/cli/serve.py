@@ -120,7 +120,7 @@ def _ending_with_owner(lifeline_fd: int) -> Iterator[None]:
 def _tell_meaningless(layout: Layout, notices: Notices) -> None:
     given = {stage.settings[GPU_MEMORY] for stage in layout.stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
     if given:
-        notices.say(f"{flag(GPU_MEMORY)} {', '.join(sorted(given))} means nothing on a CPU")
+        notices.say(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
 
 
 def _warn_of_others(address: str, notices: Notices) -> None:

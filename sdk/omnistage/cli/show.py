@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from omnistage.cli.connect import connected
+from omnistage.cli.console import Console
 from omnistage.cli.inventory import models_here
 from omnistage.cli.notices import Notices
 from omnistage.cli.targets import must_run, running
@@ -103,7 +103,8 @@ def show_models(as_json: bool) -> None:
         table.add_column(name, no_wrap=name in ("name", "size"))
     for model in models:
         size = bytes_told(model.bytes) if model.is_here else "not here yet"
-        table.add_row(f"[bold]{escape(model.name)}[/]", size, *(", ".join(names) for names in (model.takes, model.gives, model.pipelines)))
+        lists = (", ".join(names) for names in (model.takes, model.gives, model.pipelines))
+        table.add_row(f"[bold]{escape(model.name)}[/]", size, *map(escape, lists))
     _console().print(table)
     Notices().say("[dim]serve one: omnistage serve NAME; fetch another: omnistage pull OWNER/NAME[/]")
 
@@ -111,7 +112,7 @@ def show_models(as_json: bool) -> None:
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
     """What the stages chose, below the table: a line for all replicas of a stage that chose the same."""
     told = [
-        f"[bold]{replica.stage}[/]  "
+        f"[bold]{escape(replica.stage)}[/]  "
         + ", ".join(f"[dim]{escape(name)}[/] {escape(_for_humans(name, value))}" for name, value in sorted(replica.settings.items()))
         for replica in replicas
         if replica.settings
@@ -153,8 +154,8 @@ def _pipelines_table(pipelines: Sequence[Pipeline]) -> Table:
         table.add_column(name, no_wrap=name == "name")
     for pipeline in pipelines:
         gives = ", ".join([*pipeline.outputs, *(f"{name} (on request)" for name in pipeline.on_request)])
-        lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), gives, ", ".join(pipeline.voices))
-        table.add_row(f"[bold]{pipeline.name}[/]", *lists, pipeline.description)
+        lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), gives, ", ".join(pipeline.voices), pipeline.description)
+        table.add_row(f"[bold]{escape(pipeline.name)}[/]", *map(escape, lists))
     return table
 
 
@@ -185,13 +186,13 @@ def _cells(replica: Replica) -> dict[str, str]:
     # Of a lost one nobody knows; its process has probably ended.
     pid, sessions, queue = ("-",) * 3 if replica.state == "lost" else map(str, (replica.pid, replica.sessions, replica.queue))
     return {
-        "pipeline": replica.pipeline,
-        "stage": f"[bold]{replica.stage}[/]",
-        "model": replica.model or "-",
-        "address": replica.address,
+        "pipeline": escape(replica.pipeline),
+        "stage": f"[bold]{escape(replica.stage)}[/]",
+        "model": escape(replica.model or "-"),
+        "address": escape(replica.address),
         "pid": pid,
-        "state": f"[{COLOURS.get(replica.state, 'red')}]{replica.state}[/]",
+        "state": f"[{COLOURS.get(replica.state, 'red')}]{escape(replica.state)}[/]",
         "sessions": sessions,
         "queue": queue,
-        "transport": replica.transport or "-",
+        "transport": escape(replica.transport or "-"),
     }

@@ -6,6 +6,8 @@ import re
 
 from rich.cells import cell_len, chop_cells
 
+from omnistage.host.terminal import ESCAPES
+
 WIDE = "\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 """Scripts without spaces: a line may be broken after each character."""
 
@@ -15,8 +17,8 @@ OPEN = re.compile(rf"[^\s{WIDE}]+")
 
 TAB = 4
 
-UNSEEN = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
-"""Control characters: what a model makes must not steer a terminal."""
+UNSEEN = dict.fromkeys(ESCAPES)
+"""Left out of an answer, where nobody copies a name: what a model makes must not steer a terminal."""
 
 
 class Wrap:

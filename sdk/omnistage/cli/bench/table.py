@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from omnistage.cli.bench.level import Closed
 from omnistage.cli.bench.run import Result
 from omnistage.cli.bench.summary import Summary
+from omnistage.cli.console import Console
 
 LABELS = {"rtf": "rtf", "rtf_generation": "rtf generation", "audio_s": "audio s", "tokens": "tokens"}
 """Of figures that are not in milliseconds; the name of others is the label, with that unit."""

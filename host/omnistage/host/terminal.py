@@ -1,0 +1,58 @@
+"""What others say never steers a terminal: the words of a router, a model, a checkpoint, a file's name.
+
+A process guards its standard streams once, when it begins. Whatever is then printed on a terminal shows its control characters as
+escapes, such as \\x1b, so that a name can still be read and copied. Only who draws on the terminal asks for the stream below, and writes to
+that what it made itself. Pipes and files get every character as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+ESCAPES: Mapping[int, str] = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"},
+    # They turn the order in which a line is shown, also that of our words beside them.
+    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+    # Bytes of a name that is no UTF-8, which some settings of Python write as they are.
+    **{0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)},
+}
+"""What steers a terminal, or the order of what it shows, and what stands for it."""
+
+
+def shown(text: str) -> str:
+    """The text as a terminal may get it."""
+    return text.translate(ESCAPES)
+
+
+class Guarded(io.TextIOWrapper):
+    """A stream to a terminal that shows text and is not steered by it.
+
+    below: the stream that is. What is written to both comes out in the order in which it was written.
+    """
+
+    def __init__(self, below: io.TextIOWrapper) -> None:
+        below.reconfigure(write_through=True)
+        super().__init__(below.buffer, below.encoding, below.errors, line_buffering=below.line_buffering, write_through=True)
+        self.below = below
+
+    def write(self, text: str) -> int:
+        super().write(shown(text))
+        return len(text)
+
+
+def guard_standard_streams() -> None:
+    """Guard stdout and stderr, each where it is a terminal."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, Guarded) and stream.isatty():
+            setattr(sys, name, Guarded(stream))
+            os.environ["PYTHON_COLORS"] = "0"  # From 3.13 on Python would colour tracebacks, and the colours would be shown as escapes.
+
+
+def steered(stream: TextIO) -> TextIO:
+    """For who draws: the stream that obeys what is written. Nothing that others said may be written to it but by `shown`."""
+    return stream.below if isinstance(stream, Guarded) else stream
