@@ -7,7 +7,7 @@ matrix, gate and up another, and all are packed: about 0.6 of the time of the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -90,9 +90,9 @@ class PackedDecoder:
         entry: Callable[[Linears], Enter] = lambda linear: in_place,
         group: Group = ALONE,
     ) -> None:
-        embedding = _need(weight, EMBEDDING)
+        embedding = _need(weight, EMBEDDING, (config.vocab_size, config.given_width or config.hidden_size))
         self._config, self._embedding, self._group = config, embedding, group
-        self._norm = _need(weight, "norm.weight").clone()
+        self._norm = _need(weight, "norm.weight", (config.hidden_size,)).clone()
         head = weight(LM_HEAD)
 
         def build(linear: Linears) -> tuple[tuple[_Layer, ...], Linear, Enter]:
@@ -177,35 +177,42 @@ def in_place(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
     return torch.where(rows.has_given, rows.given, embedded)
 
 
-def _need(weight: Weights, name: str) -> torch.Tensor:
+def _need(weight: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Raises ValueError for a weight that is missing or misshapen, before anything is made of the sizes that it should have."""
     tensor = weight(name)
     if tensor is None:
         raise ValueError(f"the checkpoint has no weight {name!r}")
+    if tensor.shape != shape:
+        raise ValueError(f"the weight {name!r} is {list(tensor.shape)}, and by the config it is {list(shape)}")
     return tensor
 
 
 def _layer(weight: Weights, prefix: str, config: DecoderConfig, linear: Linears) -> _Layer:
+    hidden, ffn, size = config.hidden_size, config.ffn_size, config.head_size
+    queries, keys = config.query_heads * size, config.kv_heads * size
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     return _Layer(
-        head_norms=_head_norms(weight, f"{prefix}.self_attn", config) if config.head_norms else None,
-        attention_norm=_need(weight, f"{prefix}.input_layernorm.weight").clone(),
-        query_key_value=_fused(weight, f"{prefix}.self_attn", ("q_proj", "k_proj", "v_proj"), linear),
-        output=_fused(weight, f"{prefix}.self_attn", ("o_proj",), linear),
-        ffn_norm=_need(weight, f"{prefix}.post_attention_layernorm.weight").clone(),
-        gate_up=_fused(weight, f"{prefix}.mlp", ("gate_proj", "up_proj"), linear),
-        down=_fused(weight, f"{prefix}.mlp", ("down_proj",), linear),
+        head_norms=_head_norms(weight, attention, config) if config.head_norms else None,
+        attention_norm=_need(weight, f"{prefix}.input_layernorm.weight", (hidden,)).clone(),
+        query_key_value=_fused(weight, attention, {"q_proj": queries, "k_proj": keys, "v_proj": keys}, hidden, linear),
+        output=_fused(weight, attention, {"o_proj": hidden}, queries, linear),
+        ffn_norm=_need(weight, f"{prefix}.post_attention_layernorm.weight", (hidden,)).clone(),
+        gate_up=_fused(weight, mlp, {"gate_proj": ffn, "up_proj": ffn}, hidden, linear),
+        down=_fused(weight, mlp, {"down_proj": hidden}, ffn, linear),
     )
 
 
 def _head_norms(weight: Weights, prefix: str, config: DecoderConfig) -> torch.Tensor:
-    queries, keys = (_need(weight, f"{prefix}.{name}.weight") for name in ("q_norm", "k_norm"))
+    queries, keys = (_need(weight, f"{prefix}.{name}.weight", (config.head_size,)) for name in ("q_norm", "k_norm"))
     return torch.cat((queries.expand(config.query_heads, -1), keys.expand(config.kv_heads, -1)))
 
 
-def _fused(weight: Weights, prefix: str, names: tuple[str, ...], linear: Linears) -> Linear:
-    matrix = torch.cat([_need(weight, f"{prefix}.{name}.weight") for name in names])
-    biases = [bias for bias in (weight(f"{prefix}.{name}.bias") for name in names) if bias is not None]
-    if biases and len(biases) != len(names):
-        raise ValueError(f"the checkpoint has a bias for only some of {prefix}.{names}")
+def _fused(weight: Weights, prefix: str, sizes: Mapping[str, int], width: int, linear: Linears) -> Linear:
+    """sizes: of what comes out, by the name of each weight. width: of what goes in."""
+    matrix = torch.cat([_need(weight, f"{prefix}.{name}.weight", (size, width)) for name, size in sizes.items()])
+    biases = [bias for bias in (weight(f"{prefix}.{name}.bias") for name in sizes) if bias is not None]
+    if biases and len(biases) != len(sizes):
+        raise ValueError(f"the checkpoint has a bias for only some of {prefix}.{tuple(sizes)}")
     bias = torch.cat(biases) if biases else None
     return linear(matrix, bias if bias is not None and bool(bias.any()) else None)
 

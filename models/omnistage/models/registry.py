@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, check_files, json_object, read_config
+from omnistage.models.common.offline import Unreachable, offline
 from omnistage.models.common.progress import Progress
 from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
@@ -32,6 +33,9 @@ ADVICE: Mapping[str, str] = {
     "max_batch_size": "computes one session after the other; leave it out",
 }
 """What is to be said to whoever gives a setting to a model that has no use for it."""
+
+DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What is raised, besides RuntimeError, where a model is built by numbers and words of a config that nobody foresaw."""
 
 CONVERTED = ("config.json", WEIGHTS)
 
@@ -265,7 +269,8 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
     if folder is not None:
         folder = folder / entry.folder
     try:
-        return cast(type[Loader], _named(entry.loader)).loaded(folder, options)
+        with offline():
+            return cast(type[Loader], _named(entry.loader)).loaded(folder, options)
     except LoadError:
         raise
     except ModuleNotFoundError as error:
@@ -273,18 +278,27 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
         if package == "omnistage":
             raise
         raise LoadError(f"the package {package} is missing, which {family} needs: pip install 'omnistage[models]'") from error
+    except Unreachable as error:
+        raise BadCheckpoint(f"{folder} is not complete: {error}") from error
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch has no class for it on a CPU
+        if isinstance(error, MemoryError) or "memory" in str(error):  # torch has no class for it on a CPU
+            raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
+        if folder is None:
             raise
-        raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
+        raise _damaged(folder, error) from error
     except OSError as error:
         if folder is None:
             raise
         raise BadCheckpoint(f"{error.filename or folder} cannot be read: {error.strerror or error}") from error
-    except (KeyError, ValueError) as error:
+    except DAMAGE as error:
         if folder is None:
             raise
-        raise BadCheckpoint(f"{folder} is damaged, or of another model: {type(error).__name__}: {error}") from error
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> BadCheckpoint:
+    """What was raised when a model was built of what a folder says, as an error of that folder."""
+    return BadCheckpoint(f"{folder} is damaged, or of another model: {type(error).__name__}: {error}")
 
 
 def has_default(family: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +13,12 @@ from omnistage.models.errors import LoadError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+
+LARGEST_JSON = 64 << 20
+"""Bytes of a file in JSON that is read whole. The index of the largest models has a few million."""
+
+MOST = 1 << 24
+"""No model has more of anything that it is built of."""
 
 V = TypeVar("V", int, float, str, bool)
 
@@ -26,6 +34,11 @@ class Config:
         self._values = values
         self.place = place
 
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """All that it says, for whoever looks for what should not be there."""
+        return self._values
+
     def has(self, name: str) -> bool:
         """Whether there is a value of that name, other than null."""
         return self._values.get(name) is not None
@@ -37,6 +50,14 @@ class Config:
         if found is None:
             raise BadCheckpoint(f"{self.place} lacks {name!r}")
         return _of_kind(found, kind, f"{self.place}: {name!r}")
+
+    def size(self, name: str, most: int = MOST) -> int:
+        """The whole number of a name that says how large something is, or how many there are. Raises BadCheckpoint for none, or too many:
+        what is built by it would take all memory and time."""
+        found = self.value(name, int)
+        if not 1 <= found <= most:
+            raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be 1 to {most}")
+        return found
 
     def values(self, name: str, kind: type[V]) -> tuple[V, ...]:
         """The list of a name, all of whose values are of one kind. Raises BadCheckpoint."""
@@ -67,9 +88,9 @@ class Config:
 
 
 def _of_kind(found: object, kind: type[V], place: str) -> V:
-    if kind is float and type(found) is int:
+    if kind is float and type(found) is int and abs(found) <= sys.float_info.max:
         found = float(found)
-    if type(found) is not kind:  # not isinstance: true and false are no numbers
+    if type(found) is not kind or (isinstance(found, float) and not isfinite(found)):  # not isinstance: true and false are no numbers
         raise BadCheckpoint(f"{place} is {str(found)[:80]!r}, which is no {kind.__name__}")
     return found
 
@@ -105,7 +126,11 @@ def read_config(directory: Path, model_type: str) -> Config:
 def json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file that is there. Raises BadCheckpoint if it holds something else."""
     try:
+        if (size := path.stat().st_size) > LARGEST_JSON:
+            raise BadCheckpoint(f"{path} has {size} bytes, and {LARGEST_JSON} are the most that such a file may have")
         values = json.loads(path.read_bytes())
+    except BadCheckpoint:
+        raise
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path} is not JSON: {error}") from None
     except OSError as error:

@@ -10,30 +10,42 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from omnistage.models.common.checkpoint import WEIGHTS, WEIGHTS_INDEX, BadCheckpoint, Config, json_object
+from omnistage.models.common.header import Stored, check_finite, check_unpacked, stored_in
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Weights:
-    """The weights in a folder by name, open between `with` and its end. Remembers which were read."""
+    """The weights in a folder by name, open between `with` and its end. Remembers which were read.
 
-    def __init__(self, directory: Path) -> None:
+    others: how names of weights begin that are for parts which the model does not have. renamed: how some names begin in files of another
+    time, and how they are called here.
+    """
+
+    def __init__(self, directory: Path, others: tuple[str, ...] = (), renamed: Mapping[str, str] = NONE) -> None:
         self.directory = directory
+        self._others, self._renamed = others, renamed
         self._files = ExitStack()
         self._shards: dict[str, safe_open] = {}
-        self._shard_of: Mapping[str, str] = {}
+        self._stored: Mapping[str, _Place] = {}
+        self.header: Mapping[str, Stored] = {}
+        """Of all weights but those of other parts."""
         self._read: set[str] = set()
 
     def __enter__(self) -> Weights:
-        """Raises BadCheckpoint for a file that is missing or damaged, and for an index that does not fit its shards; OSError for one that
-        cannot be read."""
+        """Raises BadCheckpoint for a file that is missing or damaged, for an index that does not fit its shards, and for weights that are
+        packed; OSError for a file that cannot be read."""
         try:
             self._open()
+            check_unpacked(self.header, self.directory)
         except BaseException:
             self._files.close()
             raise
@@ -44,16 +56,26 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._shard_of)
+        return frozenset(self._stored)
 
     def read(self, name: str) -> torch.Tensor | None:
-        """The weight of a name, None where there is none. Raises BadCheckpoint for one that is damaged."""
-        self._read.add(name)
-        if name not in self._shard_of:
+        """The weight of a name, None where there is none. Raises BadCheckpoint for one that is damaged, or that cannot be computed with."""
+        if name not in self._stored:
             return None
-        with _told(self.directory / self._shard_of[name]):
-            tensor: torch.Tensor = self._shards[self._shard_of[name]].get_tensor(name)  # type: ignore[no-untyped-call]
+        path, shard, stored = self._place(name)
+        with _told(path):
+            tensor: torch.Tensor = shard.get_tensor(stored)  # type: ignore[no-untyped-call]
+        if not tensor.is_floating_point():
+            raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
+        if name not in self._read:  # Once: all are read again where the first way to multiply is refused.
+            check_finite(tensor, name, path)
+            self._read.add(name)
         return tensor
+
+    def _place(self, name: str) -> tuple[Path, safe_open, str]:
+        """Of a weight: its file, that opened, and its name there."""
+        shard, stored = self._stored[name]
+        return self.directory / shard, self._shards[shard], stored
 
     def need(self, name: str) -> torch.Tensor:
         """As `read`; raises BadCheckpoint where there is none, too."""
@@ -67,14 +89,20 @@ class Weights:
         tensor = self.read(name)
         if tensor is None:
             return None
-        path = self.directory / self._shard_of[name]
+        path, _, stored = self._place(name)
         with _told(path):
-            return _alone(path, name, tensor)
+            return _alone(path, stored, tensor)
 
-    def check_read(self, ignored: tuple[str, ...] = ()) -> None:
-        """Raises BadCheckpoint for a weight that nobody has read: the model would be another one without it. ignored: how names of weights
-        begin that are for parts which the model does not have."""
-        self._check_unexpected(name for name in self.names - self._read if not name.startswith(ignored))
+    def check_read(self) -> None:
+        """Raises BadCheckpoint for a weight that nobody has read: the model would be another one without it."""
+        self._check_unexpected(self.header.keys() - self._read)
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises BadCheckpoint for a weight that is missing or misshapen. Reads none of it: what is built by these sizes is not yet."""
+        if name not in self.header:
+            raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
+        if (found := self.header[name].shape) != shape:
+            raise BadCheckpoint(f"{self.directory}: {name} is {list(found)}, and by config.json it is {list(shape)}")
 
     def check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
         """Raises BadCheckpoint for a weight that is missing, unexpected or misshapen. Reads none of them."""
@@ -82,9 +110,7 @@ class Weights:
             raise BadCheckpoint(f"{self.directory} lacks {len(missing)} weights, the first is {missing[0]}")
         self._check_unexpected(self.names - wanted.keys())
         for name, shape in wanted.items():
-            with _told(self.directory / self._shard_of[name]):
-                found = tuple(self._shards[self._shard_of[name]].get_slice(name).get_shape())  # type: ignore[no-untyped-call]
-            if found != shape:
+            if (found := self.header[name].shape) != shape:
                 raise BadCheckpoint(f"{self.directory}: {name} is {found}, not {shape}")
 
     def _check_unexpected(self, names: Iterable[str]) -> None:
@@ -93,18 +119,31 @@ class Weights:
 
     def _open(self) -> None:
         index = self.directory / WEIGHTS_INDEX
-        if not index.is_file():
-            self._shard_of = dict.fromkeys(self._open_shard(WEIGHTS), WEIGHTS)
-            return
-        shard_of = Config(json_object(index), str(index)).table("weight_map", str)
-        for name in sorted(set(shard_of.values())):
-            if Path(name).name != name:
-                raise BadCheckpoint(f"{index} names {name[:80]!r}, which is no file of its own folder")
-            held = self._open_shard(name)
-            listed = {weight for weight, shard in shard_of.items() if shard == name}
-            if held != listed:
-                raise BadCheckpoint(f"{index} does not fit {name}: only one of them has {min(held ^ listed)}")
-        self._shard_of = shard_of
+        found: dict[str, _Place] = {}
+        if index.is_file():
+            shard_of = Config(json_object(index), str(index)).table("weight_map", str)
+            for name in sorted(set(shard_of.values())):
+                if Path(name).name != name:
+                    raise BadCheckpoint(f"{index} names {name[:80]!r}, which is no file of its own folder")
+                held = self._open_shard(name)
+                listed = {weight for weight, shard in shard_of.items() if shard == name}
+                if held != listed:
+                    raise BadCheckpoint(f"{index} does not fit {name}: only one of them has {min(held ^ listed)}")
+        else:
+            shard_of = dict.fromkeys(self._open_shard(WEIGHTS), WEIGHTS)
+        for stored, shard in shard_of.items():
+            name = self._called(stored)
+            if name in found:
+                raise BadCheckpoint(f"{self.directory} has {name} twice, also as {max(stored, found[name].name)}")
+            found[name] = _Place(shard, stored)
+        self._stored = found
+        headers = {name: stored_in(shard) for name, shard in self._shards.items()}
+        self.header = {name: headers[shard][stored] for name, (shard, stored) in found.items() if not name.startswith(self._others)}
+
+    def _called(self, stored: str) -> str:
+        """The name of a weight here, by that in the files."""
+        before = next((before for before in self._renamed if stored.startswith(before)), None)
+        return stored if before is None else self._renamed[before] + stored.removeprefix(before)
 
     def _open_shard(self, name: str) -> set[str]:
         """Open one file. The names of its weights."""
@@ -116,6 +155,13 @@ class Weights:
             shard = self._files.enter_context(safe_open(path, framework="pt"))
             self._shards[name] = shard
             return set(shard.keys())
+
+
+class _Place(NamedTuple):
+    """Where a weight is: in which file, and under which name."""
+
+    shard: str
+    name: str
 
 
 def _alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:

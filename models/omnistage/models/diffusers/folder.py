@@ -20,6 +20,8 @@ from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.common.header import Stored, stored_in
+from omnistage.models.diffusers.building import bounded, check_header, check_numbers, check_tensors
 from omnistage.models.diffusers.processor import SAFE, load_processor
 from omnistage.models.diffusers.quiet import quiet
 
@@ -171,23 +173,27 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
         with _translated(folder):
             return load_processor(folder)
     kind: Any = _named(library, name)
-    _config(folder, next(files for base, files in CONFIGS if issubclass(kind, base)))
+    values = _config(folder, next(files for base, files in CONFIGS if issubclass(kind, base)))
     if issubclass(kind, transformers.PreTrainedTokenizerBase):
         _check_vocabulary(folder, kind)
+    if issubclass(kind, torch.nn.Module | diffusers.SchedulerMixin):
+        check_numbers(values, folder)
     if not issubclass(kind, torch.nn.Module):
         with _translated(folder):
             return kind.from_pretrained(folder, **SAFE)
     owner = "transformers" if issubclass(kind, transformers.PreTrainedModel) else "diffusers"
-    _check_files(folder, WEIGHTS[owner])
-    with _translated(folder):
+    header = _check_files(folder, WEIGHTS[owner])
+    check_header(header, values, folder)
+    with _translated(folder), bounded(header, folder):
         word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
         model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     _check_weights(folder, model, report)
+    check_tensors(model, folder)
     return model
 
 
-def _config(folder: Path, files: tuple[str, ...]) -> None:
-    """Raises BadCheckpoint for a description that is missing or damaged, or that names code of a hub. files: where it may be."""
+def _config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
+    """A description. Raises BadCheckpoint for one that is missing or damaged, or that names code of a hub. files: where it may be."""
     path = next((folder / file for file in files if (folder / file).is_file()), None)
     if path is None:
         raise BadCheckpoint(f"{folder / files[0]} is missing: give the folder of a complete pipeline of Diffusers")
@@ -196,6 +202,7 @@ def _config(folder: Path, files: tuple[str, ...]) -> None:
         for key in ATTENTION:
             if section.get(key) is not None and "/" in str(section[key]):
                 raise BadCheckpoint(f"{path}: {key!r} is {_shown(section[key])}, which is code of a hub: none is run")
+    return values
 
 
 def _check_vocabulary(folder: Path, kind: type[transformers.PreTrainedTokenizerBase]) -> None:
@@ -216,20 +223,23 @@ def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
             raise BadCheckpoint(f"{folder} has {len(tokenizer)} tokens, and the text encoder knows {rows} only")
 
 
-def _check_files(folder: Path, weights: str) -> None:
-    """Raises BadCheckpoint for the first file with weights that is missing or not whole. Reads no more than their headers."""
+def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
+    """What the headers of the files say, of which no more is read. Raises BadCheckpoint for the first file that is missing or not whole."""
     index = folder / f"{weights}.index.json"
     files = _shards(index) if index.is_file() else {folder / weights: frozenset[str]()}
+    header: dict[str, Stored] = {}
     for path, names in files.items():
         if not path.is_file():
             raise BadCheckpoint(f"{path} is missing: weights are read from safetensors only")
         try:
             with safe_open(path, "pt") as file:
+                header |= stored_in(file)
                 absent = sorted(names.difference(file.keys()))
         except Exception as error:  # its errors have no base of their own but Exception
             raise BadCheckpoint(f"{path} is damaged: {_line(error)}") from None
         if absent:
             raise BadCheckpoint(f"{path} lacks {_listed(absent)}, which {index.name} says it has")
+    return header
 
 
 def _shards(index: Path) -> dict[Path, frozenset[str]]:

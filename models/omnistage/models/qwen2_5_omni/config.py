@@ -10,8 +10,22 @@ from pathlib import Path
 
 from omnistage.engine.decoder import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.common.header import QUANTIZED, check_says_unpacked
 
 MODEL_TYPE = "qwen2_5_omni"
+
+RENAMED = {
+    "thinker.model.language_model.": "thinker.model.",
+    "thinker.model.visual.": "thinker.visual.",
+    "thinker.model.audio_tower.": "thinker.audio_tower.",
+}
+"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
+
+MOST_POSITIONS = 1 << 22
+"""Of a decoder, for each of which there are angles in memory; four times as many as any published one has."""
+
+MOST_SOUND_POSITIONS = 1 << 16
+"""Of the encoder of sound, the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +140,8 @@ def read_talker_config(directory: Path) -> TalkerConfig:
     if not whole.value("enable_talker", bool, True) or not whole.has("talker_config"):
         raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
     config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
-    _check_plain(whole, config)
-    decoder, row_size = _text(config, taps=False), config.value("embedding_size", int)
+    check_plain(whole, config)
+    decoder, row_size = _text(config, taps=False), config.size("embedding_size")
     bos, eos, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
     if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'embedding_size' is {row_size}, which is not that of the rows of the Thinker")
@@ -136,31 +150,27 @@ def read_talker_config(directory: Path) -> TalkerConfig:
     return TalkerConfig(
         decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, given_width=row_size),
         codec=CodecIds(bos, eos, pad, mask),
-        silent=frozenset({bos, mask, *range(dit.value("num_embeds", int) + 1, decoder.vocab_size)}) - {eos, pad},
+        silent=frozenset({bos, mask, *range(dit.size("num_embeds") + 1, decoder.vocab_size)}) - {eos, pad},
         row_size=row_size,
         text_end=config.value("tts_text_end_token_id", int),
         text_pad=config.value("tts_text_pad_token_id", int),
-        block=max(dit.value("block_size", int) // max(dit.value("repeats", int), 1), 1),
-        speaker_size=dit.value("enc_emb_dim", int),
-        mel_bins=dit.value("mel_dim", int),
+        block=max(dit.size("block_size") // dit.size("repeats"), 1),
+        speaker_size=dit.size("enc_emb_dim"),
+        mel_bins=dit.size("mel_dim"),
     )
 
 
-def _check_plain(*parts: Config) -> None:
-    """Raises BadCheckpoint for weights that are packed in some way."""
-    for part in parts:
-        if part.has("quantization_config"):
-            method = part.section("quantization_config").value("quant_method", str, "an unknown method")
-            raise BadCheckpoint(
-                f"{part.place}: weights quantized by {method} are not supported yet; give the checkpoint that they were made from"
-            )
+def check_plain(whole: Config, *parts: Config) -> None:
+    """Raises BadCheckpoint for a checkpoint that says that weights of it, or of these parts, are packed in some way."""
+    for config, values in ((whole, {key: whole.raw.get(key) for key in QUANTIZED}), *((part, part.raw) for part in parts)):
+        check_says_unpacked(values, config.place)
 
 
 def read_thinker_config(directory: Path) -> ThinkerConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     config = whole.section("thinker_config")
-    _check_plain(whole, config)
+    check_plain(whole, config)
     return ThinkerConfig(
         text=_text(config.section("text_config"), taps=True),
         vision=_vision(config.section("vision_config")),
@@ -172,7 +182,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
             audio_start=config.value("audio_start_token_id", int),
             audio_end=config.value("audio_end_token_id", int),
         ),
-        position_ids_per_second=config.value("position_id_per_seconds", int, 25),
+        position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
         seconds_per_chunk=config.value("seconds_per_chunk", float, 2.0),
         tied=config.value("tie_word_embeddings", bool, False),
     )
@@ -184,17 +194,17 @@ def _text(config: Config, *, taps: bool) -> DecoderConfig:
         raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
     theta, sections = _rope(config)
     return DecoderConfig(
-        layers=config.value("num_hidden_layers", int),
-        hidden_size=config.value("hidden_size", int),
-        ffn_size=config.value("intermediate_size", int),
-        query_heads=config.value("num_attention_heads", int),
-        kv_heads=config.value("num_key_value_heads", int),
-        vocab_size=config.value("vocab_size", int),
-        context=config.value("max_position_embeddings", int),
+        layers=config.size("num_hidden_layers"),
+        hidden_size=config.size("hidden_size"),
+        ffn_size=config.size("intermediate_size"),
+        query_heads=config.size("num_attention_heads"),
+        kv_heads=config.size("num_key_value_heads"),
+        vocab_size=config.size("vocab_size"),
+        context=config.size("max_position_embeddings", MOST_POSITIONS),
         norm_eps=config.value("rms_norm_eps", float),
         rope_theta=theta,
         rope_sections=sections,
-        head_size=config.value("head_dim", int, 0),
+        head_size=config.size("head_dim") if config.has("head_dim") else 0,
         taps=taps,
     )
 
@@ -215,30 +225,30 @@ def _rope(config: Config) -> tuple[float, tuple[int, ...]]:
 
 def _vision(config: Config) -> VisionConfig:
     return VisionConfig(
-        layers=config.value("depth", int),
-        hidden_size=config.value("hidden_size", int),
-        ffn_size=config.value("intermediate_size", int),
-        heads=config.value("num_heads", int),
-        patch_size=config.value("patch_size", int),
-        frames=config.value("temporal_patch_size", int),
-        merge=config.value("spatial_merge_size", int),
-        window_size=config.value("window_size", int),
+        layers=config.size("depth"),
+        hidden_size=config.size("hidden_size"),
+        ffn_size=config.size("intermediate_size"),
+        heads=config.size("num_heads"),
+        patch_size=config.size("patch_size"),
+        frames=config.size("temporal_patch_size"),
+        merge=config.size("spatial_merge_size"),
+        window_size=config.size("window_size"),
         full_layers=frozenset(config.values("fullatt_block_indexes", int)),
-        output_size=config.value("out_hidden_size", int),
-        channels=config.value("in_channels", int, 0) or config.value("in_chans", int, 3),
+        output_size=config.size("out_hidden_size"),
+        channels=next((config.size(name) for name in ("in_channels", "in_chans") if config.has(name)), 3),
     )
 
 
 def _audio(config: Config) -> AudioConfig:
     return AudioConfig(
-        layers=config.value("encoder_layers", int),
-        hidden_size=config.value("d_model", int),
-        ffn_size=config.value("encoder_ffn_dim", int),
-        heads=config.value("encoder_attention_heads", int),
-        mel_bins=config.value("num_mel_bins", int),
-        window=config.value("n_window", int),
-        positions=config.value("max_source_positions", int),
-        output_size=config.value("output_dim", int),
+        layers=config.size("encoder_layers"),
+        hidden_size=config.size("d_model"),
+        ffn_size=config.size("encoder_ffn_dim"),
+        heads=config.size("encoder_attention_heads"),
+        mel_bins=config.size("num_mel_bins"),
+        window=config.size("n_window", MOST_SOUND_POSITIONS),
+        positions=config.size("max_source_positions", MOST_SOUND_POSITIONS),
+        output_size=config.size("output_dim"),
     )
 
 

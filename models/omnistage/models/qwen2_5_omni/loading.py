@@ -33,7 +33,7 @@ from omnistage.models.interface import ModelInfo
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
-from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
+from omnistage.models.qwen2_5_omni.config import RENAMED, ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.encoding import Pass, Slice
 from omnistage.models.qwen2_5_omni.features import FeatureCache
 from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
@@ -131,7 +131,8 @@ class Parts:
 def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
     """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody reads;
     ValueError for an ill-shaped one."""
-    with Weights(folder) as weights:
+    with Weights(folder, _OTHERS, RENAMED) as weights:
+        _check_encoders(weights, config)
         decoder = _decoder(weights, config, dtype, device, group)
         build = partial(_encoders, weights, config, dtype, device)
         if device.type == "cpu":
@@ -139,13 +140,13 @@ def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: 
         else:
             # A medium that is alone in its pass has the same bits every time, and products of a whole picture are what a GPU is made for.
             (vision, audio), products = build(whole), WHOLE.name
-        weights.check_read(ignored=_OTHERS)
+        weights.check_read()
     return Parts(decoder, vision, audio, products)
 
 
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
     """A `rank.Reader`."""
-    with Weights(folder) as weights:
+    with Weights(folder, _OTHERS, RENAMED) as weights:
         return _decoder(weights, read_thinker_config(folder), chosen_dtype(options), torch.device(options.device), group)
 
 
@@ -157,6 +158,25 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
         return PackedDecoder(config.text, weight)
     plan = {**Qwen2_5OmniTextConfig.base_model_tp_plan, **HEAD_PLAN}
     return PackedDecoder(config_of_part(config.text, group.size), weights_of_part(weight, plan, group), group=group)
+
+
+def _check_encoders(weights: Weights, config: ThinkerConfig) -> None:
+    """Raises BadCheckpoint for sizes of the encoders that are not those of their weights: what is built and tried follows from them."""
+    eyes, ears = config.vision, config.audio
+    merged = eyes.hidden_size * eyes.unit
+    block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
+    for name, shape in {
+        f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
+        f"{block}.0.mlp.gate_proj.weight": (eyes.ffn_size, eyes.hidden_size),
+        f"{block}.{eyes.layers - 1}.norm1.weight": (eyes.hidden_size,),
+        f"{_PREFIX}visual.merger.mlp.0.weight": (merged, merged),
+        f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
+        f"{_PREFIX}audio_tower.conv1.weight": (ears.hidden_size, ears.mel_bins, 3),
+        f"{layer}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
+        f"{layer}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
+        f"{_PREFIX}audio_tower.proj.weight": (ears.output_size, ears.hidden_size),
+    }.items():
+        weights.check_shape(name, shape)
 
 
 def _encoders(

@@ -17,7 +17,7 @@ from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_d
 from omnistage.models.common.weights import Weights
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_config
+from omnistage.models.qwen2_5_omni.config import RENAMED, TalkerConfig, read_talker_config
 from omnistage.models.qwen2_5_omni.options import TalkerOptions
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of, row_ports
 from omnistage.models.qwen2_5_omni.talker import QwenTalker, TextRows
@@ -37,7 +37,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
-    with Weights(folder) as weights:
+    with Weights(folder, _OTHERS, RENAMED) as weights:
         text = weights.need(_TEXT)
         for name, token in (("end", config.text_end), ("pad", config.text_pad)):
             if not 0 <= token < len(text):
@@ -48,7 +48,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
             behind=text[[config.text_end, config.text_pad]].to(dtype),
         )
         decoder = _decoder(weights, config, dtype, device)
-        weights.check_read(ignored=_OTHERS)
+        weights.check_read()
     kv_row = page_bytes(decoder.spec) // PAGE_ROWS
     # What was given for a row is kept as long as the row may have to be computed again: until its speech ends, and on the CPU.
     row_bytes = kv_row + (config.row_size * dtype.itemsize if device.type == "cpu" else 0)

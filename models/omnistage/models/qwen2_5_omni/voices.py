@@ -13,6 +13,7 @@ from typing import TypeGuard
 import torch
 
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.header import check_finite
 from omnistage.models.interface import BadRequest
 
 FILE = "spk_dict.pt"
@@ -54,7 +55,9 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
     voices, or one of a model of other sizes; nothing but tensors and plain values is read."""
     path = directory / FILE
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        _check_stored(path)
+        # Mapped: a tensor is then a part of the file, whatever its description says of its size.
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except _DAMAGE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise BadCheckpoint(f"{path} cannot be read as a table of voices: {reason}") from None
@@ -69,6 +72,14 @@ def chosen_voice(voices: Collection[str], name: str, field: str) -> str:
     if name and name not in voices:
         raise BadRequest(field, f"no voice {name[:64]!r}; there are {', '.join(voices)}")
     return name or next(iter(voices))
+
+
+def _check_stored(path: Path) -> None:
+    """Raises BadZipFile for a file whose parts are packed: they may become any size when they are unpacked. `torch.save` packs none, and
+    what it wrote before it wrote archives says its sizes itself."""
+    with zipfile.ZipFile(path) as archive:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise zipfile.BadZipFile("its parts are compressed, which torch.save never does")
 
 
 def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
@@ -97,11 +108,13 @@ def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[in
     if found.ndim != len(shape) or not all(size == wanted if wanted else size > 0 for size, wanted in sizes):
         wanted = ", ".join(str(size) if size else "frames" for size in shape)
         raise BadCheckpoint(f"{place}: {name!r} is {list(found.shape)}, not [{wanted}]")
-    if not bool(found.isfinite().all()):
-        raise BadCheckpoint(f"{place}: {name!r} has numbers that are not finite")
-    return found.float()
+    check_finite(found, repr(name), place)
+    return found.float().clone()
 
 
 def _is_plain(found: object) -> TypeGuard[torch.Tensor]:
-    """Whether its numbers are there and can be read one by one: `torch.load` also gives tensors that are sparse or have no memory."""
-    return isinstance(found, torch.Tensor) and found.layout is torch.strided and found.device.type == "cpu"
+    """Whether its numbers are there, each its own, and can be read one by one: `torch.load` also gives tensors that are sparse, have no
+    memory, or repeat the few numbers that they have."""
+    if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
+        return False
+    return found.numel() * found.element_size() <= found.untyped_storage().nbytes()

@@ -71,7 +71,8 @@ class SmolTalker:
     def from_directory(cls, directory: Path, *, threads: int = 1, max_sessions: int = MAX_SESSIONS) -> SmolTalker:
         """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
         config = read_config(directory, "hibari-talker")
-        net = FeatureNet(config.value("embeddings", int), config.value("heads", int))
+        with torch.device("meta"):  # Its sizes are not looked at before it is filled.
+            net = FeatureNet(config.size("embeddings"), config.size("heads"))
         load_weights(net, directory)
         phonemizer = Phonemizer(config.table("symbols", int))
         spoken = computed(partial(_first_rows, net, phonemizer), threads)

@@ -129,23 +129,23 @@ class SmolThinker(EngineThinker[Prepared]):
 
 def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU) -> PackedDecoder:
     """The language model of a folder that `convert_thinker` wrote. Raises BadCheckpoint, or ValueError for ill-shaped weights."""
-    with Weights(directory) as weights:
+    with Weights(directory, _UNUSED) as weights:
         head = LM_HEAD if LM_HEAD in weights.names else ""
         decoder = PackedDecoder(_read_config(directory), decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head))
-        weights.check_read(ignored=_UNUSED)
+        weights.check_read()
     return decoder
 
 
 def _read_config(directory: Path) -> DecoderConfig:
     text = read_config(directory, "qwen2_5_omni_thinker").section("text_config")
     return DecoderConfig(
-        layers=text.value("num_hidden_layers", int),
-        hidden_size=text.value("hidden_size", int),
-        ffn_size=text.value("intermediate_size", int),
-        query_heads=text.value("num_attention_heads", int),
-        kv_heads=text.value("num_key_value_heads", int),
-        vocab_size=text.value("vocab_size", int),
-        context=text.value("max_position_embeddings", int),
+        layers=text.size("num_hidden_layers"),
+        hidden_size=text.size("hidden_size"),
+        ffn_size=text.size("intermediate_size"),
+        query_heads=text.size("num_attention_heads"),
+        kv_heads=text.size("num_key_value_heads"),
+        vocab_size=text.size("vocab_size"),
+        context=text.size("max_position_embeddings"),
         norm_eps=text.value("rms_norm_eps", float),
         rope_theta=text.section("rope_parameters").value("rope_theta", float),
     )

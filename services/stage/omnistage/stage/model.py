@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import structlog
 
 from omnistage.host.watchdog import Watched
+from omnistage.models.common.offline import say_offline
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Load, Model
 from omnistage.models.options import LoadOptions
@@ -69,4 +70,5 @@ def serve_kind(stage: type[ModelStage[Any]]) -> int:
                 logic.description.settings[name] = value
         return logic
 
+    say_offline()
     return main(kind, load_logic, LoadError)

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.qwen2_5_omni.config import check_plain
 from omnistage.models.qwen2_5_omni.ports import CODE_RATE_HZ
 
 MODEL_TYPE = "qwen2_5_omni"
 
 BACK_LAYERS, AHEAD_LAYERS = 2, 1
 """That look beyond a block, as published: so many blocks an evaluation looks back, and ahead."""
+
+MOST_BLOCK_FRAMES = 1 << 12
+"""Of a block, for which there is memory in every speech; 24 are published."""
 
 _VOCODER = {
     "upsample_rates": (5, 3, 2, 2, 2, 2),
@@ -110,6 +114,7 @@ def read_wave_config(directory: Path) -> WaveConfig:
             f"{whole.place}: this checkpoint has no Code2Wav, and so no speech; serve a pipeline that ends with its Thinker"
         )
     section = whole.section("token2wav_config")
+    check_plain(whole, section)
     dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))
     if dit.mel_bins != vocoder.mel_bins:
         raise BadCheckpoint(f"{section.place}: 'mel_dim' is {dit.mel_bins} of what is made, {vocoder.mel_bins} of what is made to sound")
@@ -124,31 +129,28 @@ def _dit(config: Config) -> DitConfig:
         layers=layers,
         hidden_size=hidden,
         heads=_named(config, "num_attention_heads", "heads"),
-        head_size=config.value("head_dim", int),
-        ffn_size=hidden * config.value("ff_mult", int),
-        mel_bins=config.value("mel_dim", int),
-        code_rows=config.value("num_embeds", int) + 1,
-        code_size=config.value("emb_dim", int),
-        voice_size=config.value("enc_emb_dim", int),
-        repeats=config.value("repeats", int),
-        block_frames=config.value("block_size", int),
+        head_size=config.size("head_dim"),
+        ffn_size=hidden * config.size("ff_mult"),
+        mel_bins=config.size("mel_dim"),
+        code_rows=config.size("num_embeds") + 1,
+        code_size=config.size("emb_dim"),
+        voice_size=config.size("enc_emb_dim"),
+        repeats=config.size("repeats"),
+        block_frames=config.size("block_size", MOST_BLOCK_FRAMES),
         ahead_layers=frozenset(config.values("look_ahead_layers", int)),
         back_layers=tuple(sorted(set(config.values("look_backward_layers", int)))),
         rope_theta=config.value("rope_theta", float, 10000.0),
-        max_frames=config.value("max_position_embeddings", int),
+        max_frames=config.size("max_position_embeddings"),
         speaker=SpeakerConfig(
-            size=config.value("enc_dim", int),
+            size=config.size("enc_dim"),
             channels=config.values("enc_channels", int),
             kernel_sizes=config.values("enc_kernel_sizes", int),
             dilations=config.values("enc_dilations", int),
-            attention_channels=config.value("enc_attention_channels", int),
-            scale=config.value("enc_res2net_scale", int),
-            squeeze_channels=config.value("enc_se_channels", int),
+            attention_channels=config.size("enc_attention_channels"),
+            scale=config.size("enc_res2net_scale"),
+            squeeze_channels=config.size("enc_se_channels"),
         ),
     )
-    for name, value in (("repeats", found.repeats), ("block_size", found.block_frames), ("num_embeds", found.code_rows - 1)):
-        if value < 1:
-            raise BadCheckpoint(f"{config.place}: {name!r} is {value}")
     if found.block_frames % found.repeats:
         raise BadCheckpoint(f"{config.place}: 'block_size' is {found.block_frames}, no whole number of codes of {found.repeats} frames")
     if any(not 0 <= layer < layers for layer in (*found.ahead_layers, *found.back_layers)):
@@ -167,8 +169,8 @@ def _vocoder(config: Config) -> VocoderConfig:
     if dilations != _DILATIONS:
         raise BadCheckpoint(f"{config.place}: 'resblock_dilation_sizes' are {dilations}; only the published ones are supported")
     return VocoderConfig(
-        mel_bins=config.value("mel_dim", int),
-        channels=config.value("upsample_initial_channel", int),
+        mel_bins=config.size("mel_dim"),
+        channels=config.size("upsample_initial_channel"),
         rates=config.values("upsample_rates", int),
         kernel_sizes=config.values("upsample_kernel_sizes", int),
         block_kernel_sizes=config.values("resblock_kernel_sizes", int),
@@ -177,4 +179,4 @@ def _vocoder(config: Config) -> VocoderConfig:
 
 
 def _named(config: Config, name: str, other: str) -> int:
-    return config.value(name if config.has(name) else other, int)
+    return config.size(name if config.has(name) else other)

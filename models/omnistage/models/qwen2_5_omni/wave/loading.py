@@ -112,15 +112,17 @@ def sessions_of(each: int, options: LoadOptions, free: int | None = None) -> tup
 
 def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.device) -> tuple[Windows, dict[str, Speaker]]:
     """The nets, and what they know of each voice. Raises BadCheckpoint."""
-    with Weights(folder) as weights, torch.inference_mode():
+    with Weights(folder, _OTHERS) as weights, torch.inference_mode():
 
         def weight(prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
             return _shaped(weights, prefix + name, shape).to(device)
 
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
-        vocoder, examples = Vocoder(config.vocoder, partial(weight, _VOCODER)), example_net(config.dit)
+        vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
+        with torch.device("meta"):  # Its sizes are not looked at before it is filled.
+            examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
-        weights.check_read(ignored=_OTHERS)
+        weights.check_read()
         voices = read_voices(folder, VoiceSizes(config.dit.voice_size, config.dit.mel_bins))
         # Once for a voice, on the CPU: the net of the examples is not needed any more.
         speakers = {name: speaker(examples, voice.speaker, voice.example).to(device) for name, voice in voices.items()}

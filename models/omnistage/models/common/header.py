@@ -1,0 +1,84 @@
+"""Whether weights can be computed with: by what the headers of their files say, before any is read, and by their numbers when they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from omnistage.models.common.checkpoint import BadCheckpoint
+
+COMPUTED = ("F64", "F32", "F16", "BF16")
+PLAIN = (*COMPUTED, "I64", "BOOL")
+"""Types of safetensors: of weights, and of the places and masks that libraries keep beside them. Weights of any other are packed."""
+
+LARGEST = torch.finfo(torch.bfloat16).max
+"""A number beyond it becomes infinite in one of the types that are computed in."""
+
+QUANTIZED = ("quantization_config", "compression_config")
+"""Keys of a config under which the libraries say how weights are packed."""
+
+UNPACKED = "are not supported yet; give the checkpoint that they were made from"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A weight as the header of its file has it. dtype: by its name there."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def stored_in(file: safe_open) -> dict[str, Stored]:
+    """All weights of an open file by name."""
+    parts = {name: file.get_slice(name) for name in set(file.keys())}  # type: ignore[no-untyped-call]
+    return {name: Stored(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+
+
+def check_unpacked(header: Mapping[str, Stored], place: object) -> None:
+    """Raises BadCheckpoint for weights that are packed, whatever method did it."""
+    if packed := sorted(name for name, stored in header.items() if stored.dtype not in PLAIN):
+        dtypes = ", ".join(sorted({header[name].dtype for name in packed}))
+        raise BadCheckpoint(f"{place}: {len(packed)} weights are of {dtypes}, the first is {packed[0]}: quantized weights {UNPACKED}")
+
+
+def check_says_unpacked(values: object, place: str) -> None:
+    """Raises BadCheckpoint for a config that says, at any depth, that weights are packed. values: of JSON."""
+    for where, key, value in _entries(values):
+        if key in QUANTIZED and value:
+            method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
+            told = f"quantized by {str(method)[:80]}" if method else "quantized by an unknown method"
+            raise BadCheckpoint(f"{place}: {where}{key!r} is there: weights {told} {UNPACKED}")
+
+
+def check_finite(tensor: torch.Tensor, name: str, place: object) -> None:
+    """Raises BadCheckpoint for a weight with a number that is none, or infinite where it is computed with. Reads it once."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    least, most = (each.item() for each in torch.aminmax(tensor.detach()))
+    if not -LARGEST <= least <= most <= LARGEST:  # No number is in no order.
+        raise BadCheckpoint(f"{place}: {name} has numbers that are not finite: it is damaged, or was not saved as it was trained")
+
+
+def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
+    """Every whole number in a config, at any depth, with where it stands. values: of JSON."""
+    for where, key, value in _entries(values):
+        for number in value if isinstance(value, list) else (value,):
+            if isinstance(number, int) and not isinstance(number, bool):
+                yield f"{where}{key!r}", number
+
+
+def _entries(values: object) -> Iterator[tuple[str, str, Any]]:
+    """(where, key, value) of every object in it, that of inner ones too."""
+    left: list[tuple[str, object]] = [("", values)]
+    while left:
+        where, inner = left.pop()
+        if isinstance(inner, dict):
+            for key, value in inner.items():
+                yield where, key, value
+                left.append((f"{where}{key}: ", value))
+        elif isinstance(inner, list):
+            left += [(where, value) for value in inner if isinstance(value, dict | list)]

@@ -1,0 +1,81 @@
+"""Loading reaches no hub and no other host: a checkpoint's folder may be anybody's, and its configs may name what a library would fetch.
+
+Only the launcher fetches, before a model is loaded (`models/hub.py`). Libraries are told so in their own way. Whatever does not listen is
+stopped where every library in Python goes through, at the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+SAID = {
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
+    **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "DO_NOT_TRACK"), "1"),
+    "DIFFUSERS_TRUST_REMOTE_KERNELS": "0",
+}
+"""Variables that libraries read when they are imported, and child processes inherit. The token of whoever runs this is for fetching."""
+
+CONSTANTS = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
+"""What huggingface_hub has made of them, where it was imported before."""
+
+DIALS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
+
+
+class Unreachable(OSError):
+    """What is loaded would have been fetched."""
+
+
+class _Thread(threading.local):
+    loads = False
+
+
+_thread = _Thread()
+
+
+def say_offline() -> None:
+    """Tell libraries of this process, and of those that it starts, to fetch nothing. For its whole life, so before they are imported."""
+    os.environ.update(SAID)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """In it libraries fetch nothing, whenever they were imported, and this thread connects to no host."""
+    _watch_sockets()
+    hub: Any = sys.modules.get("huggingface_hub.constants")
+    before = {name: os.environ.get(name) for name in SAID}
+    known = {} if hub is None else {name: getattr(hub, name) for name in CONSTANTS}
+    loads, _thread.loads = _thread.loads, True
+    try:
+        say_offline()
+        for name in known:
+            setattr(hub, name, True)
+        yield
+    finally:
+        _thread.loads = loads
+        for name, value in known.items():
+            setattr(hub, name, value)
+        for name, told in before.items():
+            if told is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = told
+
+
+@cache
+def _watch_sockets() -> None:
+    """For the life of the process: Python knows no way back."""
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if event in DIALS and _thread.loads:
+        target = arguments[1] if event == "socket.connect" else arguments[0]
+        # What a path names is another process of this machine, such as another rank.
+        if event != "socket.connect" or not isinstance(target, str | bytes):
+            raise Unreachable(f"it names something that would have to be fetched from {target}, and loading fetches nothing")

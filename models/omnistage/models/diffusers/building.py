@@ -1,0 +1,84 @@
+"""Models of libraries are built no larger than their weights: what a config says is held against the headers of the files.
+
+A config may ask for a hundred million layers, and a library then builds until memory or patience ends. Here a module is refused as soon
+as there are more of them than the files could fill.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
+
+from omnistage.models.common.checkpoint import MOST, BadCheckpoint
+from omnistage.models.common.header import Stored, check_finite, check_says_unpacked, check_unpacked, whole_numbers
+
+SPARE_WEIGHTS = 256
+SPARE_NUMBERS = 1 << 24
+TIMES = 4
+"""A model has some weights that are another one once more and are not stored, or that are made anew."""
+
+MODULES = 64
+"""For each weight: those without any stand between them."""
+
+
+def check_numbers(values: Mapping[str, Any], place: Path) -> None:
+    """Raises BadCheckpoint for a whole number in a config that says of nothing how many there are: lists as long are made of it before any
+    module is. Rotary frequencies have a base, which counts nothing."""
+    for where, number in whole_numbers(values):
+        if abs(number) > MOST and not where.endswith("theta'"):
+            raise BadCheckpoint(f"{place}: {where} is {str(number)[:80]}, and {MOST} is the most that anything has")
+
+
+def check_header(header: Mapping[str, Stored], values: Mapping[str, Any], folder: Path) -> None:
+    """Raises BadCheckpoint for weights that are packed, by the files or by the config."""
+    check_says_unpacked(values, str(folder / "config.json"))
+    check_unpacked(header, folder)
+
+
+@contextmanager
+def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
+    """In it this thread builds modules. Raises BadCheckpoint where they become more than the files have weights for."""
+    thread = threading.get_ident()
+    most = TIMES * len(header) + SPARE_WEIGHTS
+    most_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS
+    weights = numbers = modules = 0
+
+    def more(name: str) -> BadCheckpoint:
+        told = f"its files have {len(header)} weights, and by config.json it has many times more"
+        return BadCheckpoint(f"{folder}: {told}: stopped at {name!r}, the {weights}th")
+
+    def parameter(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
+        nonlocal weights, numbers
+        if value is None or threading.get_ident() != thread:
+            return
+        weights, numbers = weights + 1, numbers + value.numel()
+        if weights > most or numbers > most_numbers:
+            raise more(name)
+
+    def inner(module: torch.nn.Module, name: str, value: torch.nn.Module | None) -> None:
+        nonlocal modules
+        modules += threading.get_ident() == thread
+        if modules > MODULES * most:
+            raise more(name)
+
+    hooks = register_module_parameter_registration_hook(parameter), register_module_module_registration_hook(inner)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_tensors(model: torch.nn.Module, folder: Path) -> None:
+    """Raises BadCheckpoint for a weight with numbers that are none, in the type that it is computed in. What is packed by choice when it is
+    loaded is no plain tensor any more, and left out; so is what a model makes by itself, as masks."""
+    for name, value in model.state_dict().items():
+        if type(value) is torch.Tensor:
+            check_finite(value, name, folder)
