@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omnistage.host.descriptors import WANTED as DESCRIPTORS
+from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import MOST_ASPECT, FilmPreprocessing
 from omnistage.router.admission import STALLED_S, WAIT_S
@@ -17,6 +19,7 @@ from omnistage.router.places import MAX_WAITING, MAX_WAITING_EACH
 from omnistage.router.settings import RouterSettings
 from omnistage.router.turns import LARGE_SHARE, MAX_LARGE, TURN_LIMIT_S
 from omnistage.wire import limits
+from omnistage.wire.channel import HANDSHAKE_LIMIT_MS, IDLE_LIMIT_MS, MAX_CONNECTIONS
 from omnistage.wire.decoding import FIELDS_AT_ONCE
 
 
@@ -53,12 +56,28 @@ that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of them from one clie
 | of these, all but health checks | {MAX_OPEN:,}, {CALLS_SHARE:g} of them from one client; one more is `OVERLOADED` |
 | health checks, and as many watches over the health | {MAX_HEALTH:,}, {CALLS_SHARE:g} of them from one client |
 | time for a request to arrive at a router | {REQUEST_LIMIT_S:g} s; then the call is `BAD_REQUEST` |
-
 | chunks that a client of Converse may be ahead of the first stage, all ports of a turn together | {WINDOW}, but 2 for each port at least |
 | what a router keeps of streamed media for a replay | {REPLAY_BYTES >> 20} MiB of a turn, {ALL_REPLAY_BYTES >> 20} MiB in all |
 
 Media that are streamed count towards no request; how much of them a model takes is its own limit ([media.md](media.md)).
 A request above its size is refused by gRPC with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
+
+## Connections
+
+Of each server, a router or a stage, before anybody has asked it anything.
+
+| what | most |
+|---|---|
+| connections at once | {MAX_CONNECTIONS:,}, or half of what it may have of descriptors; one more is closed |
+| descriptors | what the system allows (the hard limit, which `ulimit -Hn` shows), up to {DESCRIPTORS:,} |
+| time to say that it speaks HTTP/2 | {HANDSHAKE_LIMIT_MS / 1000:g} s; then the connection is closed |
+| time without a call | {IDLE_LIMIT_MS / 1000:g} s; then the connection is closed, and its channel makes a new one with the next call |
+| visitors of a page of metrics at once | {MAX_VISITORS}; one more takes the place of who has been silent for longest |
+| time in which a visitor of that page says nothing | {SILENCE_S:g} s |
+
+Half of the descriptors is for all else: the log, the metrics, neighbours, files that are put aside, processes that decode. So whoever was
+connected before is served while strangers hold all connections that there may be. How a gateway bounds connections by client:
+[security.md](security.md#what-a-gateway-has-to-bound).
 
 ## Places
 

@@ -6,13 +6,15 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from importlib.metadata import version
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from omnistage.host.metrics_page import serve_metrics
+from omnistage.host.metrics_page import MAX_VISITORS, serve_metrics
 from omnistage.host.registry import new_registry
 
 
@@ -58,6 +60,27 @@ def test_a_visitor_who_says_nothing_is_left(host: str, monkeypatch: pytest.Monke
         page = b"".join(iter(lambda: visitor.recv(1 << 16), b""))
     assert b"seen_total 1.0" in page
     assert capfd.readouterr().err == ""
+
+
+def test_visitors_who_say_nothing_take_a_bounded_number_of_threads_and_no_place_from_others() -> None:
+    """Three times as many as there may be come and say nothing, or a line and no more; those who ask meanwhile are all answered."""
+    registry = CollectorRegistry()
+    Counter("seen", "x", registry=registry).inc()
+    port = serve_metrics("127.0.0.1", 0, registry)
+    with ExitStack() as visits:
+        for number in range(3 * MAX_VISITORS):
+            visitor = visits.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            if number % 2:
+                visitor.sendall(b"GET /metrics HTTP/1.0\r\n")
+            if number % 16 == 0:
+                with socket.create_connection(("127.0.0.1", port), timeout=30) as asking:
+                    asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                    assert b"seen_total 1.0" in b"".join(iter(lambda: asking.recv(1 << 16), b""))
+        visited = [thread for thread in threading.enumerate() if thread.name == "omnistage-metrics-visitor"]
+        # Of those who had to go, some threads may not have heard of it.
+        for thread in visited[:-MAX_VISITORS]:
+            thread.join(30)
+        assert sum(thread.is_alive() for thread in visited) <= MAX_VISITORS
 
 
 @pytest.mark.parametrize(

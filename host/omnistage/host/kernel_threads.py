@@ -21,7 +21,8 @@ class KernelThread:
 
 
 def seen(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
-    """The threads of this process, and of others that are given by their ids, by their numbers."""
+    """The threads of this process, and of others that are given by their ids, by their numbers. Raises OSError where it cannot be looked,
+    as when no descriptor is left."""
     threads = (folder for process in ("self", *processes) for folder in _folders(Path(f"/proc/{process}/task")))
     return {int(folder.name): thread for folder in threads if (thread := _thread(folder)) is not None}
 
@@ -52,7 +53,7 @@ def _delays_are_told() -> bool:
     """Whether this kernel counts how long threads wait for a CPU. One that does not has no such file, or zeros in it."""
     try:
         return Path("/proc/self/schedstat").read_text().split()[0] != "0"
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

@@ -1,9 +1,10 @@
-"""Tasks that run as long as their process: the end of one is the end of the process, as a dead thread is."""
+"""Tasks that run as long as their process: the end of one is the end of the process, as a dead thread is, unless the process can do without
+what it does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 import structlog
 
@@ -22,6 +23,19 @@ class LastingTasks:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def repeat(self, name: str, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` once in a period, which the process can do without: where it fails the log says so, and the next period tries again."""
+
+        async def again_and_again() -> None:
+            while True:
+                await asyncio.sleep(period_s)
+                try:
+                    await work()
+                except Exception as error:
+                    log.warning("task.failed", task=name, again_s=period_s, exc_info=error)
+
+        self.start(name, again_and_again())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -8,8 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 
+from omnistage.host.spare import start_spare
+
 MAX_WAITING = 10_000
 """Lines that wait to be written. What comes then is dropped and counted."""
+
+AGAIN_S = 1.0
+"""After a failure other than that of the file, as when no memory is left; the line is lost."""
 
 FLUSH_S = 1.0
 """What a process that ends waits for its last lines, at most."""
@@ -33,7 +38,7 @@ class LogWriter:
         self._lines: queue.Queue[str] = queue.Queue(max_waiting)
         self._dropped = 0
         self._counting = threading.Lock()
-        threading.Thread(target=self._write_for_ever, name="omnistage-log", daemon=True).start()
+        start_spare("omnistage-log", self._write_for_ever, again_s=AGAIN_S)
 
     def write(self, line: str) -> int:
         """Have a line written, with its end; drop it where too many wait."""

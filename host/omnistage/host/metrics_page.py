@@ -7,15 +7,19 @@ is said by its gRPC health.
 from __future__ import annotations
 
 import socket
-import threading
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
+import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
+
+from omnistage.host.spare import start_spare
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -23,13 +27,29 @@ if TYPE_CHECKING:
 SILENCE_S = 10.0
 """A connection on which nobody asks for so long is closed: each one holds a thread and a descriptor."""
 
+MAX_VISITORS = 64
+"""At once. One more takes the place of who has been silent for longest; where all have asked and not read their answer, it is left."""
+
+BACKLOG = 128
+"""Connections that the kernel keeps until they are taken."""
+
 _PAUSE_S = 1.0
+
+log = structlog.get_logger(__name__)
 
 _NEVER_S = 86_400.0
 """Between two looks whether the server is to end, which it does with its process: by default it wakes twice a second for that."""
 
 
 class _Server(ThreadingWSGIServer):
+    request_queue_size = BACKLOG
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self._silent: dict[socket.socket, None] = {}
+        """Who has not asked yet, the oldest first. Only the thread that takes connections adds to it."""
+        self._visitors: set[socket.socket] = set()
+        super().__init__(*args, **named)
+
     def get_request(self) -> tuple[socket.socket, Any]:
         """The next connection. One that cannot be taken, as when no descriptor is left, stays in the kernel's queue: without a pause its
         thread would try again and again, and compute for nothing."""
@@ -38,6 +58,39 @@ class _Server(ThreadingWSGIServer):
         except OSError:
             time.sleep(_PAUSE_S)
             raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a visitor on a thread of its own, if there is a place."""
+        if len(self._visitors) >= MAX_VISITORS and not self._leave_oldest():
+            self.shutdown_request(request)
+            return
+        self._visitors.add(request)
+        self._silent[request] = None
+        visited = start_spare("omnistage-metrics-visitor", partial(self.process_request_thread, request, client_address))
+        if visited.ident is None:  # There is no thread for it.
+            self.shutdown_request(request)
+
+    def _leave_oldest(self) -> bool:
+        """Whether somebody was silent and is left; its thread ends soon, and its place is free from now on."""
+        for oldest in list(self._silent):
+            if self._silent.pop(oldest, oldest) is None:  # It has not asked in this moment.
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+                self._visitors.discard(oldest)
+                return True
+        return False
+
+    def asked(self, request: socket.socket) -> None:
+        """This visitor is silent no more."""
+        self._silent.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._silent.pop(request, None)
+        self._visitors.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.warning("metrics.failed", exc_info=sys.exc_info()[1])
 
 
 class _Server6(_Server):
@@ -51,6 +104,11 @@ class _Handler(WSGIRequestHandler):
         with suppress(OSError):  # It was silent, or went away.
             super().handle()
 
+    def parse_request(self) -> bool:
+        is_one = super().parse_request()
+        cast(_Server, self.server).asked(self.request)
+        return is_one
+
     def log_message(self, format: str, *args: object) -> None:
         """The log is for what happens here, not for who looks."""
 
@@ -60,7 +118,7 @@ def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> int:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     kind = _Server6 if family is socket.AF_INET6 else _Server
     server = make_server(host, port, _app(registry), kind, _Handler)
-    threading.Thread(target=server.serve_forever, args=(_NEVER_S,), name="omnistage-metrics", daemon=True).start()
+    start_spare("omnistage-metrics", partial(server.serve_forever, _NEVER_S), again_s=_PAUSE_S)
     return server.server_port
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import time
 
 import structlog
@@ -20,6 +19,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from omnistage.host.errors import StartError
+from omnistage.host.spare import start_spare, starting_spare
 from omnistage.host.tracing import NO_ATTRIBUTES, Attributes, Metadata, Span, Tracer
 
 log = structlog.get_logger(__name__)
@@ -56,7 +56,8 @@ class OtlpTracer(Tracer):
         try:
             self._exporter = OTLPSpanExporter(url, timeout=EXPORT_LIMIT_S)
             self._provider = TracerProvider(resource=Resource.create({**named, "process.pid": os.getpid()}), shutdown_on_exit=False)
-            self._provider.add_span_processor(BatchSpanProcessor(self._exporter, max_queue_size=MAX_WAITING))
+            with starting_spare():
+                self._provider.add_span_processor(BatchSpanProcessor(self._exporter, max_queue_size=MAX_WAITING))
         except (ValueError, RuntimeError, InvalidCompressionValueException) as error:
             raise StartError(f"--otlp: a variable of OpenTelemetry, whose names begin with OTEL_, is not right: {error}") from None
         self._tracer = self._provider.get_tracer("omnistage")
@@ -73,8 +74,9 @@ class OtlpTracer(Tracer):
 
     async def close(self) -> None:
         """Send what waits, for FLUSH_S at most; then give it up. A collector that is not there must not keep a process."""
-        sending = threading.Thread(target=self._provider.shutdown, name="omnistage-last-spans", daemon=True)
-        sending.start()
+        sending = start_spare("omnistage-last-spans", self._provider.shutdown)
+        if sending.ident is None:  # No thread can be had any more: the last spans are lost.
+            return
         await asyncio.to_thread(sending.join, FLUSH_S)
         if sending.is_alive():
             log.warning("tracing.cut", collector=self._url, why=f"it did not take the last spans within {FLUSH_S:g} s")

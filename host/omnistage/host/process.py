@@ -2,7 +2,7 @@
 
 A thread that ends by an error that nobody foresaw, or that hangs (that of the event loop too), ends the process, and so does the end of a
 task that was to last: an engine without its thread answers nobody, a router without its watchers knows nothing, and others take over from a
-process that is gone, not from one that only looks well.
+process that is gone, not from one that only looks well. What the process can do without (spare.py) ends it never.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, Protocol
@@ -26,6 +27,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from omnistage.host.addresses import check_can_listen, host_and_port
+from omnistage.host.descriptors import most_connections
 from omnistage.host.errors import StartError
 from omnistage.host.event_loop import EventLoop
 from omnistage.host.lasting import LastingTasks
@@ -34,6 +36,7 @@ from omnistage.host.logs import drain_logs
 from omnistage.host.memory import collect_from_now_on, use_huge_pages
 from omnistage.host.metrics_page import serve_metrics
 from omnistage.host.settings import ServerSettings
+from omnistage.host.spare import is_spare, start_spare
 from omnistage.host.watchdog import Watchdog, Watched
 from omnistage.wire.channel import server_options
 
@@ -43,6 +46,9 @@ STOP_GRACE_S = 0.5
 
 SETTLE_AFTER_S = 5.0
 """From serving on: the rest of a stack that starts comes first."""
+
+SETTLE_AGAIN_S = 60.0
+"""After a failure, as when no descriptor is left."""
 
 BROKEN_LIMIT_S = 5.0
 """A broken process ends within this time, whatever else hangs in it."""
@@ -99,7 +105,9 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
     server = grpc.aio.server(
         interceptors=service.interceptors,
-        options=server_options(settings.max_message_bytes, service.max_request_bytes, kept_port=settings.kept_port),
+        options=server_options(
+            settings.max_message_bytes, service.max_request_bytes, kept_port=settings.kept_port, max_connections=most_connections()
+        ),
         maximum_concurrent_rpcs=service.max_calls,
     )
     service.register(server)
@@ -153,7 +161,7 @@ async def _live(
     with Watchdog(service.threads, breakage.by_hanging):
         await asyncio.to_thread(drain_logs)  # Who is told that it serves finds in the log what came before.
         _tell(settings.ready_fd, line)
-        _settle_later()
+        start_spare("omnistage-settle", _settle, again_s=SETTLE_AGAIN_S)
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
         await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -165,16 +173,11 @@ async def _start(service: Service) -> None:
     collect_from_now_on()
 
 
-def _settle_later() -> None:
-    """Begin, after a while, what takes long and makes nobody wait who asks meanwhile."""
-    timer = threading.Timer(SETTLE_AFTER_S, _settle)
-    timer.name, timer.daemon = "omnistage-settle", True
-    timer.start()
-
-
 def _settle() -> None:
-    """At the priority of all other threads: one that waits for a CPU holds Python's lock and the kernel's on the address space meanwhile,
-    and on a busy machine a thread of low priority waits for seconds."""
+    """After a while, what takes long and makes nobody wait who asks meanwhile. At the priority of all other threads: one that waits for a
+    CPU holds Python's lock and the kernel's on the address space meanwhile, and on a busy machine a thread of low priority waits for
+    seconds."""
+    time.sleep(SETTLE_AFTER_S)
     held = use_huge_pages()
     log.debug("memory.huge_pages", mib=held >> 20)
 
@@ -196,6 +199,9 @@ class _Breakage:
 
     def by_an_error(self, ended: threading.ExceptHookArgs) -> None:
         """For threading.excepthook."""
+        if is_spare(ended.thread):
+            log.warning("thread.failed", thread=ended.thread.name if ended.thread else "", exc_info=ended.exc_value)
+            return
         self._last_resort()
         thread = ended.thread.name if ended.thread else "unknown"
         log.critical("thread.broken", thread=thread, exc_info=ended.exc_value)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from omnistage.host.commandline import read
+from omnistage.host.descriptors import raise_limit
 from omnistage.host.errors import StartError
 from omnistage.host.logs import configure_logs
 from omnistage.host.process import cannot_start, run
@@ -25,4 +26,5 @@ def main(name: str, kind: type[S], serve: Callable[[S], Awaitable[None]]) -> int
         configure_logs("info", "auto")
         return cannot_start(error)
     configure_logs(settings.log_level, settings.log_format)
+    raise_limit()
     return run(lambda: serve(settings), settings.ready_fd)

@@ -18,8 +18,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+import structlog
+
 from omnistage.host import kernel_threads
 from omnistage.host.kernel_threads import KernelThread
+from omnistage.host.spare import SHORTAGES
+
+log = structlog.get_logger(__name__)
 
 PERIOD_S = 0.25
 LATE_S = 0.1
@@ -62,6 +67,7 @@ class Watchdog:
         self._wedged = wedged
         self._awake = threading.Event()
         self._stopped = threading.Event()
+        self._is_blind = False
         self._thread = threading.Thread(target=self._watch, name="omnistage-watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
@@ -102,7 +108,16 @@ class Watchdog:
                 seen = {}  # By the next look that would be long ago.
 
     def _seen(self) -> Mapping[int, KernelThread]:
-        return kernel_threads.seen({process for judge in self._judges for process in judge.thread.processes})
+        """Nothing where it cannot be looked, as when no descriptor is left: then nobody is judged."""
+        try:
+            seen = kernel_threads.seen({process for judge in self._judges for process in judge.thread.processes})
+        except SHORTAGES as error:
+            if not self._is_blind:  # Once, not four times a second.
+                log.warning("watchdog.sees_nothing", why=repr(error))
+            self._is_blind = True
+            return {}
+        self._is_blind = False
+        return seen
 
 
 class _Judge:

@@ -12,6 +12,7 @@ import structlog
 
 from omnistage.connector import locality
 from omnistage.host.names import Name, Resolver, SystemResolver, name_of
+from omnistage.host.spare import SHORTAGES
 from omnistage.link.channels import Channels
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import Connection
@@ -337,7 +338,7 @@ class Placement:
             why = "it has no address"
             try:
                 found = await self._resolve(name)
-            except OSError as error:
+            except SHORTAGES as error:  # An OSError is what DNS has for a name; the others leave no thread to ask it.
                 why = str(error)
             if not found and not failing:
                 log.warning("name.not_found", stage=kind, name=str(name), why=why)

@@ -24,6 +24,7 @@ from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
 from omnistage.client.errors import OmniError, StackError
 from omnistage.host.addresses import host_and_port, is_loopback
+from omnistage.host.descriptors import raise_limit
 from omnistage.models.options import GPU_MEMORY
 
 
@@ -33,6 +34,7 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
     ready_fd: gets one line of JSON, {"address", "metrics"} or {"error", "hint", "log"}. Who gets an error there tells it; here typer.Exit
     is raised.
     """
+    raise_limit()
     ready = ReadyLine(ready_fd)
     if log_folder is not None:
         log_folder.mkdir(parents=True, exist_ok=True)

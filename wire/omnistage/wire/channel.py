@@ -24,8 +24,15 @@ MAX_PENDING_S = 600
 """Of one server. Calls are taken as fast as its loop goes round, and refused there, with a reason, by who counts sessions; those that wait
 for that end by the deadline of their caller."""
 
-IDLE_LIMIT_MS = 3_600_000
-"""A connection without a call is closed after so long: without pings nobody finds that its other end is gone."""
+IDLE_LIMIT_MS = 300_000
+"""A connection without a call is closed after so long: it may be one of a stranger, and without pings nobody finds that its other end is
+gone. A channel makes a new one with its next call. A router that rests looks at its stages more often (router/placement.py)."""
+
+HANDSHAKE_LIMIT_MS = 10_000
+"""A connection whose other end has not said within this time that it speaks HTTP/2 is closed."""
+
+MAX_CONNECTIONS = 8192
+"""Of one server, at once; one more is closed as it comes. A server has fewer where it may have few descriptors (host/descriptors.py)."""
 
 _SERVER_PINGS_MS = 5000
 _CLIENT_PINGS_MS = 60_000
@@ -61,7 +68,13 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     ]
 
 
-def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes: int = 0, *, kept_port: bool = False) -> Options:
+def server_options(
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    max_request_bytes: int = 0,
+    *,
+    kept_port: bool = False,
+    max_connections: int = MAX_CONNECTIONS,
+) -> Options:
     """Options of a stage's or a router's server. max_request_bytes: where requests are not as long as answers may be.
 
     kept_port: another process of the same user keeps the port bound with SO_REUSEPORT, which the server needs then to listen there.
@@ -73,6 +86,8 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, max_request_bytes
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_connection_idle_ms", IDLE_LIMIT_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_LIMIT_MS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.so_reuseport", int(kept_port)),
         # Calls that the event loop has not taken yet. By default gRPC cancels some of them without a reason: by chance from 1,000 on, and
         # each after 30 s.

@@ -10,6 +10,7 @@ import structlog
 
 from omnistage.host.addresses import check_address
 from omnistage.host.names import Name, Resolver, SystemResolver, check_replica_address, name_of
+from omnistage.host.spare import SHORTAGES
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +66,7 @@ class AllowList:
             return found
         try:
             found = frozenset(await self._resolve(name))
-        except OSError as error:
+        except SHORTAGES as error:
             log.warning("allow.name_not_found", name=str(name), why=str(error))
         self._known[name] = (self._clock(), found)
         return found

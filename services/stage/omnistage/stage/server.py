@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import grpc.aio
 import structlog
@@ -101,7 +102,7 @@ class StageServer:
     async def start(self) -> None:
         await self._logic.warm_up()
         self._environment.description.settings.update(self._logic.description.settings)
-        self.lasting.start("tidy", _tidy_for_ever(self._arena))
+        self.lasting.repeat("tidy", SWEEP_PERIOD_S, partial(tidy, self._arena))
         self._servicer.begin()
 
     async def drain(self, grace_s: float) -> None:
@@ -131,12 +132,6 @@ async def tidy(arena: Arena | None) -> None:
     READERS.drop_gone()
     if arena is not None:
         arena.settle()
-
-
-async def _tidy_for_ever(arena: Arena | None) -> None:
-    while True:
-        await asyncio.sleep(SWEEP_PERIOD_S)
-        await tidy(arena)
 
 
 async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refusal: type[Exception]) -> None:

@@ -1,0 +1,68 @@
+"""Threads that a process can do without: those of comfort, as larger pages, a page of metrics, or the log.
+
+A thread of any other kind that ends by an error ends the process, because what it did is done by nobody then (process.py). One of these may
+meet whatever a poor machine has for it: no descriptor left, no memory, no further thread. The log says so and the process goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+SHORTAGES = (OSError, MemoryError, RuntimeError)
+"""What Python raises where a process has no descriptor, no memory or no further thread left; a RuntimeError says that of threads."""
+
+LONGEST_PAUSE_S = 3600.0
+
+_SPARE: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def is_spare(thread: threading.Thread | None) -> bool:
+    """Whether the process can do without this thread."""
+    return thread is not None and thread in _SPARE
+
+
+def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = None) -> threading.Thread:
+    """Do `work` on a daemon thread that the process can do without. Where it fails the log says so, and that is all.
+
+    again_s: try again after so long, then after twice as long, and so on; None: do not. Where no thread can be started, nothing is done;
+    the thread that comes back then never runs.
+    """
+    thread = threading.Thread(target=_work, args=(name, work, again_s), name=name, daemon=True)
+    _SPARE.add(thread)
+    try:
+        thread.start()
+    except SHORTAGES as error:
+        log.warning("thread.not_started", thread=name, why=repr(error))
+    return thread
+
+
+@contextmanager
+def starting_spare() -> Iterator[None]:
+    """The process can do without the threads that are started meanwhile; for those of libraries."""
+    before = set(threading.enumerate())
+    try:
+        yield
+    finally:
+        _SPARE.update(set(threading.enumerate()) - before)
+
+
+def _work(name: str, work: Callable[[], None], again_s: float | None) -> None:
+    pause_s = again_s
+    while True:
+        try:
+            work()
+            return
+        except Exception as error:
+            log.warning("thread.failed", thread=name, again_s=pause_s, exc_info=error)
+        if pause_s is None:
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
