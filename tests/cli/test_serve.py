@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -16,8 +17,10 @@ import pytest
 
 from helpers import lengths
 from helpers.command import omnistage
+from helpers.header_bomb import header_bomb
 from helpers.processes import Family, Started, wait_end
 from helpers.toy_pipeline import toy_pipeline
+from omnistage.cli.bounds import LEAST_BYTES, ROUTER_BYTES, STAGE_OOM_SCORE
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
 
@@ -52,6 +55,16 @@ def told(server: subprocess.Popen[str], what: str) -> str:
 
 def pid_of(module: str, family: Family) -> int:
     return next(pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def mapped(pid: int) -> int:
+    """Bytes that count for its limit of memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
 def replicas_once_serving(address: str, without: int = 0) -> list[Replica]:
@@ -185,6 +198,31 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: Family, alone: 
             assert told(server, "restarted").startswith("router (pid ")
             with Omni(address=address) as omni:
                 assert omni.generate("Hi").text
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Family, alone: str) -> None:
+    """By headers that grow in it a thousandfold. Its stages stay, who started it is told why, and it is there again."""
+    with serve(alone, "--address", "127.0.0.1:0") as server:
+        address = read_address(server)
+        [thinker] = replicas_once_serving(address)
+        router = pid_of("omnistage.router", family)
+        most, hard = resource.prlimit(router, resource.RLIMIT_DATA)
+        assert LEAST_BYTES <= most <= ROUTER_BYTES
+        assert resource.prlimit(thinker.pid, resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+        assert oom_score(thinker.pid) == max(STAGE_OOM_SCORE, oom_score(os.getpid())) and oom_score(router) == oom_score(os.getpid())
+        # What it has mapped by now and 128 MiB: nobody is to fill gigabytes for this test.
+        resource.prlimit(router, resource.RLIMIT_DATA, (mapped(router) + (128 << 20), hard))
+        header_bomb(address, 1000)
+        may = f"it may map {most / (1 << 30):.1f} GiB of memory, and one that needs more ends so"
+        assert told(server, "lost") == f"router (pid {router}) ended with signal SIGABRT; {may}"
+        assert told(server, "restarted").startswith("router (pid ")
+        assert resource.prlimit(pid_of("omnistage.router", family), resource.RLIMIT_DATA)[0] == most
+        with Omni(address=address) as omni:
+            assert omni.generate("Hi").text
+        assert [replica.pid for replica in replicas_once_serving(address)] == [thinker.pid]
         server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []

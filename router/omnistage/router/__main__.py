@@ -3,7 +3,7 @@
 from omnistage.host.memory import put_off_collection, tune_malloc
 from omnistage.host.structlog_import import import_structlog
 
-tune_malloc()  # Before grpc is imported: it pays for large messages.
+tune_malloc(max_arenas=16)  # Before grpc is imported: it pays for large messages. As many as 2 cores have: its memory may be bounded.
 put_off_collection()
 import_structlog()
 

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from omnistage.cli.bounds import Bounds
 from omnistage.client.errors import StackError
+
+UNBOUNDED = Bounds()
 
 LOG_LINES = 12
 STOP_MARGIN_S = 5.0
@@ -24,7 +27,7 @@ class Child:
     name: for humans, such as talker-1. address: where it is to listen; port 0 becomes, with the first start, a port that it keeps.
     metrics_address: where its metrics are to be; once it serves, where they are. log: the file that gets its output; None: this
     process's stderr. environment: all variables that it gets; None: those of this process. fds: file descriptors that it inherits besides
-    those of its own start.
+    those of its own start. bounds: what it may take of the machine.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Child:
         log: Path | None,
         environment: Mapping[str, str] | None = None,
         fds: Sequence[int] = (),
+        bounds: Bounds = UNBOUNDED,
     ) -> None:
         self.name = name
         self.address = address
@@ -45,6 +49,7 @@ class Child:
         self._log = log
         self._environment = environment
         self._fds = tuple(fds)
+        self._bounds = bounds
         self._process: asyncio.subprocess.Process | None = None
         self._serves = False
         self._asking: socket.socket | None = None
@@ -128,6 +133,7 @@ class Child:
         finally:
             if self._log is not None:
                 os.close(output)
+        self._bounds.put_on(self._process.pid)
 
     async def _died_at_start(self, reason: str) -> StackError:
         """reason: what it said of it, empty for a process that could not."""
@@ -136,7 +142,7 @@ class Child:
         hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
         if reason:
             return StackError(f"{self.name} cannot start: {reason}", hint=hint)
-        error = StackError(f"{self.name} ended with {describe_exit(code)} before it was ready", hint=hint)
+        error = StackError(f"{self.name} ended with {self.told_end(code)} before it was ready", hint=hint)
         error.log = self.last_lines()
         return error
 
@@ -145,6 +151,10 @@ class Child:
         if self._log is None:
             return ""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+    def told_end(self, code: int) -> str:
+        """How it ended, in words."""
+        return describe_exit(code) + (self._bounds.told() if code == -signal.SIGABRT else "")
 
     async def wait(self) -> int:
         """Wait for its end and return the exit code; negative: the signal that ended it."""

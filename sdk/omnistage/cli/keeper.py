@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from omnistage.cli.child import Child, describe_exit
+from omnistage.cli.child import Child
 from omnistage.cli.liveness import no_answer
 from omnistage.client.errors import StackError
 
@@ -69,7 +69,7 @@ class Keeper:
             hanging.cancel()
             await asyncio.wait(either)
         if code:
-            return "lost", f"{who} ended with {describe_exit(code)}"
+            return "lost", f"{who} ended with {self.child.told_end(code)}"
         return "ended", f"{who} was told to, and let its sessions finish; it is started again"
 
     async def _start_again(self) -> StackError | None:

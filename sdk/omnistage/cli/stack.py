@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from omnistage.cli import bounds
 from omnistage.cli.child import Child
 from omnistage.cli.environment import with_token
 from omnistage.cli.keeper import Keeper, Tell
@@ -147,7 +148,7 @@ class Stack:
             neighbours = [address for kind, others in addresses.items() if kind != stage.kind for address in others]
             arguments = [*self._layout.stage_arguments(stage, neighbours), *KEPT_PORT]
             self._children[stage.kind] = [
-                Child(name, f"omnistage.{stage.kind}", arguments, address, ANY_PORT, self._log(name), self._environment, self._ports.fds)
+                self._child(name, stage.kind, arguments, address, ANY_PORT, bounds.for_stage())
                 for index, address in enumerate(addresses[stage.kind])
                 for name in [_name(stage, index)]
             ]
@@ -155,10 +156,13 @@ class Stack:
         arguments = self._layout.router_arguments([(kind, child.address) for kind, child in stages])
         if router_address != servers.address:
             arguments += KEPT_PORT
-        log, metrics_address = self._log(ROUTER), servers.metrics_address
-        router = Child(ROUTER, "omnistage.router", arguments, router_address, metrics_address, log, self._environment, self._ports.fds)
+        router = self._child(ROUTER, ROUTER, arguments, router_address, servers.metrics_address, bounds.for_router())
         self._children[ROUTER] = [router]
         await self._start_in_order(stages, router)
+
+    def _child(self, name: str, kind: str, arguments: Sequence[str], address: str, metrics_address: str, bound: bounds.Bounds) -> Child:
+        log, variables = self._log(name), self._environment
+        return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
 
     async def _start_in_order(self, stages: Sequence[tuple[str, Child]], router: Child) -> None:
         """The router is loaded beside the stages, and looks for them when all of them serve."""
