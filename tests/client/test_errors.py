@@ -61,9 +61,10 @@ def test_every_reason_of_the_contract_has_an_exception(name: str) -> None:
     [
         (grpc.StatusCode.UNAVAILABLE, errors.UnavailableError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineError),
-        (grpc.StatusCode.CANCELLED, errors.CancelledError),
+        (grpc.StatusCode.CANCELLED, errors.UnavailableError),
         (grpc.StatusCode.UNIMPLEMENTED, errors.NotAvailableError),
-        (grpc.StatusCode.INTERNAL, errors.ServerError),
+        (grpc.StatusCode.INTERNAL, errors.UnavailableError),
+        (grpc.StatusCode.DATA_LOSS, errors.ServerError),
         (grpc.StatusCode.NOT_FOUND, errors.UnknownModelError),
     ],
 )
@@ -114,7 +115,7 @@ def test_details_of_another_domain_are_not_ours() -> None:
 
 def test_details_that_are_not_a_status_are_ignored() -> None:
     broken = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata((DETAILS_KEY, b"\xff\xff\xff")))
-    assert type(from_rpc_error(broken)) is errors.ServerError
+    assert type(from_rpc_error(broken)) is errors.UnavailableError
 
 
 def test_a_deadline_is_a_timeout_error() -> None:

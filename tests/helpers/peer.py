@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -27,9 +28,19 @@ STARTED = omni_pb2.Started(session_id="s", model="peer", seed=7, revisions=["r1"
 USAGE = omni_pb2.Usage(finish_reason=chunk_pb2.FINISH_REASON_STOP)
 
 Events = Sequence[omni_pb2.GenerateResponse]
-Play = None | int | StageError | Events
+
+
+@dataclass(frozen=True)
+class Bare:
+    """End a call with a status that says nothing of ours, as gRPC itself and proxies do, after so many events."""
+
+    code: grpc.StatusCode
+    after: int = 0
+
+
+Play = None | int | StageError | Events | Bare
 """What to do with one request: answer it whole; send so many events and then nothing more; refuse it; send exactly these events and then
-nothing more."""
+nothing more; end it without a word."""
 
 
 def event(message: omni_pb2.Started | chunk_pb2.Chunk | omni_pb2.Usage) -> omni_pb2.GenerateResponse:
@@ -102,6 +113,10 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
         play = self._plays.pop(0) if self._plays else None
         if isinstance(play, StageError):
             await abort(context, play)
+        if isinstance(play, Bare):
+            for message in list(answer(request))[: play.after]:
+                yield message
+            await context.abort(play.code)
         events = play if isinstance(play, Sequence) else list(answer(request))
         for message in events[:play] if isinstance(play, int) else events:
             yield message
@@ -115,7 +130,12 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
         """Not served."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED)
 
-    async def ListModels(self, request: omni_pb2.ListModelsRequest, context: object) -> omni_pb2.ListModelsResponse:
+    async def ListModels(
+        self, request: omni_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> omni_pb2.ListModelsResponse:
+        """The one call of these that plays; it can only end bare."""
+        if self._plays and isinstance(self._plays[0], Bare):
+            await context.abort(self._plays.pop(0).code)
         return omni_pb2.ListModelsResponse()
 
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: object) -> omni_pb2.ListReplicasResponse:

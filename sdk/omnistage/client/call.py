@@ -155,7 +155,8 @@ class Call:
         return refusal.retry_delay_s if isinstance(refusal, UnavailableError) and refusal.reason in NOT_YET else None
 
     def _router_lost(self, router: Router, error: grpc.aio.AioRpcError) -> RouterLostError:
-        return RouterLostError(f"the connection to the router at {router.address} broke: {error.details()}", code=error.code())
+        said = error.details() or error.code().name
+        return RouterLostError(f"the connection to the router at {router.address} broke: {said}", code=error.code())
 
     @property
     def _left_s(self) -> float:

@@ -25,7 +25,8 @@
     └── WrongLoopError         called on an event loop that the client does not belong to, or on its own thread
 
 Errors that a server reports come as `google.rpc.Status` in the trailing metadata: `ErrorInfo.reason` picks the class, `BadRequest` and
-`RetryInfo` fill it. Where there are no details the gRPC status code picks the class, but for a message that gRPC found too large.
+`RetryInfo` fill it. Where there are no details of ours, the status is one of gRPC itself or of a proxy on the way: the code picks the class
+and what to do, but for a message that gRPC found too large. What says of a request only that it was cut off may be asked again.
 """
 
 from __future__ import annotations
@@ -240,8 +241,36 @@ BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.ABORTED: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
-    grpc.StatusCode.CANCELLED: CancelledError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+    grpc.StatusCode.INTERNAL: UnavailableError,
+    grpc.StatusCode.UNKNOWN: UnavailableError,
 }
+"""Of a status without details of ours. The last three are what gRPC has for a call that was cut off: this client is told of a cancellation
+of its own in another way."""
+
+AGAIN = "Ask again in a moment"
+AT_THE_DOOR = "what answered is no router, or a proxy before it"
+
+HINTS_BY_CODE: Mapping[grpc.StatusCode, str] = {
+    grpc.StatusCode.CANCELLED: f"{AGAIN}: the call was cut off, by a router with too much to do or a proxy before it.",
+    grpc.StatusCode.INTERNAL: f"{AGAIN}. If it fails each time, the log of the router, or of a proxy before it, says why.",
+    grpc.StatusCode.UNKNOWN: f"{AGAIN}. If it fails each time, the log of the router, or of a proxy before it, says why.",
+    grpc.StatusCode.ABORTED: f"{AGAIN}.",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: f"{AGAIN}: the router, or a proxy before it, takes no more now.",
+    grpc.StatusCode.DATA_LOSS: f"{AGAIN}.",
+    grpc.StatusCode.NOT_FOUND: f"Check the address: {AT_THE_DOOR}.",
+    grpc.StatusCode.UNIMPLEMENTED: f"Check the address: {AT_THE_DOOR}, or a router of an older version.",
+    grpc.StatusCode.UNAUTHENTICATED: f"Check the key and the address: {AT_THE_DOOR}, takes this call from nobody without its key.",
+    grpc.StatusCode.PERMISSION_DENIED: f"Check the key and the address: {AT_THE_DOOR}, does not let this call through.",
+    grpc.StatusCode.INVALID_ARGUMENT: f"Check the address and the request: {AT_THE_DOOR}, and it did not say which field is wrong.",
+    grpc.StatusCode.OUT_OF_RANGE: f"Check the address and the request: {AT_THE_DOOR}, and it did not say which field is wrong.",
+    grpc.StatusCode.FAILED_PRECONDITION: f"Check the address: {AT_THE_DOOR}.",
+    grpc.StatusCode.ALREADY_EXISTS: f"Check the address: {AT_THE_DOOR}.",
+}
+"""What to do where no details of ours say it, and the class does not."""
+
+RETRY_DELAY_S = 1.0
+"""Where a call was cut off or not taken, and nobody said when to ask again."""
 
 
 TOO_LARGE = "larger than max"
@@ -250,8 +279,8 @@ TOO_LARGE = "larger than max"
 RECEIVED_HERE = "CLIENT: Received"
 """In that text if it was a message of the server, refused here."""
 
-BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
-"""What gRPC reports when a connection dies: which of them depends on what was under way at that moment."""
+BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
+"""What gRPC reports when a connection dies, or a call is reset: which of them depends on what was under way at that moment."""
 
 
 def is_broken(error: grpc.aio.AioRpcError) -> bool:
@@ -270,11 +299,14 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
     reason = info.reason if info.domain == DOMAIN else ""
     kind = BY_REASON.get(reason) or BY_CODE.get(error.code(), ServerError)
     message = status.message or error.details() or error.code().name
-    result = kind(message, hint=HINTS.get(reason, ""), reason=reason, code=error.code(), metadata=info.metadata)
+    hint = HINTS.get(reason, "") if info.domain == DOMAIN else HINTS_BY_CODE.get(error.code(), "")
+    result = kind(message, hint=hint, reason=reason, code=error.code(), metadata=info.metadata)
     if isinstance(result, BadRequestError):
         result.fields = tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
     if isinstance(result, UnavailableError) and retry.HasField("retry_delay"):
         result.retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
+    elif isinstance(result, UnavailableError) and info.domain != DOMAIN:
+        result.retry_delay_s = RETRY_DELAY_S
     return result
 
 

@@ -8,6 +8,11 @@ import grpc
 
 from omnistage.client.errors import DeadlineError, OmniError, from_rpc_error
 
+EARLY_S = 0.5
+"""A call that ends so long before its limit was ended by another one."""
+
+HINT_CUT_SHORT = "A proxy before the router has a time limit of its own: give it more time there, or ask for less (max_tokens)."
+
 
 class Limit:
     """Runs from now on. seconds: above 0. spent_s: of these, before now."""
@@ -40,4 +45,10 @@ class Limit:
     def explain(self, error: grpc.aio.AioRpcError) -> OmniError:
         """The exception for a failed call. gRPC has several texts for a time limit that passed, none of which says whose limit it was."""
         named = from_rpc_error(error)
-        return self.passed() if isinstance(named, DeadlineError) and not named.reason else named
+        if not isinstance(named, DeadlineError) or named.reason:
+            return named
+        return self._cut_short(named) if time.perf_counter() < self._until - EARLY_S else self.passed()
+
+    def _cut_short(self, named: DeadlineError) -> DeadlineError:
+        message = f"the call was ended after {self.spent_s:.1f} s, before its own time limit of {self.seconds:g} s: {named.message}"
+        return DeadlineError(message, hint=HINT_CUT_SHORT, code=named.code)
