@@ -6,6 +6,7 @@ import asyncio
 import socket
 from contextlib import ExitStack, suppress
 
+import grpc
 import numpy as np
 import pytest
 
@@ -30,7 +31,7 @@ from helpers.link import (
 )
 from helpers.run import PLENTY
 from omnistage.connector.arena import Arena
-from omnistage.connector.transport import Sender
+from omnistage.connector.transport import Receiver, Sender
 from omnistage.link.link import MAX_LOSSES, MAX_LOSSES_IN_A_ROW
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2
@@ -174,6 +175,32 @@ async def test_a_stale_reference_is_sent_again_inline(arena: Arena):
         assert codes_of(await hear(link)) == [0]
     assert [bool(request.offers) for request in peer.requests] == [True, False]
     assert arena.leases == 0
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_a_call_that_ends_without_a_word_is_a_loss_whatever_its_status(code: grpc.StatusCode):
+    """Another replica goes on, and memory that the lost one may still read is not used again before its time: who cancels a call from the
+    other end may be a stage that lives, or a proxy before one."""
+
+    async def reads_and_leaves(request: stage_pb2.Open, context: Context) -> None:
+        opened = stage_pb2.Opened(credits=OPENED.opened.credits, revisions=["7"], answer=Receiver().answer(request.offers))
+        await say(context, stage_pb2.RunResponse(opened=opened), chunk(0))
+        await heard(context)
+        await context.abort(code)
+
+    peer = Attempts(reads_and_leaves, goes_on(3))
+    patient = Arena.create(max_bytes=1 << 22, segment_bytes=1 << 18, grace_s=600.0)
+    assert patient is not None
+    async with (
+        bare_peer(peer) as address,
+        link_by(route_to(address), opening(checkpoints=["codes"]), sender=lambda: Sender(patient, inline_limit=0)) as link,
+    ):
+        await link.open()
+        await link.send(Output("hidden", 1, ROWS[:1]))
+        events = await hear(link)
+        assert codes_of(events) == [0, 1, 2] and len(failovers_of(events)) == 1
+    assert patient.leases == 1
+    patient.close()
 
 
 @pytest.mark.parametrize("reason", ["REPLAY_EXPIRED", "DRAINING"])

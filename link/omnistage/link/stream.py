@@ -80,6 +80,7 @@ class Stream:
         self._attendance = attendance
         self._writer = StreamWriter(call.write)
         self._ended = False
+        self._is_gone = False
         self._silent = ""
         self.address = address
         self.sender = sender
@@ -148,6 +149,7 @@ class Stream:
         try:
             return await _read(self._call, self._stage, self._deadline)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            self._is_gone = True
             raise self._deadline.loss(self._stage, f"{self._stage} was lost: {_details(error)}") from None
         except asyncio.CancelledError:
             if not self._silent or _is_cancelled():
@@ -185,7 +187,8 @@ class Stream:
         lost leaves it in quarantine, because a stopped stage may wake and read.
         """
         self._attendance.leave()
-        lost = bool(self._silent) or (self._call.done() and not self._call.cancelled() and not self._ended)
+        # A call that the other end cancelled counts as cancelled too.
+        lost = bool(self._silent) or self._is_gone or (self._call.done() and not self._call.cancelled() and not self._ended)
         if not self._call.done():
             self._call.cancel()
         self.sender.close(clean=not lost)
