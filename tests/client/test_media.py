@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from helpers.media_files import film, picture, sound
@@ -37,6 +38,18 @@ def closed() -> Image.Image:
     image = Image.open(io.BytesIO(picture(1)))
     image.close()
     return image
+
+
+class Tensor:
+    """Of another library, which numpy can read, or cannot."""
+
+    def __init__(self, samples: NDArray[Any] | None) -> None:
+        self.samples = samples
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if self.samples is None:
+            raise RuntimeError("it is on another device")
+        return self.samples
 
 
 def parts(*turns: Any) -> list[stage_pb2.Part]:
@@ -209,13 +222,39 @@ def test_what_is_no_colour_or_lies_under_nothing_is_told(background: Any) -> Non
 @pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 2)])
 def test_samples_arrive_as_they_are(shape: tuple[int, ...]) -> None:
     numbers = np.random.default_rng(1).uniform(-1.2, 1.2, shape)
-    for samples in (numbers.astype(np.float32), numbers, (numbers * 20_000).astype(np.int16), (numbers * 9).astype(">i2")):
+    whole = [(numbers * 20_000).astype(np.int16), (numbers * 9).astype(">i2"), (numbers * 1e9).astype(np.int32)]
+    for samples in (numbers.astype(np.float32), numbers, numbers.astype(np.float16), *whole):
         media = to_part((samples, 16_000), "audio", "audios[0]").media
         assert media.media_type == "audio/wav"
-        kind = "int16" if samples.dtype.kind == "i" else "float32"
+        kind = samples.dtype.newbyteorder("=").name if samples.dtype.kind == "i" else "float32"
         heard, rate_hz = soundfile.read(io.BytesIO(media.data), dtype=kind, always_2d=True)
         assert rate_hz == 16_000
         assert np.array_equal(heard, samples.astype(kind).reshape(7, -1))
+
+
+def test_samples_of_8_bits_have_their_zero_in_the_middle() -> None:
+    media = to_part((np.array([0, 128, 192, 255], np.uint8), 8000), "audio", "x").media
+    assert soundfile.read(io.BytesIO(media.data))[0].tolist() == [-1.0, 0.0, 0.5, 127 / 128]
+
+
+def test_samples_and_their_rate_may_be_of_any_type_that_says_the_same() -> None:
+    samples = np.array([0.5, -0.25], np.float32)
+    whole = to_part((samples, 16_000), "audio", "x")
+    for rate_hz in (16_000.0, np.int64(16_000), np.float32(16_000), np.uint16(16_000)):
+        assert to_part((samples, rate_hz), "audio", "x") == whole
+    for same in ([0.5, -0.25], Tensor(samples)):
+        assert to_part((same, 16_000), "audio", "x") == whole
+
+
+def test_base64_of_a_sound_may_be_written_as_people_do() -> None:
+    data = bytes(range(256))
+    sound = WAV + data
+    text = base64.b64encode(sound).decode()
+    for given in (text, text.encode(), text.rstrip("="), base64.urlsafe_b64encode(sound).decode(), f"data:audio/wav;base64,{text}"):
+        (part,) = parts(user([{"type": "input_audio", "input_audio": {"data": given, "format": "wav"}}]))
+        assert part.media.data == sound
+    (part,) = parts(user([{"type": "audio_url", "audio_url": "data:audio/wav;base64," + text.replace("+", "%2B").replace("=", "%3D")}]))
+    assert part.media.data == sound
 
 
 def test_the_sound_of_an_answer_can_be_asked_about() -> None:
@@ -258,8 +297,16 @@ def test_whole_numbers_are_a_file_that_every_program_reads() -> None:
         (closed(), "image", "x: cannot be written as a file: "),
         (np.zeros(3), "audio", "x: is samples without a rate"),
         ((np.zeros(3), 0), "audio", "x: has the rate 0"),
-        ((np.zeros(3), 16e3), "audio", "x: has the rate 16000.0"),
-        ((np.zeros(3, np.uint8), 9), "audio", "x: is samples of uint8"),
+        *(((np.zeros(3), rate), "audio", f"x: has the rate {rate!r}; give samples a second") for rate in (0.5, np.nan, np.inf, True, "9")),
+        ((np.zeros(3, np.int64), 9), "audio", "x: is samples of int64; give uint8, int16, int32, or floating point with full scale 1"),
+        ((np.array([0, np.nan]), 9), "audio", "x: has samples that are no numbers"),
+        ((np.array([0, -np.inf]), 9), "audio", "x: has samples that are no numbers"),
+        (([1, 2], 9), "audio", "x: is samples of int64"),
+        (([1.0, [2.0]], 9), "audio", "x: is no array of samples: "),
+        ((Tensor(None), 9), "audio", "x: is no array of samples: "),
+        ((np.array([0, 3e4]), 9), "audio", "x: has a sample of 30000, and full scale is 1: divide all by 32768"),
+        ((np.array([0, -3e4]), 9), "audio", "x: has a sample of 30000, and full scale is 1: divide all by 32768"),
+        ((np.array([0, -30_000], np.int32), 9), "audio", "x: is at most 30000 of the 2147483648 of int32: give int16"),
         ((np.zeros((2, 900)), 9), "audio", "x: is samples of shape (2, 900); give [n], or [n, channels]"),
         ((np.zeros((0, 2)), 9), "audio", "x: is empty"),
     ],
@@ -290,6 +337,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
 
 PICTURES = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF")
 SOUNDS = {"WAV": "wav", "RF64": "wav", "FLAC": "flac", "OGG": "ogg", "AIFF": "aiff", "MP3": "mpeg", "AU": "basic", "CAF": "x-caf"}
+SOUNDS |= {"W64": "x-w64", "VOC": "x-voc", "NIST": "x-nist"}
 SOUNDS_IN = {
     ("mp4", "aac"): "mp4",
     ("ipod", "aac"): "mp4",
@@ -299,6 +347,7 @@ SOUNDS_IN = {
     ("webm", "libopus"): "webm",
     ("ogg", "libopus"): "ogg",
     ("mp2", "mp2"): "mpeg",
+    ("ac3", "ac3"): "ac3",
 }
 FILMS_IN = {
     ("mp4", "libx264"): "mp4",

@@ -18,8 +18,8 @@ append it to go on.
 text, pictures first, then sounds, then films, as in the published examples of Qwen2.5-Omni. Or it is a list of parts in any order, such as
 OpenAI's clients send: {"type": "text", "text": ...}, {"type": "image", "image": ...}, in the same way "audio" and "video" (which may have
 "use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url", {"type": "input_audio",
-"input_audio": {"data": BASE64}}, and of an assistant {"type": "refusal", "refusal": ...}, which is text. What else a message of theirs has,
-such as `tool_calls`, may be None."""
+"input_audio": {"data": BASE64}}, where a data: URL may be too, and of an assistant {"type": "refusal", "refusal": ...}, which is text. What
+else a message of theirs has, such as `tool_calls`, may be None."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """By the role of a turn, the one that it has in the contract."""
@@ -148,7 +148,10 @@ def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
     if not isinstance(sound, Mapping):
         raise BadRequestError.of(where, "must be a dict with data, the sound in base64")
     _check_keys(sound, ("data", "format"), where)
-    return lambda: to_medium(of_base64(sound.get("data"), f"{where}.data"), "audio", f"{where}.data")
+    data, where = sound.get("data"), f"{where}.data"
+    if isinstance(data, str) and data[:5].lower() == "data:":
+        return partial(to_medium, data, "audio", where)
+    return lambda: to_medium(of_base64(data, where), "audio", where)
 
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str], Part]]] = {

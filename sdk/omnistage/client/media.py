@@ -11,11 +11,12 @@ from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from os import PathLike, fspath, fstat
 from pathlib import Path
 from stat import S_ISFIFO, S_ISREG
 from typing import Any, Protocol, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,9 @@ ONLY_IN_TIFF = ("CMYK", "LAB", "F")
 
 MOST_CHANNELS = 32
 MOST_RATE_HZ = 1_000_000
+
+LOUDEST = 64.0
+"""Of samples in floating point, of which full scale is 1: recordings may be a little above that, and louder ones are whole numbers."""
 
 
 class Readable(Protocol):
@@ -71,8 +75,8 @@ class Video:
 
 
 ImageLike = Encoded | PillowImage
-AudioLike = Encoded | Audio | tuple[NDArray[Any], int]
-"""A tuple is samples, int16 or floating point with full scale 1, [n] or [n, channels], and their rate in Hz."""
+AudioLike = Encoded | Audio | tuple[NDArray[Any] | list[Any], float]
+"""A tuple is samples, uint8, int16, int32 or floating point with full scale 1, [n] or [n, channels], and a whole rate in Hz."""
 VideoLike = Encoded | Video
 MediaLike = ImageLike | AudioLike | VideoLike
 
@@ -225,15 +229,17 @@ def _of_data_url(url: str, where: str) -> tuple[bytes, str]:
         raise BadRequestError.of(where, "is a data: URL without a comma; data:image/png;base64,... is one")
     if not head.lower().endswith(";base64"):
         return unquote_to_bytes(body), ""
-    return of_base64(body, where), ""
+    return of_base64(unquote(body), where), ""
 
 
 def of_base64(text: object, where: str) -> bytes:
-    """The bytes of a text in base64, with or without padding and line breaks. Raises BadRequestError."""
+    """The bytes of a text in base64, also in its form for URLs, with or without padding and line breaks. Raises BadRequestError."""
+    if isinstance(text, bytes | bytearray):
+        text = text.decode("ascii", "replace")
     if not isinstance(text, str):
         raise BadRequestError.of(where, f"is {type(text).__name__}, not text in base64")
     try:
-        packed = re.sub(r"\s", "", text).rstrip("=")
+        packed = re.sub(r"\s", "", text).rstrip("=").replace("-", "+").replace("_", "/")
         return b64decode(packed + "=" * (-len(packed) % 4), validate=True)
     except ValueError as error:
         raise BadRequestError.of(where, f"is not base64: {error}") from None
@@ -245,20 +251,46 @@ def _sound(source: object, where: str) -> bytes | None:
         source = (source.samples, source.sample_rate)
     if isinstance(source, np.ndarray):
         raise BadRequestError.of(where, "is samples without a rate; give both: (samples, 16000)")
-    if not (isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], np.ndarray)):
+    if not (isinstance(source, tuple) and len(source) == 2 and (isinstance(source[0], list) or hasattr(source[0], "__array__"))):
         return None
-    samples, rate_hz = source
-    if isinstance(rate_hz, bool) or not isinstance(rate_hz, int | np.integer) or not 0 < rate_hz <= MOST_RATE_HZ:
-        raise BadRequestError.of(where, f"has the rate {rate_hz!r}; give samples a second, such as (samples, 16000)")
-    if samples.dtype.kind == "f":
-        samples = samples.astype(np.float32, copy=False)
-    elif samples.dtype.newbyteorder("=") != np.int16:
-        raise BadRequestError.of(where, f"is samples of {samples.dtype}; give int16, or floating point with full scale 1")
+    rate_hz = _rate_hz(source[1], where)
+    try:
+        samples = np.asarray(source[0])
+    except (TypeError, ValueError, RuntimeError) as error:  # A tensor of another library may be none that numpy can read.
+        raise BadRequestError.of(where, f"is no array of samples: {error}") from error
     if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MOST_CHANNELS):
         raise BadRequestError.of(where, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
     if not len(samples):
         raise BadRequestError.of(where, "is empty")
-    return wav_bytes(samples.reshape(len(samples), -1), int(rate_hz))
+    return wav_bytes(_scaled(samples, where).reshape(len(samples), -1), rate_hz)
+
+
+def _rate_hz(given: object, where: str) -> int:
+    """A whole number of any type."""
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given <= MOST_RATE_HZ or given != int(given):
+        raise BadRequestError.of(where, f"has the rate {given!r}; give samples a second, such as (samples, 16000)")
+    return int(given)
+
+
+def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:
+    """The same as a WAV has them: int16, int32 or float32. uint8 has its zero at 128, as in files of 8 bits."""
+    kind = samples.dtype.newbyteorder("=")
+    if kind == np.uint8:
+        return (samples.astype(np.int16) - 128) << 8
+    if samples.dtype.kind == "f":
+        # NaN is not above anything.
+        if not (loudest := np.abs(samples).max()) <= LOUDEST:
+            if not np.isfinite(loudest):
+                raise BadRequestError.of(where, "has samples that are no numbers")
+            raise BadRequestError.of(
+                where, f"has a sample of {loudest:g}, and full scale is 1: divide all by 32768 if they were of 16 bits"
+            )
+        return samples.astype(np.float32, copy=False)
+    if kind == np.int32 and 0 < (loudest := max(int(samples.max()), -int(samples.min()))) < 1 << 15:
+        raise BadRequestError.of(where, f"is at most {loudest} of the 2147483648 of int32: give int16 if they were of 16 bits")
+    if kind not in (np.int16, np.int32):
+        raise BadRequestError.of(where, f"is samples of {samples.dtype}; give uint8, int16, int32, or floating point with full scale 1")
+    return samples
 
 
 def _drawn(image: Any, where: str) -> bytes:

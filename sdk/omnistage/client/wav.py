@@ -1,4 +1,4 @@
-"""WAV files: signed 16 bit or 32-bit floating point, standard library."""
+"""WAV files: signed 16 or 32 bit, or 32-bit floating point, standard library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def to_pcm16(samples: NDArray[np.float32]) -> bytes:
 
 
 def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: int | None) -> bytes:
-    """What stands before the samples, which are int16 or float32. samples: of each channel; None: not known yet."""
+    """What stands before the samples, which are int16, int32 or float32. samples: of each channel; None: not known yet."""
     width = dtype.itemsize
     size = UNKNOWN_BYTES if samples is None else samples * channels * width
     tag = PCM if dtype.kind == "i" else FLOAT
@@ -37,6 +37,6 @@ def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: 
 
 
 def wav_bytes(samples: NDArray[Any], sample_rate_hz: int) -> bytes:
-    """A file of int16 or float32 [samples, channels], every one of them as it is."""
+    """A file of int16, int32 or float32 [samples, channels], every one of them as it is."""
     data = samples.astype(samples.dtype.newbyteorder("<"), copy=False).tobytes()
     return wav_head(samples.dtype, samples.shape[1], sample_rate_hz, len(samples)) + data
