@@ -201,7 +201,7 @@ def test_a_file_that_grows_ends_as_one_that_is_written_at_once(tmp_path: Path, k
     if kind != ".wav":  # It is what libsndfile writes by itself into a file, into which it can go back.
         form = FORMATS[kind]
         written = np.rint(sound * 32768).astype(np.int16) if kind == ".flac" else sound
-        soundfile.write(tmp_path / "own", written, RATE_HZ, form.subtype, format=form.container)
+        soundfile.write(tmp_path / "own", written, RATE_HZ, form.subtype, format=form.container, **form.options(RATE_HZ))
         own = (tmp_path / "own").read_bytes()
         assert np.array_equal(decoded(grown)[0], decoded(own)[0]) if kind == ".opus" else grown == own
 
@@ -223,6 +223,15 @@ def test_a_file_of_an_answer_that_is_broken_off_is_whole_as_far_as_it_goes(tmp_p
     with pytest.raises(ValueError, match="closed"):
         file.write(chunk)
     file.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ".flac"])  # libsndfile opens none that says no length.
+def test_what_an_encoder_gives_libsndfile_reads_to_its_end(kind: str, seed: int) -> None:
+    """Also where it begins with silence, by which readers guess how long it is."""
+    quiet = np.concatenate([np.zeros(2 * RATE_HZ, np.float32), voice(3, seed=seed)])
+    samples, _ = soundfile.read(io.BytesIO(streamed(kind, quiet, random.Random(seed))), dtype="float32")
+    assert 0 <= len(samples) - len(quiet) < 0.1 * RATE_HZ
+    assert np.abs(samples[4 * RATE_HZ : 5 * RATE_HZ]).max() > 0.1
 
 
 KILLED = """

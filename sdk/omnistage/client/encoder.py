@@ -22,6 +22,10 @@ ENCODINGS = ("pcm16", "float32")
 INSTALL = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs nothing."
 
 
+MP3_KBIT_S = ((32_000, 32, 320, 64), (16_000, 8, 160, 64), (0, 8, 64, 32))
+"""From so many samples a second on an MP3 may have at least and at most so many, and has the last."""
+
+
 @dataclass(frozen=True, slots=True)
 class SoundFormat:
     """A kind of file. container, subtype: what libsndfile calls it; empty for WAV. rates_hz: it can have; none: any."""
@@ -35,6 +39,14 @@ class SoundFormat:
     def is_wav(self) -> bool:
         """Whether nothing but the standard library is needed, and samples stand in it as they are."""
         return not self.container
+
+    def options(self, sample_rate_hz: int) -> dict[str, Any]:
+        """Of libsndfile. An MP3 has equally many bytes a second: where it comes from a pipe and says no length, many readers, as libsndfile,
+        take the first frame for the measure of all. Frames have room for the length."""
+        if self.container != "MP3":
+            return {}
+        least, most, given = next(kbit_s for least_hz, *kbit_s in MP3_KBIT_S if sample_rate_hz >= least_hz)
+        return {"bitrate_mode": "CONSTANT", "compression_level": (most - given) / (most - least)}
 
     def check(self, sample_rate_hz: int = 0, encoding: str = "pcm16") -> None:
         """Whether such a file can be written here. sample_rate_hz: 0 if not known yet. Raises RequestError, NotAvailableError."""
@@ -118,7 +130,7 @@ class SoundEncoder:
     @property
     def head(self) -> bytes:
         """How the file begins, with what is known only now, such as its length: for whoever can go back, over what stands there. Without it
-        most players play all, but some readers of MP3 and FLAC believe the length that was written first."""
+        players play all, an MP3 with a moment of silence around it, and libsndfile reads no FLAC."""
         return self._file.head
 
 
@@ -150,8 +162,9 @@ class _Libsndfile:
     def __init__(self, form: SoundFormat, sample_rate_hz: int) -> None:
         self._sink = _Sink()
         self._exact = form.subtype == "PCM_16"
-        library = _libsndfile(form.name)
-        self._file = library.SoundFile(self._sink, "w", sample_rate_hz, 1, form.subtype, format=form.container)
+        self._file = _libsndfile(form.name).SoundFile(
+            self._sink, "w", sample_rate_hz, 1, form.subtype, format=form.container, **form.options(sample_rate_hz)
+        )
 
     @property
     def head(self) -> bytes:

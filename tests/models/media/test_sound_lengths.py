@@ -14,6 +14,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from helpers import media_files
+from omnistage.client.encoder import FORMATS, SoundEncoder
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.limits import MediaLimits
@@ -267,3 +268,16 @@ async def test_a_guess_of_the_length_refuses_nothing() -> None:
             assert len((await decoder.sound(data)).samples) == pytest.approx(8 * RATE_HZ, abs=4096)
     finally:
         await decoder.close()
+
+
+async def test_what_our_client_writes_is_heard_whole(decoder: MediaDecoder) -> None:
+    """As a file, and as it goes into a pipe."""
+    quiet = np.concatenate([np.zeros(RATE_HZ), media_files.samples(1, 2.0)[:, 0]]).astype(np.float32)
+    for kind in FORMATS:
+        encoder = SoundEncoder(kind, RATE_HZ)
+        piped = encoder.encode(quiet) + encoder.finish()
+        file = encoder.head + piped[len(encoder.head) :]
+        assert len((await decoder.sound(file)).samples) == len(quiet), kind
+        heard = (await decoder.sound(piped)).samples
+        assert 0 <= len(heard) - len(quiet) < 0.15 * RATE_HZ, kind
+        assert alike(heard, media_files.samples(1, 2.0)[:, 0]), kind
