@@ -41,7 +41,7 @@ class SoundFormat:
         return not self.container
 
     def options(self, sample_rate_hz: int) -> dict[str, Any]:
-        """Of libsndfile. An MP3 has equally many bytes a second: where it comes from a pipe and says no length, many readers, as libsndfile,
+        """Of libsndfile. An MP3 has equally many bytes a second: where it comes from a pipe and says no length, readers such as libsndfile
         take the first frame for the measure of all. Frames have room for the length."""
         if self.container != "MP3":
             return {}

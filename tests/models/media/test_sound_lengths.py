@@ -239,6 +239,20 @@ def with_xing(mp3: bytes, *, frames: float = 1.0, size: float = 1.0) -> bytes:
     return put(put(mp3, at=at, value=int(said_frames * frames), form=">I"), at=at + 4, value=int(said_size * size), form=">I")
 
 
+async def test_a_sound_of_which_much_cannot_be_decoded_is_refused(decoder: MediaDecoder) -> None:
+    """Joined sounds lose a frame where they meet; this one lost more."""
+    data = bytearray(encoded(media_files.sound(1), "ipod", "aac"))
+    begin = data.index(b"mdat") + 4
+    data[begin + 2000 : begin + 6000] = np.random.default_rng(1).bytes(4000)
+    with pytest.raises(BadMedia, match=r"\d+ of its \d+ frames of sound cannot be decoded: it is damaged, encode it anew"):
+        await decoder.sound(bytes(data))
+
+
+async def test_a_file_of_a_thousand_sounds_is_refused(decoder: MediaDecoder) -> None:
+    with pytest.raises(BadMedia, match="more than 1000 sounds one behind the other: make one of them"):
+        await decoder.sound(media_files.sound(1, 0.001) * 1001)
+
+
 async def test_the_number_of_frames_in_an_mp3_is_no_end(decoder: MediaDecoder) -> None:
     sound = media_files.sound(1, 2.0)
     mp3 = encoded(sound, "mp3", "libmp3lame")

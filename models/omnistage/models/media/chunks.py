@@ -11,12 +11,16 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import BinaryIO
 
 from omnistage.models.media.wholeness import SLACK, cut_off
 
-MOST = 10_000
-"""Chunks of one file that are looked at."""
+MOST = 100
+"""Chunks that follow each other, of which any is looked at."""
+
+MOST_MARKS = 10_000
+"""Places where chunks may follow samples of unknown length, that are looked at."""
 
 FEW = 0.1
 """Of the samples: unknown bytes behind them, if so few, are no samples where the file says twice that it ended before."""
@@ -27,6 +31,9 @@ TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 
 MARKS = re.compile(b"|".join((*CHUNKS, b"RIFF", b"RF64", b"BW64", b"RIFX", b"FORM", b"riff\x2e", b"caff\0")))
 """So begins whatever may follow samples of which nobody says how many they are."""
+
+MARK_BYTES = 5
+"""Of the longest of them."""
 
 BLOCK = 1 << 20
 """Bytes that are searched at once."""
@@ -124,7 +131,7 @@ def extent(file: BinaryIO, form: Layout, most_bytes: int) -> Extent:
 def _said(file: BinaryIO, form: Layout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
     """Where the file ends and how many bytes of samples there are, as it says; and what it has to say to be read with sizes of 32 bits."""
     file.seek(0)
-    head = file.read(40)
+    head = file.read(40).ljust(40, b"\0")
     if head.startswith(WIDE) and head[12:16] == b"ds64":
         whole, wide = struct.unpack_from("<QQ", head, 20)
         return 8 + whole, wide if samples.size == 0xFFFFFFFF else samples.size, {0: b"RIFF", 12: b"JUNK"}
@@ -150,14 +157,19 @@ def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) 
 def _searched(file: BinaryIO, start: int, end: int, form: Layout) -> tuple[int, int]:
     """Bytes of samples that begin there, and where the next sound does or the file ends. No samples are another file, and chunks behind
     which one begins or the file ends."""
+    for at in islice(_marks(file, start, end), MOST_MARKS):
+        then = _behind(file, at, end, form)
+        if (then > at and end <= then <= end + 1) or layout(file, then) is not None:
+            return at - start, min(then, end)
+    return end - start, end
+
+
+def _marks(file: BinaryIO, start: int, end: int) -> Iterator[int]:
+    """Where something may begin that is no sample."""
     for begin in range(start, end, BLOCK):
         file.seek(begin)
-        for mark in MARKS.finditer(file.read(BLOCK + 8)):
-            at = begin + mark.start()
-            then = _behind(file, at, end, form)
-            if (then > at and end <= then <= end + 1) or layout(file, then) is not None:
-                return at - start, min(then, end)
-    return end - start, end
+        for mark in MARKS.finditer(file.read(BLOCK + MARK_BYTES - 1)):
+            yield begin + mark.start()
 
 
 def _behind(file: BinaryIO, at: int, end: int, form: Layout) -> int:

@@ -1,4 +1,5 @@
-"""What one medium may cost. Looked at in its header before anything is decoded, and again while it is decoded, since headers lie."""
+"""What one medium may cost. Looked at in the header of pictures and films before anything is decoded, and again while media are decoded,
+since headers lie."""
 
 from __future__ import annotations
 

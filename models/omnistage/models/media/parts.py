@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from omnistage.models.media import chunks
+from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.mp3 import behind_tags
 from omnistage.models.media.wholeness import boxes, cut_off
 
@@ -25,6 +26,9 @@ BEGINS, ENDS = 2, 4
 
 FLAC = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
 """The beginning of one (RFC 9639), with the head of its first block, which has a size of its own."""
+
+MOST = 1000
+"""Sounds that one file may have, one behind the other."""
 
 BLOCK = 1 << 20
 """Bytes that are searched at once."""
@@ -61,8 +65,11 @@ class Part(io.RawIOBase):
 def parts(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
     """most_bytes: that a file may have at all. Raises BadMedia for one that was cut off."""
     end = file.seek(0, io.SEEK_END)
-    begin = 0
+    begin = count = 0
     while begin < end:
+        count += 1
+        if count > MOST:
+            raise BadMedia(f"it is more than {MOST} sounds one behind the other: make one of them")
         rest = io.BufferedReader(Part(file, begin, end))
         extent = _extent(rest, most_bytes)
         yield io.BufferedReader(Part(file, begin, begin + extent.stop, extent.other))

@@ -101,7 +101,9 @@ def _decoded(container: Any, stream: Any) -> Iterator[tuple[Any, list[Any]]]:
         frames = []
         try:
             frames = packet.decode()
-        except av.error.InvalidDataError as error:
+        except av.error.MemoryError:
+            raise
+        except av.error.FFmpegError as error:  # Whatever its number: some decoders say EPERM of bytes that they cannot read.
             undecoded += 1
             broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error
         yield packet, frames
