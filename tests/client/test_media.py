@@ -222,8 +222,9 @@ def test_what_is_no_colour_or_lies_under_nothing_is_told(background: Any) -> Non
 @pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 2)])
 def test_samples_arrive_as_they_are(shape: tuple[int, ...]) -> None:
     numbers = np.random.default_rng(1).uniform(-1.2, 1.2, shape)
-    whole = [(numbers * 20_000).astype(np.int16), (numbers * 9).astype(">i2"), (numbers * 1e9).astype(np.int32)]
-    for samples in (numbers.astype(np.float32), numbers, numbers.astype(np.float16), *whole):
+    whole = [numbers * 20_000, numbers * 9, numbers * 1e9]
+    given: list[NDArray[Any]] = [one.astype(kind) for one, kind in zip(whole, ("int16", ">i2", "int32"), strict=True)]
+    for samples in (numbers, numbers.astype(np.float32), numbers.astype(np.float16), *given):
         media = to_part((samples, 16_000), "audio", "audios[0]").media
         assert media.media_type == "audio/wav"
         kind = samples.dtype.newbyteorder("=").name if samples.dtype.kind == "i" else "float32"

@@ -11,7 +11,6 @@ from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from os import PathLike, fspath, fstat
 from pathlib import Path
 from stat import S_ISFIFO, S_ISREG
@@ -265,11 +264,12 @@ def _sound(source: object, where: str) -> bytes | None:
     return wav_bytes(_scaled(samples, where).reshape(len(samples), -1), rate_hz)
 
 
-def _rate_hz(given: object, where: str) -> int:
+def _rate_hz(given: Any, where: str) -> int:
     """A whole number of any type."""
-    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given <= MOST_RATE_HZ or given != int(given):
+    is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
+    if not is_number or not 0 < (rate_hz := float(given)) <= MOST_RATE_HZ or not rate_hz.is_integer():
         raise BadRequestError.of(where, f"has the rate {given!r}; give samples a second, such as (samples, 16000)")
-    return int(given)
+    return int(rate_hz)
 
 
 def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:

@@ -189,10 +189,16 @@ async def test_a_sound_that_was_cut_off_is_refused_where_anything_tells_it(decod
 
 async def test_sounds_of_chunks_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
     """What is made of several files without loss is what is made of each."""
-    for form in ("WAV", "AIFF", "W64", "RF64", "CAF", "FLAC"):
+    for form in ("WAV", "AIFF", "W64", "RF64", "CAF", "FLAC", "AU"):
         files = [media_files.sound(seed, 0.5, form=form) for seed in (1, 2, 3)]
         each = [(await decoder.sound(data)).samples for data in files]
         assert np.array_equal((await decoder.sound(b"".join(files))).samples, np.concatenate(each)), form
+
+
+async def test_recordings_of_telephones_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
+    """AMR, of which frames of silence are easily made."""
+    silence = b"#!AMR\n" + (b"\x3c" + bytes(31)) * 25
+    assert len((await decoder.sound(silence * 3)).samples) == 3 * RATE_HZ // 2
 
 
 async def test_files_of_no_length_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:

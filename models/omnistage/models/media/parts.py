@@ -24,8 +24,15 @@ PAGE = struct.Struct("<4sBBqIIIB")
 BEGINS, ENDS = 2, 4
 """Flags: the first page of a stream, the last one."""
 
-FLAC = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22")
-"""The beginning of one (RFC 9639), with the head of its first block, which has a size of its own."""
+HEADS = (
+    re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),  # RFC 9639: and the head of its first block, whose size never differs.
+    re.compile(rb"\.snd\x00\x00.{6}\x00\x00\x00[\x01-\x1f]", re.DOTALL),  # AU: its numbers are of 32 bits and small, but for one.
+    re.compile(rb"#!AMR(?:-WB)?\n"),
+)
+"""Beginnings that are so long that no sound looks like one."""
+
+HEAD_BYTES = 16
+"""Of the longest of them."""
 
 MOST = 1000
 """Sounds that one file may have, one behind the other."""
@@ -85,12 +92,10 @@ def _extent(file: BinaryIO, most_bytes: int) -> chunks.Extent:
     head = file.read(12).ljust(12, b"\0")
     if head.startswith(b"OggS"):
         then = _next_ogg(file, end)
-    elif head.startswith((b"fLaC", b"ID3")):
-        then = _next_flac(file, end)
     elif head[4:8] == b"ftyp":
         then = next((at for kind, at, _ in boxes(file) if at and kind == b"ftyp"), end)
     else:
-        then = end
+        then = _next_head(file, end)
     return chunks.Extent(then, then, {})
 
 
@@ -117,14 +122,14 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
     return end
 
 
-def _next_flac(file: BinaryIO, end: int) -> int:
-    """Where the second one begins, or the file ends."""
+def _next_head(file: BinaryIO, end: int) -> int:
+    """Where a second one begins as the first does, or the file ends."""
     first = behind_tags(file)
     file.seek(first)
-    if file.read(4) != b"fLaC":
-        return end
-    for begin in range(first + 1, end, BLOCK):
-        file.seek(begin)
-        if found := FLAC.search(file.read(BLOCK + 7)):
-            return begin + found.start()
+    begin = file.read(HEAD_BYTES)
+    for head in HEADS:
+        for block in range(first + 1, end if head.match(begin) else 0, BLOCK):
+            file.seek(block)
+            if found := head.search(file.read(BLOCK + HEAD_BYTES - 1)):
+                return block + found.start()
     return end
