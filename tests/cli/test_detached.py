@@ -54,7 +54,12 @@ def answering(address: str) -> Iterator[Started[str]]:
             asking.kill()
 
 
-def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int) -> None:
+def read_by_others(folder: Path) -> list[Path]:
+    """What somebody else may read, or enter, of all that is in a folder."""
+    return [path for path in folder.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o077]
+
+
+def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
     done = omnistage("serve", "toy", "--detach", "--address", address)
     assert done.returncode == 0, done.stderr
@@ -66,6 +71,7 @@ def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int) -> 
         assert (served.address, served.pipeline) == (address, "toy")
         assert os.getsid(served.pid) == served.pid
         assert {path.name for path in Path(served.log_folder).iterdir()} >= {"serve.log", "router.log", "thinker.log"}
+        assert read_by_others(tmp_path / "state") == [] and read_by_others(Path(os.environ["TMPDIR"])) == []
         second = omnistage("serve", "toy", "--detach", "--address", address)
         assert second.returncode == 1
         assert f"cannot listen on {address}" in second.stderr
@@ -74,6 +80,17 @@ def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int) -> 
     assert (stopped.returncode, stopped.stderr) == (0, f"ended {address}\n")
     assert all_served() == []
     assert family.pids() == []
+
+
+def test_what_a_launcher_leaves_that_was_killed_before_it_was_registered_goes() -> None:
+    with registered(Served("127.0.0.1:1", os.getpid(), "toy", "", 5.0)):
+        [mine] = folder().iterdir()
+        old, young = (mine.with_name(mine.name.replace(str(os.getpid()), pid)).with_suffix(".new") for pid in ("1", "2"))
+        old.touch()
+        young.touch()
+        os.utime(old, (time.time() - 3600,) * 2)
+        assert [served.address for served in all_served()] == ["127.0.0.1:1"]
+        assert set(folder().iterdir()) == {mine, young}
 
 
 def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: Path, slow: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from omnistage.models.common.own_folder import LOCK, OwnFolder, sweep
 from omnistage.models.common.progress import Progress, unseen
 from omnistage.models.errors import LoadError
 
@@ -72,11 +71,15 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
     if not 0 <= order.seed < SEEDS:
         raise MakeError(f"seed {order.seed}: it must be from 0 to {SEEDS - 1}")
     there = directory.exists()
+    for place in (directory, directory.parent):
+        if place.is_dir():
+            sweep(place)  # Of one that was killed here before.
     if there and (not directory.is_dir() or any(directory.iterdir())):
         raise MakeError(f"{directory} is there already and is no empty folder: name another one, or remove it")
     if not there:
         directory.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory if there else directory.parent))
+    own = OwnFolder("partial", directory if there else directory.parent)
+    work = own.path
     try:
         _named(maker.make)(work, order, progress or unseen)
         umask = _umask()
@@ -84,14 +87,16 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
             path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         if there:
             for path in work.iterdir():
-                path.rename(directory / path.name)
+                if path.name != LOCK:
+                    path.rename(directory / path.name)
         else:
             work.chmod(0o777 & ~umask)
+            own.keep()
             work.rename(directory)
     except ModuleNotFoundError as error:
         raise MakeError(f"the package {error.name} is missing: pip install 'omnistage[models]'") from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        own.remove()
 
 
 def _named(place: str) -> Make:

@@ -46,7 +46,7 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
     ready, ours = os.pipe()
     command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
     command += ["--log-dir", str(log_folder), "--ready-fd", str(ours)]
-    with (log_folder / LOG).open("ab") as log:
+    with os.fdopen(os.open(log_folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         launcher = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(ours,), start_new_session=True, cwd=Path.cwd()
         )

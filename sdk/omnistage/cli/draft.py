@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 PREFIX, SUFFIX = ".omnistage-", ".part"
+NEWBORN_S = 60.0
+"""A draft without its suffix may not be locked yet; one that has none for so long was left by who was killed in the middle."""
+
+_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{12}(" + re.escape(SUFFIX) + ")?")
 
 
 class Draft:
@@ -36,14 +42,17 @@ class Draft:
 
 def sweep(folder: Path) -> None:
     """Remove the drafts of processes that were killed; only one's own, only files, and never through a link."""
-    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+    for path in folder.glob(f"{PREFIX}*"):
+        if not _NAME.fullmatch(path.name):
+            continue
         try:
             draft = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # somebody else's, or gone by now
         try:
             found = os.fstat(draft)
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            is_young = not path.name.endswith(SUFFIX) and time.time() - found.st_mtime < NEWBORN_S
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not is_young:
                 fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
         except OSError:

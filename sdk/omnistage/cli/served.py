@@ -21,7 +21,9 @@ from typing import Any
 from omnistage.cli.folders import state_folder
 from omnistage.client.errors import NotAvailableError, RequestError
 
-SUFFIX = ".json"
+SUFFIX, UNNAMED = ".json", ".new"
+NEWBORN_S = 60.0
+"""A file without a name is locked and gets one within this time."""
 
 LONGEST_S = 86400.0
 """Nobody waits longer for the end of a stack, whatever its grace."""
@@ -73,7 +75,7 @@ def _locked(served: Served) -> tuple[Path, int]:
     """The file of a stack and a lock on it. Raises OSError, and what `folder` raises."""
     path = folder() / f"{_boot()}-{served.pid}{SUFFIX}"
     path.unlink(missing_ok=True)  # Of a launcher that had the same pid.
-    unnamed = path.with_suffix(".new")
+    unnamed = path.with_suffix(UNNAMED)
     lock = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         # Locked before it has its name: whoever finds it finds it locked.
@@ -91,6 +93,10 @@ def all_served() -> list[Served]:
     """Those that serve now, in the order of their addresses. Files of launchers that are gone are removed; what cannot be read, as from
     another version, is left out."""
     found = []
+    for path in folder().glob(f"{_boot()}-*{UNNAMED}"):  # Of a launcher that was killed before it was registered.
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > NEWBORN_S:
+                path.unlink()
     for path in folder().glob(f"{_boot()}-*{SUFFIX}"):
         with suppress(OSError), path.open() as file:
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +20,9 @@ from omnistage.cli.child import Child
 from omnistage.cli.environment import with_token
 from omnistage.cli.keeper import Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, Layout, StageLayout
-from omnistage.cli.logs import LogFolder
 from omnistage.cli.ports import Ports
 from omnistage.client.errors import StackError
+from omnistage.models.common.own_folder import OwnFolder, sweep
 
 ROUTER = "router"
 
@@ -56,7 +57,7 @@ class Stack:
         self._report = report
         self._tell_owner = tell
         self._owns_folder = log_folder is None and not verbose
-        self._own_folder: LogFolder | None = None
+        self._own_folder: OwnFolder | None = None
         self.log_folder = log_folder
         self._children: dict[str, list[Child]] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -71,8 +72,9 @@ class Stack:
         """Start everything; on a failure nothing is left running. Raises StackError with the last words of the process that failed."""
         self._lifeline = os.pipe()
         self._broken = asyncio.get_running_loop().create_future()
+        sweep(Path(tempfile.gettempdir()))  # Of whoever was killed: a stack that keeps its logs elsewhere sweeps too.
         if self._owns_folder:
-            self._own_folder = LogFolder()
+            self._own_folder = OwnFolder("logs")
             self.log_folder = self._own_folder.path
         try:
             await self._start()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from omnistage.cli.draft import Draft
 from omnistage.cli.folders import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import OmniError, RequestError
@@ -86,15 +86,14 @@ class Talk:
     def keep(self) -> None:
         """Put it where `last` finds it. Raises OSError."""
         folder = state_folder()
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{LAST}-", delete=False, encoding="utf-8") as file:
-            draft = Path(file.name)
-            try:
-                json.dump({"settings": self.settings, "turns": self.turns}, file, ensure_ascii=False, indent=1)
-                file.flush()
-                draft.replace(folder / LAST)
-            except OSError:
-                draft.unlink(missing_ok=True)
-                raise
+        draft = Draft(folder, 0o600)
+        try:
+            draft.path.write_text(
+                json.dumps({"settings": self.settings, "turns": self.turns}, ensure_ascii=False, indent=1), encoding="utf-8"
+            )
+            draft.path.replace(folder / LAST)
+        finally:
+            draft.discard()
 
     def save_text(self, path: Path) -> None:
         """Write the words: as JSON, or as text with a name before each turn. Raises RequestError."""

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -35,6 +34,7 @@ from omnistage.models.common.messages import (
     receive,
     send,
 )
+from omnistage.models.common.own_folder import OwnFolder
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 
@@ -141,8 +141,8 @@ class Team:
                 if read.error:
                     raise LoadError(f"rank {rank.rank} of {self.group.size}: {read.error}")
             os.environ.update(LOOPBACK)
-            with tempfile.TemporaryDirectory(prefix="omnistage-ranks-") as folder:
-                store = str(Path(folder, "store"))
+            with OwnFolder("ranks") as folder:
+                store = str(folder.path / "store")
                 self._tell(Connect(store))
                 self.group.connect(store, device)
                 met()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import torch
 from diffusers.hooks import apply_group_offloading
 from safetensors import SafetensorError
 
+from omnistage.models.common.own_folder import OwnFolder
 from omnistage.models.diffusers.options import AREA, UNSAID, DiffusersOptions
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
@@ -150,13 +149,14 @@ class MemoryPlan:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
 
     def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
-        """A new one, which goes with the pipeline: files of another would be taken for its own."""
+        """A new one, which goes with the pipeline or, after a kill, with the next one: files of another would be taken for its own, and it
+        holds gigabytes."""
         try:
-            folder = tempfile.mkdtemp(prefix="omnistage-offload-", dir=self.chosen.offload_folder or None)
+            folder = OwnFolder("offload", Path(self.chosen.offload_folder) if self.chosen.offload_folder else None)
         except OSError as error:
             raise LoadError(f"offload disk: no folder can be made: {error}; choose another one with offload_folder") from error
-        weakref.finalize(pipe, shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder)
+        weakref.finalize(pipe, folder.remove)
+        return folder.path
 
     def _tile(self, pipe: Any) -> None:
         vae: Any = getattr(pipe, "vae", None)
