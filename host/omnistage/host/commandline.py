@@ -16,8 +16,8 @@ from omnistage.host.errors import StartError
 
 S = TypeVar("S", bound=BaseSettings)
 
-METAVARS: Mapping[object, str] = {int: "N", float: "SECONDS"}
-"""What stands for a value in --help, unless the field says it with `json_schema_extra={"metavar": ...}`."""
+METAVARS: Mapping[object, str] = {int: "N", float: "X"}
+"""What stands for a value in --help, unless the field says it with `json_schema_extra={"metavar": ...}`, as one with a unit has to."""
 
 MAX_SHOWN = 80
 """Characters of a bad value that are told."""

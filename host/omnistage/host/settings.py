@@ -59,7 +59,9 @@ class ServerSettings(BaseSettings):
         description="the port of --address is kept for this server by another process of the same user, bound with SO_REUSEPORT",
         json_schema_extra={"metavar": "BOOL"},
     )
-    grace: float = Field(30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM")
+    grace: float = Field(
+        30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM", json_schema_extra={"metavar": "SECONDS"}
+    )
     max_message_bytes: int = Field(
         MAX_MESSAGE_BYTES,
         ge=1 << 20,

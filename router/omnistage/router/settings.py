@@ -27,10 +27,18 @@ class RouterSettings(ServerSettings):
     )
     max_sessions: int = Field(0, ge=0, le=4096, description="answers at once; 0: as many as the replicas of the scarcest stage take")
     client_share: float = Field(
-        0.75, gt=0, le=1, description="greatest part of the places that one client may hold, told by its x-api-key or else by its host"
+        0.75,
+        gt=0,
+        le=1,
+        description="greatest part of the places that one client may hold, told by its x-api-key or else by its host",
+        json_schema_extra={"metavar": "PART"},
     )
-    stall_limit: float = Field(10.0, gt=0, description="seconds that a client may leave its answer unread")
-    session_limit: float = Field(600.0, gt=0, description="seconds that an answer without a deadline may take")
+    stall_limit: float = Field(
+        10.0, gt=0, description="seconds that a client may leave its answer unread", json_schema_extra={"metavar": "SECONDS"}
+    )
+    session_limit: float = Field(
+        600.0, gt=0, description="seconds that an answer without a deadline may take", json_schema_extra={"metavar": "SECONDS"}
+    )
     start_fd: int = Field(
         -1, description="do not look for the stages before the other end of this pipe closes", json_schema_extra={"metavar": "FD"}
     )

@@ -43,10 +43,12 @@ def fetch_default(verbose: Verbose = False) -> None:
 def make_tiny(
     architecture: Annotated[str, typer.Argument(metavar="ARCHITECTURE", help=f"One of {', '.join(MAKERS)}.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there.")],
-    size: Annotated[str, typer.Option(help=f"{', '.join(SIZES)}, as far as there is one of this.")] = "tiny",
-    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same files.")] = 0,
-    tokenizer: Annotated[str, typer.Option(help="built: some hundred tokens; qwen: all of Qwen2.5's, downloaded once.")] = "built",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16; default: the size's own.")] = "",
+    size: Annotated[str, typer.Option(metavar="SIZE", help=f"{', '.join(SIZES)}, as far as there is one of this.")] = "tiny",
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="The same seed gives the same files.")] = 0,
+    tokenizer: Annotated[
+        str, typer.Option(metavar="NAME", help="built: some hundred tokens; qwen: all of Qwen2.5's, downloaded once.")
+    ] = "built",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32 or bfloat16; default: the size's own.")] = "",
     verbose: Verbose = False,
 ) -> None:
     """Make a checkpoint with random weights, for trials.

@@ -22,17 +22,20 @@ Out = Annotated[Path, typer.Option("--out", "-o", metavar="F", help="Write the p
 Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to start from or to change. Repeatable.")]
 Size = Annotated[str | None, typer.Option(metavar="WxH", help="Width and height in pixels, such as 512x512; default: the model's own.")]
 Side = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="One side alone, instead of --size.")]
-Layers = Annotated[int | None, typer.Option(min=1, max=64, help="So many layers, a file each, of a model that draws layers.")]
-Count = Annotated[int | None, typer.Option(min=1, max=8, help="So many pictures, a file each.")]
-Steps = Annotated[int | None, typer.Option(min=1, max=1000, help="More take longer and show more; default: the model's own.")]
-Guidance = Annotated[float | None, typer.Option(min=0.0, max=100.0, help="How closely to follow the prompt.")]
+Layers = Annotated[int | None, typer.Option(metavar="N", min=1, max=64, help="So many layers, a file each, of a model that draws layers.")]
+Count = Annotated[int | None, typer.Option(metavar="N", min=1, max=8, help="So many pictures, a file each.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", min=1, max=1000, help="More take longer and show more; default: the model's own.")]
+Guidance = Annotated[float | None, typer.Option(metavar="X", min=0.0, max=100.0, help="How closely to follow the prompt.")]
 Negative = Annotated[str | None, typer.Option(metavar="TEXT", help="What not to show.")]
 StepCache = Annotated[
     float | None,
     typer.Option(min=0.0, max=1.0, metavar="PART", help="Skip most of a step in which little changes, up to so much of 1; default: never."),
 ]
 Previews = Annotated[
-    int | None, typer.Option(min=0, max=16, help="So many pictures on the way, a file each, beside the others; of the first picture alone.")
+    int | None,
+    typer.Option(
+        metavar="N", min=0, max=16, help="So many pictures on the way, a file each, beside the others; of the first picture alone."
+    ),
 ]
 PreviewDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Put them into this folder.")]
 PreviewSide = Annotated[int | None, typer.Option(min=1, max=1024, metavar="PIXELS", help="Their longest side.")]

@@ -47,7 +47,7 @@ def serve(
         typer.Option(metavar="DIR", help="Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."),
     ] = None,
     device: Annotated[list[str] | None, typer.Option(metavar="STAGE=DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32 or bfloat16.")] = "auto",
     replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
     metrics_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Prometheus metrics of the router alone.")] = "127.0.0.1:0",
@@ -80,8 +80,8 @@ def serve(
         list[str] | None,
         typer.Option(metavar="[STAGE=]PART", help="Part of a device's memory for each process; default: equal for all that are on it."),
     ] = None,
-    max_sessions: Annotated[int, typer.Option(min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
-    inline_limit: Annotated[int | None, typer.Option(min=0, help="Tensors of fewer bytes travel in the message.")] = None,
+    max_sessions: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="Answers at once; 0: the servers' own limits.")] = 0,
+    inline_limit: Annotated[int | None, typer.Option(metavar="BYTES", min=0, help="Tensors of fewer bytes travel in the message.")] = None,
     stall_limit: Annotated[float | None, typer.Option(metavar="SECONDS", help="Cancel clients that read nothing for so long.")] = None,
     client_share: Annotated[
         float | None, typer.Option(min=0.01, max=1.0, metavar="PART", help="Most of the places for one client; default: 0.75.")

@@ -77,7 +77,9 @@ class StageSettings(ServerSettings):
         description="bytes that a session keeps of what it sent to the next hop, for a replacement of it",
         json_schema_extra={"metavar": "BYTES"},
     )
-    session_limit: float = Field(600.0, gt=0, description="seconds that a session without a deadline may take")
+    session_limit: float = Field(
+        600.0, gt=0, description="seconds that a session without a deadline may take", json_schema_extra={"metavar": "SECONDS"}
+    )
     trusted_uids: Annotated[tuple[int, ...], NoDecode] = Field(
         (),
         description="users besides our own whose tensors are read out of their shared memory, by copies; comma-separated",
