@@ -90,6 +90,14 @@ def test_a_server_has_time_to_drain_and_comes_back_when_it_dies(name: str) -> No
     assert any(line.startswith("HEALTHCHECK --interval") for line in instructions(str(Path(service["build"]["dockerfile"]).parent)))
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_has_a_limit_of_memory_that_can_be_set(name: str) -> None:
+    """That of a router, which strangers reach, is one in any case."""
+    limit = re.fullmatch(r"\$\{(OMNISTAGE_[A-Z]+_MEMORY):-(\d+)g?\}", services()[name]["mem_limit"])
+    assert limit and limit[1] in (ROOT / "docs" / "compose.md").read_text(encoding="utf-8")
+    assert int(limit[2]) or "router" not in name
+
+
 @pytest.mark.parametrize("name", sorted(services()))
 def test_a_container_may_do_no_more_than_it_needs(name: str) -> None:
     service = services()[name]

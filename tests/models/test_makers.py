@@ -1,0 +1,54 @@
+"""Making a checkpoint: whoever is killed in the middle leaves nothing that the next one trips over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnistage.models import makers
+from omnistage.models.common.progress import Progress
+from omnistage.models.makers import Maker, Order, make_tiny
+
+MAKE = """
+import os, signal, sys
+from pathlib import Path
+from omnistage.models import makers
+
+def killed(out, order, report):
+    (out / "weights").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+sys.modules["killed"] = sys.modules["__main__"]
+makers.MAKERS["files"] = makers.Maker("killed:killed", ("tiny",))
+makers.make_tiny("files", Path(sys.argv[1]), makers.Order())
+"""
+
+
+def weights(out: Path, order: Order, report: Progress) -> None:
+    """A maker: of one file."""
+    (out / "weights").write_text("whole")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_in_which_a_maker_was_killed_is_as_empty_as_before(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "checkpoint"
+    if is_there:
+        place.mkdir()
+    done = subprocess.run([sys.executable, "-c", MAKE, str(place)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.rglob("weights")), "it was killed in the middle"
+    monkeypatch.setitem(sys.modules, "weights", sys.modules[__name__])
+    monkeypatch.setitem(makers.MAKERS, "files", Maker("weights:weights", ("tiny",)))  # type: ignore[arg-type]
+    make_tiny("files", place, Order())
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert [(path.name, path.read_text()) for path in place.iterdir()] == [("weights", "whole")]
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert place.stat().st_mode & 0o777 == 0o777 & ~umask
