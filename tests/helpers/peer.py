@@ -134,8 +134,10 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
         self, request: omni_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> omni_pb2.ListModelsResponse:
         """The one call of these that plays; it can only end bare."""
-        if self._plays and isinstance(self._plays[0], Bare):
-            await context.abort(self._plays.pop(0).code)
+        play = self._plays[0] if self._plays else None
+        if isinstance(play, Bare):
+            self._plays.remove(play)
+            await context.abort(play.code)
         return omni_pb2.ListModelsResponse()
 
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: object) -> omni_pb2.ListReplicasResponse:

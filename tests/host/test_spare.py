@@ -78,7 +78,8 @@ def test_a_thread_that_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_fails_is_tried_again_until_it_is_done():
-    done, tries = threading.Event(), []
+    done = threading.Event()
+    tries: list[None] = []
 
     def work() -> None:
         tries.append(None)
@@ -101,4 +102,5 @@ def test_threads_of_a_library_are_as_spare_as_its_own():
     after.start()
     over.set()
     assert is_spare(inside) and not is_spare(after) and not is_spare(threading.main_thread()) and not is_spare(None)
-    inside.join(), after.join()
+    inside.join()
+    after.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from omnistage.cli.main import app
@@ -15,7 +16,9 @@ from omnistage.stage.settings import StageSettings
 UNITS = {"SECONDS": r"\bseconds\b", "PART": r"\bpart\b", "BYTES": r"\bbytes\b|\brequest\b|\bmemory\b"}
 """By metavar, what a description says then."""
 
-FIELDS = {(kind, name): field for kind in (RouterSettings, StageSettings) for name, field in kind.model_fields.items()}
+FIELDS: dict[tuple[type, str], FieldInfo] = {
+    (kind, name): field for kind in (RouterSettings, StageSettings) for name, field in kind.model_fields.items()
+}
 
 
 def said(metavar: object) -> str:

@@ -45,7 +45,7 @@ def test_a_folder_in_which_a_maker_was_killed_is_as_empty_as_before(
     assert done.returncode == -signal.SIGKILL
     assert list(tmp_path.rglob("weights")), "it was killed in the middle"
     monkeypatch.setitem(sys.modules, "weights", sys.modules[__name__])
-    monkeypatch.setitem(makers.MAKERS, "files", Maker("weights:weights", ("tiny",)))  # type: ignore[arg-type]
+    monkeypatch.setitem(makers.MAKERS, "files", Maker("weights:weights", ("tiny",)))
     make_tiny("files", place, Order())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert [(path.name, path.read_text()) for path in place.iterdir()] == [("weights", "whole")]
