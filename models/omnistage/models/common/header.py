@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
 from omnistage.models.common.checkpoint import BadCheckpoint
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5
+"""Names in a line of the log."""
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
@@ -36,6 +43,12 @@ def stored_in(file: safe_open) -> dict[str, Stored]:
     """All weights of an open file by name."""
     parts = {name: file.get_slice(name) for name in set(file.keys())}  # type: ignore[no-untyped-call]
     return {name: Stored(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+
+
+def tell_unread(folder: Path, read: Collection[Path]) -> None:
+    """Say in the log which files with weights nobody reads: a LoRA that lies beside them does nothing."""
+    if unread := sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors") if path not in read):
+        log.warning("not read, and without effect: %s in %s", ", ".join(unread[:SHOWN]) + (", ..." if unread[SHOWN:] else ""), folder)
 
 
 def check_unpacked(header: Mapping[str, Stored], place: object) -> None:

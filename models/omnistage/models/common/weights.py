@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from omnistage.models.common.checkpoint import WEIGHTS, WEIGHTS_INDEX, BadCheckpoint, Config, json_object
-from omnistage.models.common.header import Stored, check_finite, check_unpacked, stored_in
+from omnistage.models.common.header import Stored, check_finite, check_unpacked, stored_in, tell_unread
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -46,6 +46,7 @@ class Weights:
         try:
             self._open()
             check_unpacked(self.header, self.directory)
+            tell_unread(self.directory, [self.directory / shard for shard in self._shards])
         except BaseException:
             self._files.close()
             raise

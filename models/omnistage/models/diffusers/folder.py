@@ -19,9 +19,9 @@ from safetensors import safe_open
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 
+from omnistage.models.common.building import bounded, check_header, check_numbers, check_tensors
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
-from omnistage.models.common.header import Stored, stored_in
-from omnistage.models.diffusers.building import bounded, check_header, check_numbers, check_tensors
+from omnistage.models.common.header import Stored, stored_in, tell_unread
 from omnistage.models.diffusers.processor import SAFE, load_processor
 from omnistage.models.diffusers.quiet import quiet
 
@@ -116,6 +116,7 @@ def load_pipeline(folder: Path, dtype: torch.dtype, more: Mapping[str, Mapping[s
     index = read_index(folder)
     with quiet():
         parts = {part: _part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
+        tell_unread(folder, [file for part in index.components for name in WEIGHTS.values() for file in _files(folder / part, name)])
         for part, tokenizer in parts.items():
             _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
         with _translated(folder / INDEX):
@@ -225,10 +226,8 @@ def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
 
 def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
     """What the headers of the files say, of which no more is read. Raises BadCheckpoint for the first file that is missing or not whole."""
-    index = folder / f"{weights}.index.json"
-    files = _shards(index) if index.is_file() else {folder / weights: frozenset[str]()}
     header: dict[str, Stored] = {}
-    for path, names in files.items():
+    for path, names in _files(folder, weights).items():
         if not path.is_file():
             raise BadCheckpoint(f"{path} is missing: weights are read from safetensors only")
         try:
@@ -238,8 +237,14 @@ def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
         except Exception as error:  # its errors have no base of their own but Exception
             raise BadCheckpoint(f"{path} is damaged: {_line(error)}") from None
         if absent:
-            raise BadCheckpoint(f"{path} lacks {_listed(absent)}, which {index.name} says it has")
+            raise BadCheckpoint(f"{path} lacks {_listed(absent)}, which {weights}.index.json says it has")
     return header
+
+
+def _files(folder: Path, weights: str) -> dict[Path, frozenset[str]]:
+    """Where the weights of a part are: in one file, or in the shards of its index. File -> names that it must have."""
+    index = folder / f"{weights}.index.json"
+    return _shards(index) if index.is_file() else {folder / weights: frozenset()}
 
 
 def _shards(index: Path) -> dict[Path, frozenset[str]]:

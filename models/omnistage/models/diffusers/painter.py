@@ -7,6 +7,8 @@ and leave at any step: those of one step share a forward pass whatever their ste
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
@@ -19,6 +21,7 @@ from diffusers import DiffusionPipeline
 from PIL.Image import Image
 from torch import Tensor
 
+from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.plan import Given, Limits, Plan
@@ -30,6 +33,29 @@ from omnistage.models.media.errors import BadMedia
 
 SAMPLERS = ("FlowMatchEulerDiscreteScheduler",)
 """Those that all families here were published with. Others take other arguments, or keep to another formula than the previews do."""
+
+
+FOLLOWED = frozenset(
+    (
+        *("transformer.in_channels", "vae.latents_mean", "vae.latents_std", "vae.scaling_factor", "vae.shift_factor", "vae.z_dim"),
+        *("vae.block_out_channels", "vae.latent_channels"),
+    )
+)
+"""What loops here do as the pipelines of Diffusers do it, where a config says so. Schedulers are those of Diffusers with all they say."""
+ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|, |\.)[\"']?(\w+)")
+
+
+def check_followed(pipe: Any) -> None:
+    """Raises BadCheckpoint for a config by which the pipeline of Diffusers would do something that the loop here does not: what its source
+    acts on, of those values that are not the usual ones."""
+    for part, name in sorted(set(ACTED_ON.findall(inspect.getsource(type(pipe))))):
+        model: Any = getattr(pipe, part, None)
+        if model is None or f"{part}.{name}" in FOLLOWED or name not in model.config:
+            continue
+        usual = inspect.signature(type(model)).parameters.get(name)
+        if usual is None or model.config[name] != usual.default:
+            told = f"{name!r} is {str(model.config[name])[:80]}, which drawing here does not follow"
+            raise BadCheckpoint(f"{part}/config.json: {told}; give a checkpoint without it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +125,7 @@ class Painter(ABC):
         """texts, pictures: what is kept of encoders."""
         if type(pipe.scheduler).__name__ not in SAMPLERS:
             raise LoadError(f"{type(pipe).__name__} is drawn here with {', '.join(SAMPLERS)}, not {type(pipe.scheduler).__name__}")
+        check_followed(pipe)
         self.pipe: Any = pipe
         self._texts, self._pictures = texts, pictures
         self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # Where weights are is another matter.

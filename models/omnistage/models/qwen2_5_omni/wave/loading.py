@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from omnistage.engine.scratch import kernels_kept
+from omnistage.models.common.building import bounded
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.cores import cores
 from omnistage.models.common.engine_model import MAX_SESSIONS
@@ -119,7 +120,8 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
 
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
-        with torch.device("meta"):  # Its sizes are not looked at before it is filled.
+        stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
+        with torch.device("meta"), bounded(stored, folder):  # Its sizes are not looked at before it is filled.
             examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
         weights.check_read()

@@ -1,0 +1,476 @@
+"""Checkpoints that somebody else made: loading ends, soon, with a model or with what is wrong and where; nothing is fetched for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.drawings import writable
+from helpers.lengths import LONG, draw_of, some_or_all
+from helpers.omni_checkpoint import omni_checkpoint as made_omni
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.header import check_finite
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen2_5_omni.config import RENAMED, read_thinker_config
+from omnistage.models.qwen2_5_omni.loading import read_parts
+from omnistage.models.registry import load
+
+PARTS = {
+    "thinker of qwen": "thinker_config",
+    "talker of qwen": "talker_config",
+    "code2wav of qwen": "token2wav_config",
+    "transformer": "transformer/config.json",
+    "vae": "vae/config.json",
+    "text_encoder": "text_encoder/config.json",
+    "scheduler": "scheduler/scheduler_config.json",
+    "thinker of smol": "thinker",
+    "talker of smol": "talker",
+}
+ABSURD: dict[str, object] = {
+    "huge": 10**8,
+    "beyond": 2**40,
+    "endless": 10**400,
+    "many": 10**6,
+    "none": 0,
+    "negative": -1,
+    "half": 1.5,
+    "text": "7",
+    "true": True,
+    "null": None,
+    "list": [1],
+}
+
+
+@pytest.fixture(scope="module")
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_omni(tmp_path_factory)
+
+
+def linked(source: Path, folder: Path) -> Path:
+    """A copy to be changed: links, which whoever changes a file replaces."""
+    shutil.copytree(source, folder, copy_function=lambda path, copy: Path(copy).symlink_to(Path(path).resolve()))
+    return folder
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(path.read_text())
+    how(values)
+    path.unlink()
+    path.write_text(json.dumps(values))
+
+
+def change_weights(path: Path, how: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = {name: value.clone() for name, value in load_file(path).items()}
+    how(weights)
+    path.unlink()
+    save_file(weights, path, {"format": "pt"})
+
+
+def shard_with(folder: Path, prefix: str) -> tuple[Path, str]:
+    """The file of a checkpoint with a matrix whose name begins so, and its name."""
+    for path in sorted(folder.glob("*.safetensors")):
+        for name, value in load_file(path).items():
+            if name.startswith(prefix) and value.ndim > 1:
+                return path, name
+    raise AssertionError(prefix)
+
+
+# Numbers of configs --------------------------------------------------------------------------------------------------------------------
+
+
+def numbers(values: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where numbers stand, at any depth; of a list its first."""
+    inner = values.items() if isinstance(values, dict) else enumerate(values[:1]) if isinstance(values, list) else ()
+    for key, value in inner:
+        yield from numbers(value, (*at, key))
+    if isinstance(values, int | float) and not isinstance(values, bool):
+        yield at
+
+
+def put(values: Any, at: tuple[Any, ...], value: object) -> None:
+    for key in at[:-1]:
+        values = values[key]
+    values[at[-1]] = value
+
+
+def with_number(part: str, seed: int, value: object, omni: Path, default_model: Path, folder: Path) -> Callable[[], object]:
+    """What loads a checkpoint of a part, one of whose numbers, by the seed, is this."""
+    if part.endswith("of qwen"):
+        made, file, kind = linked(omni, folder / "m"), "config.json", ("qwen2_5_omni", part.split()[0])
+    elif part.endswith("of smol"):
+        made, file, kind = linked(default_model, folder / "m"), f"{PARTS[part]}/config.json", ("smol", PARTS[part])
+    else:
+        made, file, kind = writable("z-image", folder / "m"), PARTS[part], ("", "")
+    places = [at for at in numbers(json.loads((made / file).read_text())) if not part.endswith("of qwen") or at[0] == PARTS[part]]
+    at = places[seed % len(places)]
+    print(file, at, str(value)[:20])
+    change(made / file, lambda values: put(values, at, value))
+    if not kind[0]:
+        return lambda: load_pipeline(made, torch.float32)
+    return lambda: load(*kind, LoadOptions(path=made))
+
+
+@some_or_all("cell", [f"{part} {absurd}" for part in PARTS for absurd in ABSURD], 4)
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")  # Libraries warn of what they are told.
+def test_loading_ends_whatever_a_config_says(cell: str, seed: int, omni: Path, default_model: Path, tmp_path: Path) -> None:
+    part, _, absurd = draw_of(cell, [f"{part} {absurd}" for part in PARTS for absurd in ABSURD], 4, "configs").rpartition(" ")
+    loads = with_number(part, seed, ABSURD[absurd], omni, default_model, tmp_path)
+    try:
+        loads()  # A number that only a request uses, or that means as much.
+    except LoadError as error:
+        assert len(str(error)) < 2000
+
+
+@pytest.mark.parametrize("value", [10**8, 10**6])
+@pytest.mark.parametrize(("part", "field"), [("transformer", "n_layers"), ("vae", "layers_per_block")])
+def test_a_library_builds_no_more_than_the_files_have(part: str, field: str, value: int, tmp_path: Path) -> None:
+    folder = writable("z-image", tmp_path / "m")
+    change(folder / part / "config.json", lambda values: values.update({field: value}))
+    with pytest.raises(BadCheckpoint, match=rf"{part}: (its files have \d+ weights, and by config.json|'{field}' is {value})"):
+        load_pipeline(folder, torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_the_net_of_the_voices_is_built_no_larger_either(omni: Path, tmp_path: Path) -> None:
+    folder = linked(omni, tmp_path / "m")
+    change(folder / "config.json", lambda values: values["token2wav_config"]["dit_config"].update(enc_res2net_scale=10**7))
+    with pytest.raises(BadCheckpoint, match=r"its files have \d+ weights, and by config.json"):
+        load("qwen2_5_omni", "code2wav", LoadOptions(path=folder))
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ("text_config", "num_hidden_layers"),
+        ("text_config", "hidden_size"),
+        ("text_config", "num_key_value_heads"),
+        ("vision_config", "depth"),
+        ("vision_config", "spatial_merge_size"),
+        ("vision_config", "patch_size"),
+        ("audio_config", "encoder_layers"),
+        ("audio_config", "n_window"),
+    ],
+)
+@pytest.mark.parametrize("value", [2**40, 10**5, 0])
+def test_sizes_of_a_thinker_are_those_of_its_weights(omni: Path, tmp_path: Path, section: str, field: str, value: int) -> None:
+    folder = linked(omni, tmp_path / "m")
+    change(folder / "config.json", lambda values: values["thinker_config"][section].update({field: value}))
+    with pytest.raises(ValueError) as told:
+        read_parts(folder, read_thinker_config(folder), torch.float32, torch.device("cpu"))
+    assert isinstance(told.value, LoadError) or section == "text_config", "the engine knows nothing of checkpoints"
+
+
+# Numbers of weights ---------------------------------------------------------------------------------------------------------------------
+
+FILES = {
+    **{f"{kind} of qwen": prefix for kind, prefix in (("thinker", "thinker.model."), ("talker", "talker."), ("code2wav", "token2wav."))},
+    "eyes of qwen": "thinker.visual.",
+    "ears of qwen": "thinker.audio_tower.",
+    "vocoder of qwen": "token2wav.code2wav_bigvgan_model.",
+    "voices of qwen": "token2wav.code2wav_dit_model.input_embed.spk_encoder.",
+    **{f"{kind} of smol": kind for kind in ("thinker", "talker", "code2wav")},
+    "transformer": "transformer/diffusion_pytorch_model.safetensors",
+    "vae": "vae/diffusion_pytorch_model.safetensors",
+    "text_encoder": "text_encoder/model.safetensors",
+}
+KINDS = {"eyes": "thinker", "ears": "thinker", "vocoder": "code2wav", "voices": "code2wav"}
+
+
+def with_a_weight(part: str, value: float, omni: Path, default_model: Path, folder: Path) -> tuple[str, Callable[[], object]]:
+    """What loads a checkpoint one of whose weights, of a part, has this number; and the weight's name."""
+    family = part.rpartition(" ")[2]
+    if family == "qwen":
+        made, (file, name) = linked(omni, folder / "m"), shard_with(omni, FILES[part])
+        file, kind = made / file.name, KINDS.get(part.split()[0], part.split()[0])
+        loads: Callable[[], object] = lambda: load("qwen2_5_omni", kind, LoadOptions(path=made))  # noqa: E731
+    elif family == "smol":
+        made = linked(default_model, folder / "m")
+        file, name = shard_with(made / FILES[part], "")
+        loads = lambda: load("smol", FILES[part], LoadOptions(path=made))  # noqa: E731
+    else:
+        made = writable("z-image", folder / "m")
+        file, name = shard_with((made / FILES[part]).parent, "")
+        loads = lambda: load("diffusers", "diffusion", LoadOptions(path=made))  # noqa: E731
+    change_weights(file, lambda weights: weights[name].view(-1)[-1:].fill_(value))
+    return name, loads
+
+
+@some_or_all("part", FILES, 4)
+@pytest.mark.parametrize("value", [math.nan, -math.inf], ids=str)
+def test_weights_that_are_no_numbers_are_refused(part: str, value: float, omni: Path, default_model: Path, tmp_path: Path) -> None:
+    part = draw_of(part, FILES, 4, f"weights {value}")
+    name, loads = with_a_weight(part, value, omni, default_model, tmp_path)
+    with pytest.raises(BadCheckpoint, match="has numbers that are not finite") as told:
+        loads()
+    assert name in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "is_good"),
+    [
+        ([1e39], torch.float64, False),
+        ([-1e39, 0], torch.float64, False),
+        ([3.4e38], torch.float32, False),
+        ([3.3e38, -3.3e38], torch.float32, True),
+        ([65504], torch.float16, True),
+        ([math.inf], torch.float16, False),
+        ([1, math.nan], torch.bfloat16, False),
+        ([], torch.float32, True),
+        ([2**40], torch.int64, True),
+    ],
+)
+def test_what_counts_is_what_is_computed_with(numbers: list[float], dtype: torch.dtype, is_good: bool) -> None:
+    """float32 computes with no 1e39, nor bfloat16 with the largest of float32; no type of a whole number has one that is none."""
+    tensor = torch.tensor(numbers, dtype=dtype)
+    if is_good:
+        check_finite(tensor, "w", "F")
+    else:
+        with pytest.raises(BadCheckpoint, match="F: w has numbers that are not finite"):
+            check_finite(tensor, "w", "F")
+
+
+# Packed weights -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype"),
+    [
+        *[("thinker of qwen", dtype) for dtype in (torch.int32, torch.float8_e4m3fn)],
+        *[("transformer", dtype) for dtype in (torch.int8, torch.uint8, torch.float8_e5m2, torch.int16)],
+        *[("code2wav of qwen", torch.int8), ("text_encoder", torch.int32)],
+    ],
+    ids=str,
+)
+def test_packed_weights_are_refused_by_name_with_nothing_in_the_config(omni: Path, tmp_path: Path, part: str, dtype: torch.dtype) -> None:
+    def pack(weights: dict[str, torch.Tensor]) -> None:
+        weights[name.replace(".weight", ".qweight")] = torch.zeros(4, 4).to(dtype)
+        del weights[name]
+
+    if part.endswith("qwen"):
+        folder, (file, name) = linked(omni, tmp_path / "m"), shard_with(omni, FILES[part])
+        packed, file = name.replace(".weight", ".qweight"), folder / file.name
+        change(
+            folder / "model.safetensors.index.json", lambda values: values["weight_map"].update({packed: values["weight_map"].pop(name)})
+        )
+        family, kind = "qwen2_5_omni", part.split()[0]
+    else:
+        folder, family, kind = writable("z-image", tmp_path / "m"), "diffusers", "diffusion"
+        file, name = shard_with((folder / FILES[part]).parent, "")
+        packed = name.replace(".weight", ".qweight")
+    change_weights(file, pack)
+    with pytest.raises(BadCheckpoint, match="quantized weights are not supported yet; give the checkpoint") as told:
+        load(family, kind, LoadOptions(path=folder))
+    assert packed in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *[(kind, ()) for kind in ("thinker", "talker", "code2wav")],
+        *[("thinker", ("thinker_config", inner)) for inner in ("text_config", "vision_config", "audio_config")],
+        ("talker", ("talker_config",)),
+        ("code2wav", ("token2wav_config", "dit_config")),
+    ],
+)
+def test_a_config_that_says_so_anywhere_is_refused_by_the_method(omni: Path, tmp_path: Path, kind: str, where: tuple[str, ...]) -> None:
+    def say(values: dict[str, Any]) -> None:
+        for key in where:
+            values = values[key]
+        values["quantization_config"] = {"quant_method": "awq"}
+
+    folder = linked(omni, tmp_path / "m")
+    change(folder / "config.json", say)
+    with pytest.raises(BadCheckpoint, match="quantized by awq are not supported yet"):
+        load("qwen2_5_omni", kind, LoadOptions(path=folder))
+
+
+def test_a_picture_model_that_says_so_deep_inside_is_refused(tmp_path: Path) -> None:
+    folder = writable("z-image", tmp_path / "m")
+    change(
+        folder / "text_encoder" / "config.json", lambda values: values.update(text_config={"quantization_config": {"quant_method": "x"}})
+    )
+    with pytest.raises(BadCheckpoint, match="quantized by x are not supported yet"):
+        load_pipeline(folder, torch.float32)
+
+
+# Names and files beside the weights -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["thinker", "talker"])
+def test_names_of_modules_of_newer_libraries_are_read(omni: Path, tmp_path: Path, kind: str) -> None:
+    def new(name: str) -> str:
+        # Those that the others are parts of come last.
+        for after, before in sorted(RENAMED.items(), key=lambda one: -len(one[1])):
+            if name.startswith(before):
+                return after + name.removeprefix(before)
+        return name
+
+    folder = linked(omni, tmp_path / "m")
+    for path in sorted(folder.glob("*.safetensors")):
+        weights = load_file(path)
+        path.unlink()
+        save_file({new(name): value for name, value in weights.items()}, path, {"format": "pt"})
+    change(
+        folder / "model.safetensors.index.json",
+        lambda values: values.update(weight_map={new(name): file for name, file in values["weight_map"].items()}),
+    )
+    assert load("qwen2_5_omni", kind, LoadOptions(path=folder)).info.name == f"m{'-talker' if kind == 'talker' else ''}"
+
+
+def test_a_flag_that_drawing_does_not_follow_is_refused_by_name(tmp_path: Path) -> None:
+    folder = writable("qwen-image", tmp_path / "m")
+    change(folder / "transformer" / "config.json", lambda values: values.update(guidance_embeds=True))
+    with pytest.raises(LoadError, match="'guidance_embeds' is True, which drawing here does not follow"):
+        load("diffusers", "diffusion", LoadOptions(path=folder))
+
+
+def test_a_file_of_weights_that_nobody_reads_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = writable("z-image", tmp_path / "m")
+    save_file({"lora_A.weight": torch.zeros(2, 2)}, folder / "pytorch_lora_weights.safetensors")
+    with caplog.at_level(logging.WARNING):
+        load_pipeline(folder, torch.float32)
+    assert "not read, and without effect: pytorch_lora_weights.safetensors" in caplog.text
+
+
+# Voices ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _repeated(path: Path) -> None:
+    voices = torch.load(path, weights_only=True)
+    voice = next(iter(voices.values()))
+    voice["ref_mel"] = torch.zeros(1, 1, 1).expand(1, 10**11, voice["ref_mel"].shape[2])
+    path.unlink()
+    torch.save(voices, path)
+
+
+def _deflated(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    path.unlink()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+def _said_larger(path: Path) -> None:
+    """A description by which a tensor goes on behind what the file has of it."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    path.unlink()
+    last = max((name for name in parts if "/data/" in name), key=lambda name: len(parts[name]))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data[:4] if name == last else data)
+
+
+def _of_another_time(path: Path) -> None:
+    voices = torch.load(path, weights_only=True)
+    path.unlink()
+    torch.save(voices, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("how", [_repeated, _deflated, _said_larger, _of_another_time])
+@pytest.mark.parametrize("kind", ["talker", "code2wav"])
+def test_voices_have_the_numbers_that_they_say(omni: Path, tmp_path: Path, kind: str, how: Callable[[Path], None]) -> None:
+    folder = linked(omni, tmp_path / "m")
+    how(folder / "spk_dict.pt")
+    with pytest.raises(BadCheckpoint, match=r"spk_dict\.pt"):
+        load("qwen2_5_omni", kind, LoadOptions(path=folder))
+
+
+# Whatever would be fetched --------------------------------------------------------------------------------------------------------------
+
+FETCH = """
+import sys
+from pathlib import Path
+token = Path.home() / "hub" / "token"
+token.parent.mkdir(parents=True)
+token.write_text("hf_secret")
+opened = []
+sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)
+if sys.argv[2] == "imported before":
+    import huggingface_hub, transformers, diffusers
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
+try:
+    load("diffusers", "diffusion", LoadOptions(path=Path(sys.argv[1])))
+except LoadError as error:
+    print(f"{type(error).__name__}: {error}")
+print([name for name in opened if name == str(token)])
+"""
+FETCHING: dict[str, dict[str, Any]] = {
+    "a backbone": {"model_type": "dpt", "backbone": "evil/evil", "use_pretrained_backbone": True, "is_hybrid": False},
+    "a config": {"model_type": "dpt", "backbone": "evil/evil", "use_pretrained_backbone": False, "is_hybrid": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "when"),
+    [
+        ("a backbone", "imported before"),
+        pytest.param("a config", "imported by it", marks=LONG),
+        pytest.param("a backbone", "imported by it", marks=LONG),
+    ],
+)
+def test_nobody_is_asked_for_what_a_config_names(what: str, when: str, tmp_path: Path) -> None:
+    """A socket that listens where the hub is said to be: nobody connects, and the token of whoever runs this is not read."""
+    folder = writable("z-image", tmp_path / "m")
+    change(folder / "model_index.json", lambda values: values.update(text_encoder=["transformers", "DPTForDepthEstimation"]))
+    (folder / "text_encoder" / "config.json").write_text(json.dumps(FETCHING[what]))
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        others = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+        environment = {**others, "HF_ENDPOINT": endpoint, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
+        done = subprocess.run([sys.executable, "-c", FETCH, folder, when], capture_output=True, text=True, timeout=200, env=environment)
+        hub.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            hub.accept()
+    said, opened = done.stdout.splitlines()
+    assert said.startswith(f"BadCheckpoint: {folder}/text_encoder")
+    assert opened == "[]"
+
+
+DIAL = """
+import socket, sys
+from omnistage.models.common.offline import Unreachable, offline
+address = ("127.0.0.1", int(sys.argv[1]))
+for dial, *where in ((socket.create_connection, address), (socket.getaddrinfo, "localhost", 1), (socket.gethostbyname, "localhost")):
+    with offline():
+        try:
+            dial(*where)
+        except Unreachable as error:
+            print(error)
+socket.create_connection(address).close()
+ours, theirs = socket.socketpair()
+with offline():
+    ours.send(b"x")
+    print(theirs.recv(1))
+"""
+
+
+def test_a_library_that_listens_to_nobody_is_stopped_at_the_socket() -> None:
+    """While a model is loaded, and no longer; what is between processes of ours goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", DIAL, str(listening.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    *refused, exchanged = done.stdout.splitlines()
+    assert len(refused) == 3 and all("loading fetches nothing" in line for line in refused)
+    assert exchanged == "b'x'"
