@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import grpc
 import pytest
@@ -36,6 +37,8 @@ EVIL = f"{MARKUP}{''.join(STEERING)}{MARKUP}"
 OURS = re.compile(rb"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[\?2004[lh]|\x1b\[[0-9]*[ABCDGJK]|\x1b\[6n|\x1b[78DM]|[\r\n\t]")
 """What the command itself draws with: colours, and lines that are drawn anew."""
 OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+KINDS = (stage_pb2.STAGE_KIND_THINKER, stage_pb2.STAGE_KIND_TALKER, stage_pb2.STAGE_KIND_CODE2WAV)
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "ask": ("Hi", "-v", "--no-play"),
@@ -66,7 +69,7 @@ class Hostile(omni_pb2_grpc.OmniServiceServicer):
     def ListModels(self, request: omni_pb2.ListModelsRequest, context: grpc.ServicerContext) -> omni_pb2.ListModelsResponse:
         self._fail(context)
         model = omni_pb2.Model(
-            name=EVIL, stages=[1, 2, 3], inputs=["text", EVIL], outputs=["text", "audio", "image", EVIL], voices=[EVIL], description=EVIL
+            name=EVIL, stages=list(KINDS), inputs=["text", EVIL], outputs=["text", "audio", "image", EVIL], voices=[EVIL], description=EVIL
         )
         return omni_pb2.ListModelsResponse(models=[model])
 
@@ -79,10 +82,13 @@ class Hostile(omni_pb2_grpc.OmniServiceServicer):
     def Generate(self, request: omni_pb2.GenerateRequest, context: grpc.ServicerContext) -> Iterator[omni_pb2.GenerateResponse]:
         self._fail(context)
         yield omni_pb2.GenerateResponse(started=omni_pb2.Started(session_id=EVIL, model=EVIL, seed=1, revisions=[EVIL]))
-        yield omni_pb2.GenerateResponse(failover=stage_pb2.Failover(kind=2, lost=EVIL, replica=EVIL, reason=EVIL))
+        yield omni_pb2.GenerateResponse(failover=stage_pb2.Failover(kind=stage_pb2.STAGE_KIND_TALKER, lost=EVIL, replica=EVIL, reason=EVIL))
         text = chunk_pb2.TextChunk(text=f"words {EVIL} more", token_ids=[1], finish_reason=chunk_pb2.FINISH_REASON_STOP)
         yield omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="text", count=1, last=True, text=text))
         yield omni_pb2.GenerateResponse(usage=omni_pb2.Usage(finish_reason=chunk_pb2.FINISH_REASON_STOP))
+
+    def Converse(self, requests: Iterator[omni_pb2.ConverseRequest], context: grpc.ServicerContext) -> Iterator[omni_pb2.ConverseResponse]:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, EVIL)
 
     def _fail(self, context: grpc.ServicerContext) -> None:
         if self.fails:
@@ -95,7 +101,7 @@ def hostile_address(request: pytest.FixtureRequest) -> Iterator[str]:
         server = grpc.server(threads)
         servicer = Hostile()
         servicer.fails = request.param
-        omni_pb2_grpc.add_OmniServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        omni_pb2_grpc.add_OmniServiceServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield f"127.0.0.1:{port}"
@@ -118,7 +124,7 @@ def test_it_is_known_how_each_command_meets_words_of_others() -> None:
     assert set(COMMANDS) == set(commands())
 
 
-def run(name: str, address: str, **streams: int) -> Terminal:
+def run(name: str, address: str, **streams: Any) -> Terminal:
     """The command on a terminal to its end; what it asks is the hostile router."""
     terminal = Terminal(200)
     asks = any("--address" in option.opts for option in commands()[name].params)
