@@ -83,7 +83,7 @@ def film(
         if video is not None and times is not None:
             video.codec_context.time_base = Fraction(1, 1000)
         for number in range(frames if video is not None else 0):
-            shown = _bars(number, height, width) if numbered else pixels(seed + number, height, width)
+            shown = bars(number, height, width) if numbered else pixels(seed + number, height, width)
             frame = av.VideoFrame.from_ndarray(shown, format="rgb24")
             if times is not None:
                 frame.pts, frame.time_base = times[number], Fraction(1, 1000)
@@ -104,7 +104,7 @@ def numbers(frames: NDArray[np.uint8]) -> list[int]:
     return [sum(int(bar[index].mean() > 127) << place for place, bar in enumerate(bars)) for index in range(len(frames))]
 
 
-def _bars(number: int, height: int, width: int) -> NDArray[np.uint8]:
+def bars(number: int, height: int, width: int) -> NDArray[np.uint8]:
     """The number in binary, the lowest digit on the left: white for one, black for zero."""
     row = np.concatenate(
         [np.full(len(bar), 255 * (number >> place & 1)) for place, bar in enumerate(np.array_split(np.arange(width), BARS))]

@@ -7,11 +7,11 @@ Nothing is resized or resampled here, so that the reference can be compared valu
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -41,59 +41,52 @@ GAP_S = 0.1
 """FFmpeg's command fills gaps of more than this in a sound, if it is told to."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def decoder() -> AsyncIterator[MediaDecoder]:
-    one = MediaDecoder()
-    yield one
-    await one.close()
-
-
 async def test_the_corpus_is_large() -> None:
     assert len(SOUNDS) + len(FILMS) + len(PICTURES) >= 300
 
 
 @lengths.some_or_all("case", SOUNDS, DRAWN_SOUNDS)
-async def test_a_sound_is_heard_as_ffmpeg_plays_it(case: str, seed: int, decoder: MediaDecoder) -> None:
+async def test_a_sound_is_heard_as_ffmpeg_plays_it(case: str, seed: int, shared_decoder: MediaDecoder) -> None:
     name = lengths.draw_of(case, SOUNDS, DRAWN_SOUNDS, "sounds")
     sample = SOUNDS[name](random.Random(f"{seed} {name}"))
     if sample.cut:
         with pytest.raises(BadMedia, match=r"cut off|damaged"):
-            await decoder.sound(sample.file)
+            await shared_decoder.sound(sample.file)
         return
     wanted, rate_hz = ffmpeg.sound(sample.plain)
-    heard = await decoder.sound(sample.file, SoundPreprocessing(rate_hz))
+    heard = await shared_decoder.sound(sample.file, SoundPreprocessing(rate_hz))
     same_sound(heard.samples, wanted, rate_hz, sample.alike)
 
 
 @lengths.some_or_all("case", FILMS, DRAWN_FILMS)
-async def test_a_film_is_seen_and_heard_as_ffmpeg_plays_it(case: str, seed: int, decoder: MediaDecoder) -> None:
+async def test_a_film_is_seen_and_heard_as_ffmpeg_plays_it(case: str, seed: int, shared_decoder: MediaDecoder) -> None:
     name = lengths.draw_of(case, FILMS, DRAWN_FILMS, "films")
     sample = FILMS[name](random.Random(f"{seed} {name}"))
     if sample.cut:
         with pytest.raises(BadMedia, match=r"cut off|damaged"):
-            await decoder.film(sample.file, ALL_FRAMES)
+            await shared_decoder.film(sample.file, ALL_FRAMES)
         return
     wanted = ffmpeg.frames(sample.plain, heard=sample.use_audio)
     if not sample.use_audio:
-        same_frames(await decoder.film(sample.file, ALL_FRAMES), wanted, sample)
+        same_frames(await shared_decoder.film(sample.file, ALL_FRAMES), wanted, sample)
         return
     heard, rate_hz = ffmpeg.sound(sample.plain, f"aresample=async=1:min_hard_comp={GAP_S}:first_pts=0")
-    ask = FilmPreprocessing(**{**{name: getattr(ALL_FRAMES, name) for name in ALL_FRAMES.__slots__}, "use_audio": True, "rate_hz": rate_hz})
-    film = await decoder.film(sample.file, ask)
+    ask = replace(ALL_FRAMES, use_audio=True, rate_hz=rate_hz)
+    film = await shared_decoder.film(sample.file, ask)
     assert film.sound is not None
     same_frames(film, wanted, sample)
     same_sound(film.sound.samples, heard, rate_hz, sample.alike)
 
 
 @lengths.some_or_all("case", PICTURES, DRAWN_PICTURES)
-async def test_a_picture_is_seen_as_pillow_shows_it_on_white(case: str, seed: int, decoder: MediaDecoder) -> None:
+async def test_a_picture_is_seen_as_pillow_shows_it_on_white(case: str, seed: int, shared_decoder: MediaDecoder) -> None:
     name = lengths.draw_of(case, PICTURES, DRAWN_PICTURES, "pictures")
     sample = PICTURES[name](random.Random(f"{seed} {name}"))
     if sample.cut:
         with pytest.raises(BadMedia, match=r"cut off|damaged"):
-            await decoder.picture(sample.file, AS_STORED)
+            await shared_decoder.picture(sample.file, AS_STORED)
         return
-    seen = (await decoder.picture(sample.file, AS_STORED)).pixels
+    seen = (await shared_decoder.picture(sample.file, AS_STORED)).pixels
     wanted = corpus_pictures.on_white(sample.plain)
     assert seen.shape == wanted.shape
     assert np.abs(seen.astype(int) - wanted).max() <= 255 * sample.alike

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import random
-import struct
 
 import av
 import numpy as np
@@ -97,22 +96,6 @@ async def test_a_film_of_few_frames_gives_an_even_number(decoder: MediaDecoder) 
     for frames, taken in {1: [0, 0], 2: [0, 1], 3: [0, 1], 4: [0, 1, 2, 3], 5: [0, 1, 2, 3]}.items():
         film = await decoder.film(media_files.film(0, frames, numbered=True, rate_hz=30), SMALL)
         assert media_files.numbers(film.frames) == taken
-
-
-async def test_a_camera_that_was_turned_is_turned_back(decoder: MediaDecoder, seed: int) -> None:
-    ask = FilmPreprocessing(min_pixels=784, max_pixels=64 * 784)
-    data = media_files.film(seed, 4, 84, 140)
-    upright = (await decoder.film(data, ask)).frames
-    for turns, matrix in enumerate([(0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0)], start=1):  # so many quarters clockwise
-        turned = (await decoder.film(_with_matrix(data, matrix), ask)).frames
-        assert np.array_equal(turned, np.rot90(upright, -turns, axes=(1, 2)))
-
-
-def _with_matrix(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
-    """The MP4 with another display matrix in the header of its track."""
-    at = data.index(b"tkhd") + 4 + 40
-    a, b, c, d = (value << 16 for value in matrix)
-    return data[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + data[at + 36 :]
 
 
 async def test_the_sound_of_a_film_comes_with_it_when_asked_for(decoder: MediaDecoder, seed: int) -> None:

@@ -81,16 +81,16 @@ def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
     the one before it ended."""
     restarts = bool(container.format.flags & Flags.ts_discont.value)
     shift = Fraction(0)
-    ends: dict[int, Fraction] = {}
+    before: dict[int, tuple[Fraction, Fraction]] = {}
     for packet in container.demux(*streams):
         if restarts and packet.dts is not None and packet.time_base:
             unit, index = packet.time_base, packet.stream_index
             at = packet.dts * unit + shift
-            end = ends.get(index, at)
-            if not -STEP_BACK <= at - end <= LEAP:
-                shift += end - at
-                at = end
-            ends[index] = at + (packet.duration or 0) * unit
+            last, step = before.get(index, (at, Fraction(0)))
+            if not -STEP_BACK <= at - last - step <= LEAP:
+                shift += last + step - at
+                at = last + step
+            before[index] = at, packet.duration * unit if packet.duration else at - last
             ticks = round(shift / unit)
             packet.dts += ticks
             packet.pts = None if packet.pts is None else packet.pts + ticks
