@@ -20,6 +20,8 @@ LIKE = 0.02
 
 SCALED = 0.06
 """Where FFmpeg scales, too, in its own way."""
+TILTED = 0.08
+"""Where it turns by odd angles, in brightness and colours of other sizes; another angle is farther from it than twice that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ def _mirrored(form: Form, chance: random.Random) -> Sample:
 def _tilted(form: Form, chance: random.Random) -> Sample:
     angle = math.radians(chance.choice([5, 12, 45, 100, 200, 300]))
     matrix = (math.cos(angle), math.sin(angle), -math.sin(angle), math.cos(angle))
-    return replace(_sample(with_matrix(_file(form, _scene(chance)), matrix)), alike=2 * LIKE)
+    return replace(_sample(with_matrix(_file(form, _scene(chance)), matrix)), alike=TILTED)
 
 
 def _shape(form: Form, chance: random.Random, *, matrix: bool = False) -> Sample:

@@ -52,7 +52,7 @@ FORMS = {
     "adts": Form(("-c:a", "aac", "-f", "adts")),
     "m4a": Form(("-c:a", "aac", "-f", "ipod"), tells=True, seeks=True),
     "m4a-faststart": Form(("-c:a", "aac", "-movflags", "faststart", "-f", "ipod"), tells=True, seeks=True),
-    "m4a-fragmented": Form(("-c:a", "aac", "-movflags", "frag_keyframe+empty_moov", "-f", "mp4")),
+    "m4a-fragmented": Form(("-c:a", "aac", "-movflags", "frag_keyframe+empty_moov", "-f", "mp4"), tells=True),
     "m4a-alac": Form(("-c:a", "alac", "-f", "ipod"), tells=True, seeks=True, packed=False),
     "mov-pcm": Form(("-c:a", "pcm_s16le", "-f", "mov"), tells=True, seeks=True, packed=False),
     "mka-aac": Form(("-c:a", "aac", "-f", "matroska"), tells=True),
@@ -131,6 +131,8 @@ def _quiet(form: Form, chance: random.Random) -> Sample:
 
 def _cut(form: Form, chance: random.Random) -> Sample:
     file = cut(_file(form, _content(form, chance)), chance)
+    if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
+        file = file[: file.rindex(b"mdat") + 10]
     return replace(_sample(form, file), cut=form.tells, torn=not form.tells)
 
 

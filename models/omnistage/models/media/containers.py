@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, BinaryIO, NoReturn
@@ -110,13 +111,15 @@ def frames(container: InputContainer, stream: Any) -> Iterator[Any]:
             broken = error
 
 
-def check_indexed(container: InputContainer, stream: Any, size: int) -> None:
-    """Raises BadMedia if some of what the file lists lies behind its end, at `size`. Others than these two have no list of all."""
+def check_listed(container: InputContainer, file: BinaryIO) -> None:
+    """Raises BadMedia if some of what it lists lies behind its end. Of formats without a list of all nothing is said."""
     if container.format.name not in LISTING:
         return
-    missing = sum(entry.pos >= 0 and entry.pos + entry.size > size for entry in stream.index_entries)
+    size = os.fstat(file.fileno()).st_size
+    ends = [entry.pos + entry.size for stream in (*container.streams.video, *container.streams.audio) for entry in stream.index_entries]
+    missing = sum(end > size for end in ends)
     if missing:
-        raise BadMedia(f"it lists {len(stream.index_entries)} pieces, and {missing} of them are missing: it was cut off, send all of it")
+        raise BadMedia(f"it lists {len(ends)} pieces, and {missing} of them are missing: it was cut off, send all of it")
 
 
 def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:

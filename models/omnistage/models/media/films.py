@@ -7,7 +7,6 @@ Of one without, those that are shown at the same number of evenly spaced moments
 from __future__ import annotations
 
 import bisect
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -68,11 +67,10 @@ class Made:
 
 def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: Output) -> Made:
     """Puts out the frames, and the samples of the sound if asked for. Raises BadMedia, or whatever FFmpeg raises for what is damaged."""
-    size = file.seek(0, io.SEEK_END)
     heard_at = _first_heard(file, limits) if ask.use_audio else None
     with _opened(file, limits) as container:
         stream = _stream(container, limits)
-        containers.check_indexed(container, stream, size)
+        containers.check_listed(container, file)
         times = _times(container, stream, ask, limits)
         begin_s = float(times.shown[0] * times.unit)
         begin_s = begin_s if heard_at is None else min(begin_s, heard_at)

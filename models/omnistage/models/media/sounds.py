@@ -46,6 +46,7 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
         with container:
             if containers.video_stream(container) is not None:
                 raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
+            containers.check_listed(container, part)
             frames = _add(container, mixer, limits)
             if container.format.name == "mp3" and frames < (said := mp3.missing_frames(part)):
                 raise BadMedia(f"it says that it has {said} frames of sound, and {frames} are there: it was cut off, send all of it")
