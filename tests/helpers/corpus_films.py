@@ -289,10 +289,12 @@ def _sizes(form: Form, chance: random.Random) -> Sample:
     return replace(_sample(first + second), alike=SCALED)
 
 
-def _joined(form: Form, chance: random.Random) -> Sample:
+def _joined(form: Form, chance: random.Random, *, heard: bool) -> Sample:
     """Two recordings in one file; the clock of the second begins anew."""
-    one = _scene(chance)
-    return _sample(b"".join(_file(form, scene) for scene in (one, replace(one, pixels=one.pixels[::-1]))))
+    one = _scene(chance, frames=20)
+    sound = _tones(chance, one.seconds) if heard else ()
+    file = b"".join(_file(form, scene, sound=sound) for scene in (one, replace(one, pixels=one.pixels[::-1])))
+    return _sample(file, use_audio=heard)
 
 
 FEATURES: dict[str, tuple[set[str], Callable[[Form, random.Random], Sample]]] = {
@@ -316,6 +318,7 @@ FEATURES: dict[str, tuple[set[str], Callable[[Form, random.Random], Sample]]] = 
     "colours": ({"colour"}, _colours),
     "several": ({"several"}, _several),
     "sizes": ({"sizes"}, _sizes),
-    "joined": ({"joined"}, _joined),
+    "joined": ({"joined"}, partial(_joined, heard=False)),
+    "joined-heard": ({"joined"}, partial(_joined, heard=True)),
 }
-AUDIBLE = ("heard", "delayed-sound", "delayed-picture", "trimmed-heard")
+AUDIBLE = ("heard", "delayed-sound", "delayed-picture", "trimmed-heard", "joined-heard")

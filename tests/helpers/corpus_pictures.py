@@ -60,16 +60,17 @@ def _cases() -> Iterator[tuple[str, Maker]]:
 
 def on_white(file: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """The reference: upright, and where it is transparent there is white behind it."""
-    with Image.open(io.BytesIO(file)) as image:
-        image.load()  # turns a TIFF by itself, and forgets how it was held
-        orientation = image.getexif().get(ORIENTATION, 1)
-        if image.mode.startswith("I;16"):
-            image = Image.fromarray((np.asarray(image).astype(float) / 257 + 0.5).astype(np.uint8))
-        if image.mode in ("RGB", "L", "1", "P", "LA", "PA", "RGBA"):
-            seen = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
-        turned = _TURNS[orientation]
-        rgb = np.asarray(image.convert("RGB"))
+    with Image.open(io.BytesIO(file)) as stored:
+        stored.load()  # turns a TIFF by itself, and forgets how it was held
+        orientation = stored.getexif().get(ORIENTATION, 1)
+        image: Image.Image = stored.copy()
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).astype(float) / 257 + 0.5).astype(np.uint8))
+    if image.mode in ("RGB", "L", "1", "P", "LA", "PA", "RGBA"):
+        seen = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+    turned = _TURNS[orientation]
+    rgb = np.asarray(image.convert("RGB"))
     return np.ascontiguousarray(turned(rgb))
 
 

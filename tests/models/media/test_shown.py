@@ -125,10 +125,10 @@ async def test_what_a_trimmed_film_leaves_out_is_not_shown_and_not_missed(shared
     """As `ffmpeg -ss 4 -c copy` writes it: packets from the last whole picture on, and a list that says which are shown."""
     whole = film(every(60), form="mp4")
     cut = io.BytesIO()
-    with av.open(io.BytesIO(whole)) as source, av.open(cut, "w", format="mp4") as container:
+    with av.open(io.BytesIO(whole), mode="r") as source, av.open(cut, "w", format="mp4") as container:
         stream = source.streams.video[0]
         copy = container.add_stream_from_template(stream)
-        begin = round(4 / stream.time_base)
+        begin = round(4 / (stream.time_base or Fraction(1)))
         packets = [packet for packet in source.demux(stream) if packet.size]
         key = max(number for number, packet in enumerate(packets) if packet.is_keyframe and (packet.pts or 0) <= begin)
         for packet in packets[key:]:

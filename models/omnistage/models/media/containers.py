@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 import av
 import av.subtitles.stream  # PyAV loads it when it is first needed, and then no file can be opened any more
@@ -37,6 +37,13 @@ AUDIO_DECODERS = (
 STEP_BACK, LEAP = Fraction(1, 10), Fraction(10)
 """Seconds by which times may go back or jump before they are those of another recording that was joined to the first: FFmpeg's command has
 the same two."""
+
+FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
+"""Decoders of frames that are found by a mark, which other bytes can have too, and that lean on the frames before: where such sounds were
+joined, or a recording begins, some frames cannot be decoded though nothing is damaged."""
+
+UNDECODED = 0.1
+"""Of their frames, which may be so."""
 
 
 def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
@@ -80,7 +87,7 @@ def _is_default(stream: Any) -> bool:
 def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
     """Of these streams, on one clock; the last of each is empty. Recordings that were joined have a clock each: the next goes on where
     the one before it ended."""
-    restarts = bool(container.format.flags & Flags.ts_discont.value)
+    restarts = bool(container.format.flags & cast(int, Flags.ts_discont.value))
     shift = Fraction(0)
     before: dict[int, tuple[Fraction, Fraction]] = {}
     for packet in container.demux(*streams):
@@ -98,24 +105,42 @@ def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
         yield packet
 
 
-def frames(container: InputContainer, stream: Any) -> Iterator[Any]:
-    """All that it shows or plays. A file that was cut off may end within a packet, which cannot be decoded then and is left out; before
-    others such a one is damage, and its error is raised."""
+def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[Any]:
+    """All that it shows or plays; the rest as in `decoded`."""
+    for _, them in decoded(container, stream, beside):
+        yield from them
+
+
+def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[tuple[Any, list[Any]]]:
+    """Its packets and the frames that each gives, on one clock with the stream beside it. A file that was cut off may end within a packet,
+    which cannot be decoded then and is left out; before others such a one is damage, and FFmpeg's error is raised, or BadMedia where some
+    may be so and these are too many."""
+    count = undecoded = 0
     broken = None
-    for packet in packets(container, stream):
+    for packet in packets(container, stream, *([beside] if beside else [])):
+        if packet.stream_index != stream.index:
+            continue
         if broken and packet.size:
             raise broken
+        count += bool(packet.size)
+        them = []
         try:
-            yield from packet.decode()
-        except av.error.InvalidDataError as error:
-            broken = error
+            them = packet.decode()
+        except av.error.MemoryError:
+            raise
+        except av.error.FFmpegError as error:  # Whatever its number: some decoders say EPERM of bytes that they cannot read.
+            undecoded += 1
+            broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error
+        yield packet, them
+    if undecoded > max(UNDECODED * count, 1):
+        raise BadMedia(f"{undecoded} of its {count} frames of sound cannot be decoded: it is damaged, encode it anew")
 
 
 def check_listed(container: InputContainer, file: BinaryIO) -> None:
     """Raises BadMedia if some of what it lists lies behind its end. Of formats without a list of all nothing is said."""
     if container.format.name not in LISTING:
         return
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, io.SEEK_END)
     ends = [entry.pos + entry.size for stream in (*container.streams.video, *container.streams.audio) for entry in stream.index_entries]
     missing = sum(end > size for end in ends)
     if missing:

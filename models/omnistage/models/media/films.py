@@ -84,12 +84,13 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
     with _opened(file, limits) as container:
         stream = _stream(container, limits)
         containers.checked_decoder(stream, containers.VIDEO_DECODERS, limits)
-        decoded = _decoded(container, stream, None if times.told else times.shown)
+        beside = containers.sound_stream(container) if ask.use_audio else None
+        decoded = _decoded(container, stream, beside, None if times.told else times.shown)
         shape = _frames(_shown(decoded, plan.moments), display.pixel_aspect(stream), len(plan.moments), ask, limits, output)
     if heard_at is None:
         return Made(shape, plan.frame_s, 0)
     with _opened(file, limits) as container:
-        samples = sounds.track(container, ask, limits, quiet_s=heard_at - begin_s, placed=True)
+        samples = sounds.track(container, ask, limits, quiet_s=heard_at - begin_s, film=containers.video_stream(container))
     output.put(samples)
     return Made(shape, plan.frame_s, len(samples))
 
@@ -101,7 +102,7 @@ def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
         if stream is None:
             raise BadMedia("there is no sound in it: ask without use_audio")
         containers.checked_decoder(stream, containers.AUDIO_DECODERS, limits)
-        first = next(containers.frames(container, stream), None)
+        first = next(containers.frames(container, stream, containers.video_stream(container)), None)
         if first is None:
             raise BadMedia("its sound has no samples: ask without use_audio")
         return float(first.time or 0.0)
@@ -178,9 +179,9 @@ def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreproces
     return Plan([times[number] for number in at], frame_s)
 
 
-def _decoded(container: Any, stream: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
+def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     """When each frame is shown, and the frame. order: of the times, where frames do not tell theirs."""
-    for number, frame in enumerate(containers.frames(container, stream)):
+    for number, frame in enumerate(containers.frames(container, stream, beside)):
         if order is not None:
             yield order[min(number, len(order) - 1)], frame
         elif frame.pts is not None:

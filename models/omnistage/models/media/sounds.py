@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import av
@@ -16,13 +15,6 @@ from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.parts import parts
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
-
-FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
-"""Decoders of frames that are found by a mark, which other bytes can have too, and that lean on the frames before: where such sounds were
-joined, or a recording begins, some frames cannot be decoded though nothing is damaged."""
-
-UNDECODED = 0.1
-"""Of their frames, which may be so."""
 
 LOUDEST = 64.0
 """A recording in floating point may be above full scale, which is 1, and not so much."""
@@ -54,16 +46,16 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
 
 
 def track(
-    container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits, *, quiet_s: float = 0.0, placed: bool = False
+    container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None
 ) -> NDArray[np.float32]:
-    """[n] mono of the sound in a container. quiet_s: of silence before it. placed: with silence where its times leave gaps. Raises BadMedia
-    if there is none."""
+    """[n] mono of the sound in a container. quiet_s: of silence before it. film: that it belongs to, on whose clock it is: where its times
+    leave gaps it is silent. Raises BadMedia if there is none."""
     mixer = Mixer(ask.rate_hz, limits)
-    _add(container, mixer, limits, quiet_s=quiet_s, placed=placed)
+    _add(container, mixer, limits, quiet_s=quiet_s, film=film)
     return mixer.result()
 
 
-def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 0.0, placed: bool = False) -> int:
+def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None) -> int:
     """How many packets the sound has; the rest as in `track`."""
     stream = containers.sound_stream(container)
     if stream is None:
@@ -74,42 +66,20 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
         stream.codec_context.flags2 |= av.codec.context.Flags2.skip_manual
     packets = samples = 0
     begin_s = None
-    for packet, frames in _decoded(container, stream):
+    for packet, frames in containers.decoded(container, stream, film):
         packets += bool(packet.size)
         for frame in frames:
             at_s = float(frame.time or 0.0)
             if begin_s is None:
                 mixer.add_silence(quiet_s, frame.sample_rate)
                 begin_s = at_s - quiet_s
-            if placed and (gap_s := at_s - begin_s - mixer.seconds) > GAP_S:
+            if film and (gap_s := at_s - begin_s - mixer.seconds) > GAP_S:
                 mixer.add_silence(gap_s, frame.sample_rate)
             mixer.add(_samples(frame), frame.sample_rate)
             samples += frame.samples
     if container.format.name == "flac" and samples < (said := (stream.duration or 0) * stream.time_base * stream.sample_rate):
         raise BadMedia(f"it says that it has {said} samples, and {samples} are there: it was cut off, send all of it")
     return packets
-
-
-def _decoded(container: Any, stream: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Packets and what is in them. Raises BadMedia, or FFmpeg's error for a packet that is damaged, unless nothing comes behind it: a file
-    that was cut off may end within one."""
-    packets = undecoded = 0
-    broken = None
-    for packet in containers.packets(container, stream):
-        packets += bool(packet.size)
-        if broken and packet.size:
-            raise broken
-        frames = []
-        try:
-            frames = packet.decode()
-        except av.error.MemoryError:
-            raise
-        except av.error.FFmpegError as error:  # Whatever its number: some decoders say EPERM of bytes that they cannot read.
-            undecoded += 1
-            broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error
-        yield packet, frames
-    if undecoded > max(UNDECODED * packets, 1):
-        raise BadMedia(f"{undecoded} of its {packets} frames of sound cannot be decoded: it is damaged, encode it anew")
 
 
 def _samples(frame: Any) -> NDArray[np.float32]:
