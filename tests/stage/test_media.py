@@ -91,7 +91,12 @@ async def test_a_ground_is_a_colour_and_is_for_what_is_seen():
     shown = [stage_pb2.Media(data=b"x", media_type=kind, background="#1eC85a") for kind in ("image/png", "video/mp4")]
     parts = [*(stage_pb2.Part(media=one) for one in shown), stage_pb2.Part(port="media0", media_type="image/gif", background="#000000")]
     request = await asked(said_by("user", *parts, media(b"x")))
-    assert [part.background for part in request.turns[0].parts] == [(30, 200, 90), (30, 200, 90), (0, 0, 0), None]
+    assert [getattr(part, "background", "none at all") for part in request.turns[0].parts] == [
+        (30, 200, 90),
+        (30, 200, 90),
+        (0, 0, 0),
+        None,
+    ]
     model = Looking(FilmOptions())
     await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", images=shown[:1])), Start())
     assert model.asked.images[0].background == (30, 200, 90)

@@ -103,13 +103,8 @@ async def test_a_side_alone_keeps_the_shape_of_the_last_picture(name: str, seed:
     wide, square = png(picture(seed, 60, 120)), png(picture(seed, 80, 80))
     images = (square, wide) if name.endswith("plus") else (wide,)
     async with model_of(checkpoint(name), **EDITING) as editor:
-        for asked, size in (
-            ({"width": 96}, (96, 48)),
-            ({"height": 96}, (192, 96)),
-            ({"width": 32}, (32, 16)),
-            ({"height": 64, "width": 64}, (64, 64)),
-        ):
-            plan = await editor.prepare(request(images, **asked))
+        for width, height, size in ((96, 0, (96, 48)), (0, 96, (192, 96)), (32, 0, (32, 16)), (64, 64, (64, 64))):
+            plan = await editor.prepare(request(images, width=width, height=height))
             assert (plan.width, plan.height) == size
         with pytest.raises(BadRequest, match="draws at most 4194304 pixels, 4096x2048"):
             await editor.prepare(request(images, height=2048))

@@ -6,6 +6,7 @@ import io
 import struct
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -157,11 +158,9 @@ async def test_frames_of_a_film_lie_on_it_too(decoder: MediaDecoder, seed: int, 
 
 
 def transparent_film(image: Image.Image, form: str, codec: str, pixel_format: str) -> bytes:
-    import av
-
     file = io.BytesIO()
     with av.open(file, "w", format=form) as container:
-        stream = container.add_stream(codec, rate=10)
+        stream: Any = container.add_stream(codec, rate=10)
         stream.width, stream.height, stream.pix_fmt = *image.size, pixel_format
         for _ in range(4):
             frame = av.VideoFrame.from_ndarray(np.asarray(image), format="rgba")

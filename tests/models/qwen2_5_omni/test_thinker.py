@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from helpers import lengths, media_files
 from helpers.models import said, text_pieces
@@ -231,6 +232,25 @@ async def test_media_that_are_streamed_are_those_that_are_sent(thinker: QwenThin
         prepared = await thinker.prepare(asked(seed, Streamed("media0", "video/mp4")))
         async for _ in thinker.generate(prepared, cut_up(broken, (0,), source), {"text": 0}):
             pass
+
+
+@pytest.mark.parametrize("background", [None, (30, 200, 90)])
+async def test_a_transparent_picture_is_seen_on_its_ground_however_it_comes(
+    thinker: QwenThinker, seed: int, background: tuple[int, int, int] | None
+) -> None:
+    """Sent and streamed, to the row as the same picture without transparency."""
+    clear = np.dstack([media_files.pixels(seed, 200, 300), np.full((200, 300), 255, np.uint8)])
+    clear[50:, 100:, 3] = 0
+    flat = clear[..., :3].copy()
+    flat[50:, 100:] = background or (255, 255, 255)
+    sent, expected = (Media("image/png", media_files.encoded(Image.fromarray(one)), background=background) for one in (clear, flat))
+    streamed = asked(seed, Streamed("media0", "image/png", total_bytes=len(sent.data), background=background))
+    _, on_ground = await rows(thinker, asked(seed, expected))
+    _, as_sent = await rows(thinker, replace(asked(seed, sent), scope="another"))
+    assert np.array_equal(as_sent["prompt"], on_ground["prompt"])
+    inputs = cut_up([sent], (0,), random.Random(seed))
+    pieces = [piece async for piece in thinker.generate(await thinker.prepare(streamed), inputs, {"prompt": 0})]
+    assert np.array_equal(np.concatenate([piece.rows for piece in pieces if isinstance(piece, Rows)]), on_ground["prompt"])
 
 
 async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.Random) -> AsyncIterator[Piece]:

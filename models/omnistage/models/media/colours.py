@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
+from PIL import Image, ImageChops, ImageCms, ImageFile, TiffImagePlugin
 
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.preprocessing import Colour
@@ -50,7 +50,7 @@ def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Imag
     return ground
 
 
-def shown(image: Image.Image, file: BinaryIO) -> Shown:
+def shown(image: ImageFile.ImageFile, file: BinaryIO) -> Shown:
     """Of a picture that was opened from the file and not loaded yet. Raises BadMedia, or whatever Pillow raises for what is damaged."""
     tiles = list(image.tile)
     image.load()
@@ -64,7 +64,7 @@ def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | N
     """stored: the form of samples in the file, as Pillow calls it."""
     if not image.has_transparency_data:
         return None
-    key = image.info.get("transparency")
+    key: Any = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) != key) * np.uint8(255))
     if image.mode == "RGB" and stored.startswith("RGB;16"):

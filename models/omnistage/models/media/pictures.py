@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
 from omnistage.models.media import colours
 from omnistage.models.media.errors import BadMedia, UnknownFormat
@@ -57,7 +57,7 @@ def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> N
     return resized(made.convert("RGBA") if ask.alpha else made, *sizes)
 
 
-def opened(file: BinaryIO) -> Image.Image | None:
+def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
     """A picture of which the header has been read, None for what is no picture. Of a picture that moves it is the first frame."""
     file.seek(0)
     try:
