@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import io
 import json
 import shutil
@@ -25,6 +26,7 @@ from helpers.stable_diffusion import stable_diffusion
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers import model as model_module
 from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.diffusers.output import parameters
 from omnistage.models.interface import BadRequest, DrawRequest, Full
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # of a scheduler's
@@ -108,6 +110,17 @@ async def test_a_side_alone_keeps_the_shape_of_the_last_picture(name: str, seed:
             assert (plan.width, plan.height) == size
         with pytest.raises(BadRequest, match="draws at most 4194304 pixels, 4096x2048"):
             await editor.prepare(request(images, height=2048))
+
+
+async def test_a_picture_says_what_it_was_drawn_from_and_on_which_ground(seed: int) -> None:
+    files = [png(picture(seed + n, 60, 90)) for n in range(2)]
+    media = tuple(Media("image/png", file, background=ground) for file, ground in zip(files, (None, BACKGROUND), strict=True))
+    async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
+        named = await editor.prepare(DrawRequest(seed=0, prompt="bluer", images=media))
+        usual = await editor.prepare(request(files))
+    said, plain = (json.loads(parameters(plan, 0, "editor")) for plan in (named, usual))
+    assert said["images"] == plain["images"] == [hashlib.sha256(file).hexdigest() for file in files]
+    assert said["backgrounds"] == ["", "#1ec85a"] and "backgrounds" not in plain
 
 
 async def test_pictures_that_wait_are_bounded_and_let_go(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -79,9 +79,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. digests: of their
-    files and what they lie on. negative: None where there is no guidance. layers: 0 is none.
-    step_cache: see stepcache.Residuals. history: see checkpoints."""
+    """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. digests: SHA-256
+    of their files, and behind each the three bytes of the colour that it lies on, if one was named. negative: None where there is no
+    guidance. layers: 0 is none. step_cache: see stepcache.Residuals. history: see checkpoints."""
 
     prompt: str
     negative: str | None

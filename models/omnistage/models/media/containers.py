@@ -25,6 +25,8 @@ VIDEO_DECODERS = (
     *("h264", "hevc", "libdav1d", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "flv", "h263", "theora", "gif"),
     *("prores", "wmv1", "wmv2", "wmv3", "vc1", "msmpeg4", "msmpeg4v1", "msmpeg4v2", "rawvideo", "png", "ffv1"),
 )
+ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""Of those codecs, where a film says that it has transparency."""
 AUDIO_DECODERS = (
     *("aac", "mp3float", "mp3", "mp2float", "mp2", "opus", "libopus", "vorbis", "libvorbis", "flac", "alac", "ac3", "eac3"),
     *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "gsm", "gsm_ms"),
@@ -115,6 +117,7 @@ def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Itera
     """Its packets and the frames that each gives, on one clock with the stream beside it. A file that was cut off may end within a packet,
     which cannot be decoded then and is left out; before others such a one is damage, and FFmpeg's error is raised, or BadMedia where some
     may be so and these are too many."""
+    decoder = _decoder(stream)
     count = undecoded = 0
     broken = None
     for packet in packets(container, stream, *([beside] if beside else [])):
@@ -125,7 +128,7 @@ def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Itera
         count += bool(packet.size)
         them = []
         try:
-            them = packet.decode()
+            them = decoder.decode(packet)
         except av.error.MemoryError:
             raise
         except av.error.FFmpegError as error:  # Whatever its number: some decoders say EPERM of bytes that they cannot read.
@@ -134,6 +137,17 @@ def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Itera
         yield packet, them
     if undecoded > max(UNDECODED * count, 1):
         raise BadMedia(f"{undecoded} of its {count} frames of sound cannot be decoded: it is damaged, encode it anew")
+
+
+def _decoder(stream: Any) -> Any:
+    """One that was checked. The transparency of VP8 and VP9 lies beside each packet, where FFmpeg's own decoders do not look."""
+    checked = stream.codec_context
+    seeing = ALPHA_DECODERS.get(checked.name) if stream.metadata.get("alpha_mode") == "1" else None
+    if seeing is None:
+        return checked
+    decoder: Any = av.CodecContext.create(seeing, "r")
+    decoder.thread_count, decoder.options = checked.thread_count, checked.options
+    return decoder
 
 
 def check_listed(container: InputContainer, file: BinaryIO) -> None:
