@@ -52,9 +52,10 @@ def request(images: Sequence[bytes], background: tuple[int, int, int] | None = N
     return DrawRequest(seed=0, prompt="bluer", images=media, **asked)
 
 
-@pytest.mark.parametrize("name", EDITORS)
+@lengths.some_or_all("name", EDITORS, 2)
 async def test_a_photo_of_any_size_is_resized_once_as_the_pipeline_does_it(name: str, seed: int) -> None:
     """More than four times as large as what it is resized to, and with fine detail, of which a first resizing would keep less."""
+    name = lengths.draw_of(name, EDITORS, 2, "a photo of any size")
     both, shapes = pair(name), [(570, 700), (410, 930)][: 1 + (name == "qwen-image-edit-plus")]
     images = [picture(seed + n, *shape, opaque=name != "qwen-image-layered") for n, shape in enumerate(shapes)]
     assert all(height * width > 4 * SMALL_AREA for height, width in shapes)
