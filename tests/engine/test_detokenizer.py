@@ -118,7 +118,7 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 def test_byte_pieces_read_the_alphabet_of_byte_level_vocabularies() -> None:
     vocabulary = {0: "<end>", 1: "Ġhi", 2: "Ã©", 3: "Ċ", 4: "ł"}
-    pieces = BytePieces(vocabulary.get, {0})
+    pieces = BytePieces(vocabulary.get, {0: b""})
     assert [pieces(token_id) for token_id in (0, 1, 2, 3, 4)] == [b"", b" hi", "é".encode(), b"\n", b"\xa0"]
     with pytest.raises(ValueError, match="vocabulary"):
         pieces(9)

@@ -368,13 +368,15 @@ def test_a_constraint_hides_no_number_that_is_none_and_leaves_nothing_where_it_a
 
 @pytest.mark.parametrize("vocab", [7, 500, 49_152])
 def test_logprobs_are_those_of_the_models_own_logits(vocab: int, seed: int) -> None:
-    """Whatever penalties, filters and constraints make of them, alone and beside rows that want others or none."""
+    """Whatever penalties, filters and constraints make of them, alone and beside rows that want others or none. Ids that are no tokens
+    count in the softmax and are never among the likeliest, however likely they are."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     logits = torch.randn(12, vocab, generator=generator) * 4
     rows = []
     for place in range(12):
         count = rng.choice([None, 0, 1, 5, 20])
-        row = Draws(any_sampling(rng), rng.getrandbits(64), count is not None, {1, 2}, top_logprobs=count or 0)
+        nothing = frozenset(np.argsort(-logits[place].numpy())[:: rng.choice([1, 2, 3])][: rng.choice([0, 3])].tolist())
+        row = Draws(any_sampling(rng), rng.getrandbits(64), count is not None, {1, 2}, top_logprobs=count or 0, tokenless=nothing)
         row.note(3)
         row.walk = Kept(rng.sample(range(vocab), 2), vocab) if place % 3 == 0 else None
         row.bias_ids.remainder_(vocab)
@@ -387,7 +389,8 @@ def test_logprobs_are_those_of_the_models_own_logits(vocab: int, seed: int) -> N
             assert (drawn.logprob, drawn.top) == (None, ())
             continue
         assert drawn.logprob == pytest.approx(expected[drawn.token_id], abs=1e-4)
-        best = np.argsort(-expected)[: row.top_logprobs].tolist()
+        named = [token_id for token_id in np.argsort(-expected).tolist() if token_id not in row.tokenless]
+        best = named[: row.top_logprobs]
         assert [token_id for token_id, _ in drawn.top] == best
         assert [value for _, value in drawn.top] == pytest.approx(expected[best].tolist(), abs=1e-4)
 

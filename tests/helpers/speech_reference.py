@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from helpers.omni_reference import OmniReference, Seen
 from omnistage.models.conversation import Turn
+from omnistage.models.qwen2_5_omni.config import read_talker_config
 
 PENALTY = 1.05
 
@@ -27,7 +29,12 @@ class Spoken:
 
 
 class SpeechReference(OmniReference):
-    """Greedy speech of a checkpoint in float32."""
+    """Greedy speech of a checkpoint in float32. Of what is no code Transformers bans only the id that stands before the first one: its
+    Code2Wav would fail at the others, which are banned here."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._silent = sorted(read_talker_config(folder).silent)
 
     def rows(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str) -> dict[str, Any]:
         """What the Talker is given for an answer whose last drawn token, an end or not, is left out of `tokens`: `inputs_embeds` of the
@@ -87,7 +94,7 @@ class SpeechReference(OmniReference):
                 logits = talker.codec_head(hidden[:, -1]).float()
             ids = torch.tensor([[special[0]] * (start - 2) + list(special[1:]) + made.codes])
             scores = penalty(ids, logits)[0]
-            scores[special[2]] = -torch.inf
+            scores[self._silent] = -torch.inf
             best, second = scores.topk(2).values.tolist()
             code = int(scores.argmax())
             if code in ends:
@@ -125,7 +132,7 @@ class SpeechReference(OmniReference):
                     input_text_ids=given["ids"],
                     thinker_reply_part=given["reply"].clone(),
                     inputs_embeds=given["inputs_embeds"].clone(),
-                    suppress_tokens=[talker.codec_bos_token],
+                    suppress_tokens=self._silent,
                     eos_token_id=[talker.codec_pad_token, talker.codec_eos_token],
                     pad_token_id=talker.codec_pad_token,
                     repetition_penalty=PENALTY,

@@ -41,12 +41,16 @@ def encode(text: str) -> list[int]:
     return ids
 
 
+def piece(token_id: int) -> bytes:
+    """Whatever is special may have any, and what is behind it has none."""
+    return PIECES[token_id] if token_id < len(PIECES) else b"ab" if token_id <= TURN else b""
+
+
 @pytest.fixture(scope="module")
 def constraints() -> Iterator[Constraints]:
     made = Constraints(
-        lambda token_id: PIECES[token_id] if token_id < len(PIECES) else b"ab",
+        piece,
         encode,
-        tokens=TURN + 1,
         special={*range(len(PIECES), TURN + 1)},
         end_ids=(END, OTHER_END),
         vocabulary=VOCABULARY,

@@ -8,7 +8,7 @@ nothing from a stop string on is ever given out.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 
 class _StopString:
@@ -118,12 +118,12 @@ def byte_alphabet() -> dict[str, int]:
 class BytePieces:
     """The bytes of each token of a byte-level vocabulary, made when first asked for.
 
-    token: the vocabulary's entry of an id, None for an unknown id. special: ids that are no text.
+    token: the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry says something else.
     """
 
-    def __init__(self, token: Callable[[int], str | None], special: Collection[int]) -> None:
+    def __init__(self, token: Callable[[int], str | None], known: Mapping[int, bytes]) -> None:
         self._token, self._alphabet = token, byte_alphabet()
-        self._known: dict[int, bytes] = dict.fromkeys(special, b"")
+        self._known = dict(known)
 
     def __call__(self, token_id: int) -> bytes:
         piece = self._known.get(token_id)
@@ -131,5 +131,12 @@ class BytePieces:
             token = self._token(token_id)
             if token is None:
                 raise ValueError(f"token id {token_id} is not in the vocabulary")
-            piece = self._known[token_id] = bytes(self._alphabet[character] for character in token)
+            piece = self._known[token_id] = self._bytes(token)
         return piece
+
+    def _bytes(self, token: str) -> bytes:
+        """An entry with a character that stands for no byte is the text itself, as in tokenizers' own decoder."""
+        try:
+            return bytes(self._alphabet[character] for character in token)
+        except KeyError:
+            return token.encode()

@@ -91,7 +91,8 @@ class SequenceRequest:
 
     max_items: items of the whole answer, `history` included; at least one more than the history has. min_items: no end is drawn before.
     end_ids: an item that begins with one of these ends the answer; it is not part of it. ignore_end: never draw one. banned: ids never to
-    be drawn. top_logprobs: with `logprobs`, those of so many of the likeliest tokens as well. history: the beginning of the answer, made
+    be drawn. top_logprobs: with `logprobs`, those of so many of the likeliest tokens as well. tokenless: ids of the head that are no
+    tokens, and so are never among the likeliest. history: the beginning of the answer, made
     earlier by an equal request; it is computed again exactly as it was, and the answer goes on after it. seen: ids that count as seen for
     the repetition penalty, before the answer; None: the text of the prompt. constraint: what the text is kept to; where it lets nothing
     follow the answer ends, whatever min_items and ignore_end say.
@@ -111,6 +112,7 @@ class SequenceRequest:
     banned: frozenset[int] = frozenset()
     logprobs: bool = False
     top_logprobs: int = 0
+    tokenless: frozenset[int] = frozenset()
     history: tuple[Item, ...] = ()
     seen: frozenset[int] | None = None
     constraint: Constraint | None = None

@@ -18,7 +18,7 @@ FIXED_ROWS = 5 * PAGE_ROWS // 2
 """Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
 
 
-REVISION = 1
+REVISION = 2
 """Grows whenever the engine, or what models on it share, could give other items for equal input: what no fixed sequence shows, such as how
 tokens are drawn or become text."""
 

@@ -55,15 +55,25 @@ class Tally:
 class Draws:
     """What sampling needs to know of one sequence. Grows by `note` with each token of the answer.
 
-    logprobs: whether they are wanted; top_logprobs: of so many of the likeliest tokens as well. seen: token ids that count as seen for the
-    repetition penalty before the answer begins. walk: in the constraint of the answer, None for
+    logprobs: whether they are wanted; top_logprobs: of so many of the likeliest tokens as well. tokenless: ids that are none of them.
+    seen: token ids that count as seen for the repetition penalty before the answer begins. walk: in the constraint of the answer, None for
     a free one.
     """
 
-    __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "top_logprobs", "walk")
+    __slots__ = ("bias_amounts", "bias_ids", "logprobs", "sampling", "seed", "step", "tally", "tokenless", "top_logprobs", "walk")
 
-    def __init__(self, sampling: Sampling, seed: int, logprobs: bool = False, seen: Iterable[int] = (), *, top_logprobs: int = 0) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int,
+        logprobs: bool = False,
+        seen: Iterable[int] = (),
+        *,
+        top_logprobs: int = 0,
+        tokenless: frozenset[int] = frozenset(),
+    ) -> None:
         self.sampling, self.seed, self.logprobs, self.top_logprobs, self.step = sampling, seed, logprobs, top_logprobs, 0
+        self.tokenless = tokenless
         repetition = sampling.repetition_penalty != 1
         penalised = repetition or sampling.frequency_penalty or sampling.presence_penalty
         self.tally = Tally(seen if repetition else ()) if penalised else None
@@ -82,7 +92,7 @@ class Draws:
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
     """A drawn token. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters. top: the
-    likeliest tokens by the same, each with its logprob, descending."""
+    likeliest tokens by the same, each with its logprob, descending. All ids of the head count in the softmax, those without a token too."""
 
     token_id: int
     logprob: float | None
@@ -213,17 +223,20 @@ def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[Draw
     wanted = [(place, row, token) for place, (row, token) in enumerate(zip(rows, drawn, strict=True)) if row.logprobs and token is not None]
     if not wanted:
         return
-    raw = logits[to_device(torch.tensor([place for place, _, _ in wanted]), logits.device)].float()
+    raw = logits[to_device(torch.tensor([place for place, _, _ in wanted]), logits.device)].double()
     chosen = to_device(torch.tensor([[token.token_id] for _, _, token in wanted]), logits.device)
     totals = raw.logsumexp(-1)
     logprobs = (raw.gather(1, chosen)[:, 0] - totals).tolist()
     for (place, row, token), own, total, logprob in zip(wanted, raw, totals, logprobs, strict=True):
-        drawn[place] = DrawnToken(token.token_id, logprob, _likeliest(own, total, row.top_logprobs))
+        drawn[place] = DrawnToken(token.token_id, logprob, _likeliest(own, total, row))
 
 
-def _likeliest(logits: torch.Tensor, total: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    """See DrawnToken.top. logits: float32 [vocab]; total: their logsumexp. A row by itself, so that its ties know no other row's count."""
-    if not count:
+def _likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tuple[tuple[int, float], ...]:
+    """See DrawnToken.top. logits: float64 [vocab], changed; total: their logsumexp. A row by itself, so that its ties know no other row's
+    count."""
+    if not row.top_logprobs:
         return ()
-    values, ids = logits.topk(min(count, len(logits)))
+    if row.tokenless:
+        logits[to_device(_tensor_of(row.tokenless), logits.device)] = float("-inf")
+    values, ids = logits.topk(min(row.top_logprobs, len(logits) - len(row.tokenless)))
     return tuple(zip(ids.tolist(), (values - total).tolist(), strict=True))

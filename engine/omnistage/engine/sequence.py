@@ -88,7 +88,9 @@ class Sequence:
         self.queued_s = 0.0
         """Seconds from the request to its first admission."""
         seen = request.prompt.text_ids if request.seen is None else request.seen
-        self.draws = Draws(request.sampling, request.seed, request.logprobs, set(seen), top_logprobs=request.top_logprobs)
+        self.draws = Draws(
+            request.sampling, request.seed, request.logprobs, set(seen), top_logprobs=request.top_logprobs, tokenless=request.tokenless
+        )
         for item in request.history:
             self.draws.note(item[0])
         if request.constraint is not None:

@@ -27,6 +27,7 @@ from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.thinker import Prepared
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2, stage_pb2
+from omnistage.wire.errors import StageError
 
 Numbers = NDArray[np.float64]
 
@@ -101,7 +102,8 @@ def house(omni_checkpoint: Path) -> Iterator[House]:
     reference = OmniReference(omni_checkpoint)
     never = sorted(model.tokenizer.unsayable | model.tokenizer.ends)
     prompt = set(reference.inputs([Turn("user", (WORDS,))], ([], []))[0][0].tolist())
-    usual = [token for token in range(model.tokenizer.size) if token not in prompt.union(never) and model.tokenizer.piece(token).isalpha()]
+    words = {token for token in range(model.tokenizer.vocabulary) if model.tokenizer.piece(token).isalpha()}
+    usual = sorted(words.difference(prompt, never))
     house = House(ThinkerStage(model), reference, min(model.tokenizer.ends), usual, never, ())
     ranked = sorted(prompt.difference(never), key=house.logits().__getitem__)
     house.heard = (ranked[-1], ranked[0])
@@ -221,11 +223,28 @@ async def logprobs(house: House) -> None:
 async def top_logprobs(house: House) -> None:
     assert not any(chunk.top_logprobs for chunk in texts(await house.answer(logprobs=True)))
     expected = logprobs_of(house.logits())
-    for count in (1, 20):
+    tokens = sorted(house.reference.tokenizer.get_vocab().values())
+    for count in (1, 5, 20):
         ((top,),) = [chunk.top_logprobs for chunk in texts(await house.answer(top_logprobs=count, ignore_eos=True))]
-        assert len(set(top.token_ids)) == len(top.pieces) == count
-        assert list(top.logprobs) == pytest.approx(np.sort(expected)[::-1][:count].tolist(), abs=1e-3)
+        assert len(set(top.token_ids)) == len(top.pieces) == count and set(top.token_ids) <= set(tokens)
+        assert list(top.logprobs) == pytest.approx(np.sort(expected[tokens])[::-1][:count].tolist(), abs=1e-3)
         assert list(top.logprobs) == pytest.approx(expected[list(top.token_ids)].tolist(), abs=1e-3)
+
+
+async def likely_ids_without_a_token(house: House) -> None:
+    """The head has more rows than the tokenizer has tokens. However likely these are, no answer has one, no table of the likeliest names
+    one, and their probability is not given to others."""
+    tokens = sorted(house.reference.tokenizer.get_vocab().values())
+    expected = logprobs_of(house.logits())
+    nothing = sorted(set(range(len(expected))).difference(tokens))
+    assert nothing and np.exp(expected[nothing]).sum() > 1e-3
+    bias = stage_pb2.Sampling(logit_bias=dict.fromkeys(nothing, 100.0))
+    for more in ({}, {"stop": ["zzz"]}, {"constraint": stage_pb2.Constraint(regex="[a-z ]{3,20}")}):
+        made = await house.answer(max_tokens=20, top_logprobs=20, sampling=bias, **more)
+        assert made.tokens() and set(made.tokens()) <= set(tokens)
+        assert all(set(top.token_ids) <= set(tokens) for chunk in texts(made) for top in chunk.top_logprobs)
+    with pytest.raises(StageError, match=r"BAD_REQUEST: resume\.history: .* is in no answer"):
+        await house.answer(history=[nothing[0]])
 
 
 async def messages(house: House) -> None:
@@ -307,6 +326,6 @@ def test_every_parameter_of_the_contract_is_in_the_table() -> None:
     assert list(parameters(stage_pb2.ThinkerParams.DESCRIPTOR)) == list(EFFECTS)
 
 
-@pytest.mark.parametrize("effect", [*EFFECTS.values(), seed], ids=[*EFFECTS, "seed"])
+@pytest.mark.parametrize("effect", [*EFFECTS.values(), seed, likely_ids_without_a_token], ids=[*EFFECTS, "seed", "ids"])
 async def test_a_parameter_does_what_the_contract_says(house: House, effect: Callable[[House], Awaitable[None]]) -> None:
     await effect(house)

@@ -270,7 +270,7 @@ def test_the_tokenizer_of_qwen_has_omni_s_ids(qwen_checkpoint: Path, qwen_refere
 @pytest.mark.parametrize("folder", ["omni_checkpoint", "qwen_checkpoint"])
 def test_tokens_are_bytes_that_join_to_the_text(folder: str, request: pytest.FixtureRequest, seed: int) -> None:
     tokenizer = Tokenizer.from_file(str(request.getfixturevalue(folder) / "tokenizer.json"))
-    pieces = BytePieces(tokenizer.id_to_token, ())
+    pieces = BytePieces(tokenizer.id_to_token, {})
     count = tokenizer.get_vocab_size(with_added_tokens=False)
     whole = [pieces(token_id) for token_id in range(count)]
     assert len(set(whole)) == count

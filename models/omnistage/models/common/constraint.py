@@ -80,8 +80,8 @@ class GrammarWalk:
 class Constraints:
     """Makes grammars for one vocabulary, on a thread of its own.
 
-    piece: the bytes of a token id below `tokens`, any for a special one. encode: ids of a text, for what can be said in one way only.
-    special: ids that are in no text. end_ids: those of them that end it. vocabulary: ids that the decoder's head has, `tokens` or more.
+    piece: the bytes of an id, none for one without a token, any for a special one. encode: ids of a text, for what can be said in one way
+    only. special: ids that are in no text. end_ids: those of them that end it. vocabulary: ids that the decoder's head has.
     """
 
     def __init__(
@@ -89,13 +89,12 @@ class Constraints:
         piece: Callable[[int], bytes],
         encode: Callable[[str], Sequence[int]],
         *,
-        tokens: int,
         special: Collection[int],
         end_ids: Sequence[int],
         vocabulary: int,
     ) -> None:
         self._piece, self._encode = piece, encode
-        self._tokens, self._special, self._end_ids, self._vocabulary = tokens, frozenset(special), end_ids, vocabulary
+        self._special, self._end_ids, self._vocabulary = frozenset(special), end_ids, vocabulary
         self._worker = Worker("grammars", threads=1)
         self.activity = self._worker.activity
 
@@ -120,8 +119,7 @@ class Constraints:
     def _pieces(self) -> list[bytes]:
         """Of all ids. A special one is no text, and one without a piece is never allowed."""
         return [
-            b"" if token_id >= self._tokens else f"<special {token_id}>".encode() if token_id in self._special else self._piece(token_id)
-            for token_id in range(self._vocabulary)
+            f"<special {token_id}>".encode() if token_id in self._special else self._piece(token_id) for token_id in range(self._vocabulary)
         ]
 
     @cached_property

@@ -80,7 +80,6 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self._constraints = Constraints(
             tokenizer.piece,
             tokenizer.encode,
-            tokens=tokenizer.size,
             special=tokenizer.special.values(),
             end_ids=sorted(tokenizer.ends),
             vocabulary=tokenizer.vocabulary,
@@ -130,7 +129,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         if not all(0 <= token_id < vocabulary for token_id in request.history):
             raise BadRequest("resume.history", f"token ids must be below {vocabulary}")
         if never := self._never_said.intersection(request.history):
-            told = f"token {min(never)} is in no answer: it is special, or ends one; give the tokens that came, and those alone"
+            told = f"token {min(never)} is in no answer: it is special, no text, or ends one; give the tokens that came, and those alone"
             raise BadRequest("resume.history", told)
         self._check_characters("thinker.verbatim", len(request.verbatim))
         self._check_characters("thinker.messages", sum(len(turn.text) for turn in request.turns))
@@ -189,6 +188,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             banned=self._banned,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
+            tokenless=self.tokenizer.tokenless,
             history=tuple((token_id,) for token_id in said_ids or request.history),
             constraint=grammar,
             taps_from=taps_from,

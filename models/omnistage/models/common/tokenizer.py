@@ -18,24 +18,31 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 class TextTokenizer:
     """Text to tokens, and a token to its bytes.
 
-    vocabulary: ids that the decoder's head has. size: those of them that are tokens. special: ids of special tokens by their text. piece:
-    the bytes of a token, none for a special one. ends: ids that end an answer and are in none; a family sets them. unsayable: ids that
-    are in no answer, and are drawn only to end it: special ones, and any without text.
+    vocabulary: ids that the decoder's head has, often more than there are tokens. special: ids of special tokens by their text. tokenless:
+    ids of the head without a token. piece: the bytes of an id, none for a special or a tokenless one. ends: ids that end an answer and are
+    in none; a family sets them. unsayable: ids that are in no answer, and are drawn only to end it: special and tokenless ones.
     """
 
     ends: frozenset[int]
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        """Raises BadCheckpoint for a token whose id the head does not have."""
         # Text of a request never becomes a special token: a user cannot end their own turn.
         tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
-        self.vocabulary, self.size = vocabulary, int(tokenizer.get_vocab_size())
-        self.special: Mapping[str, int] = {
-            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        }
-        self.piece = BytePieces(tokenizer.id_to_token, self.special.values())
-        nothing = {token_id for token_id in range(vocabulary) if tokenizer.id_to_token(token_id) is None}
-        self.unsayable = frozenset({*self.special.values(), *nothing})
+        # A file may say how whoever saved it filled up or cut texts last.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer, self.vocabulary = tokenizer, vocabulary
+        ids, own = set(tokenizer.get_vocab().values()), set(tokenizer.get_vocab(with_added_tokens=False).values())
+        if (last := max(ids, default=-1)) >= vocabulary:
+            raise BadCheckpoint(f"the tokenizer has a token {last}, the ids of the model end at {vocabulary - 1}: one is not the other's")
+        added = tokenizer.get_added_tokens_decoder()
+        self.special: Mapping[str, int] = {token.content: token_id for token_id, token in added.items() if token.special}
+        self.tokenless = frozenset(range(vocabulary)) - ids
+        self.unsayable = self.tokenless.union(self.special.values())
+        # An added token is spelled in plain text, those of the vocabulary by one character for each byte.
+        spelled = {token_id: token.content.encode() for token_id, token in added.items() if token_id not in own}
+        self.piece = BytePieces(tokenizer.id_to_token, spelled | dict.fromkeys(self.unsayable, b""))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, without special tokens."""

@@ -20,11 +20,10 @@ class OmniTokenizer(TextTokenizer):
         """Raises BadCheckpoint."""
         vocabulary = config.text.vocab_size
         super().__init__(read_tokenizer(directory), vocabulary)
-        if self.size > vocabulary:
-            raise BadCheckpoint(f"{directory}: the tokenizer has {self.size} tokens, the model {vocabulary}")
         if END not in self.special:
             raise BadCheckpoint(f"{directory / 'tokenizer.json'} has no special token {END}")
-        self.ends = frozenset({self.special[END], *_ends(directory)})
+        # An end that the head does not have is never drawn.
+        self.ends = frozenset({self.special[END], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
         self.template = ChatTemplate(_template(directory), self.special, self.encode, config.ids)
 
 
@@ -41,5 +40,8 @@ def _template(directory: Path) -> str:
 
 def _ends(directory: Path) -> Sequence[int]:
     path = directory / "generation_config.json"
-    found = json_object(path).get("eos_token_id", []) if path.is_file() else []
-    return [found] if isinstance(found, int) else found
+    found = json_object(path).get("eos_token_id") if path.is_file() else None
+    ends = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ends):
+        raise BadCheckpoint(f"{path}: 'eos_token_id' is {str(found)[:80]}: it must be an id, or a list of ids")
+    return ends

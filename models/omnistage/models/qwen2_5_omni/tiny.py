@@ -12,7 +12,7 @@ from omnistage.models.common.progress import Progress
 from omnistage.models.common.random_weights import noise
 from omnistage.models.makers import Order
 from omnistage.models.qwen2_5_omni import tiny_tokenizer, tiny_weights
-from omnistage.models.qwen2_5_omni.tiny_sizes import CODE_EMBEDDINGS, CODES_END, ITEMS, MEL_BINS, SIZES, Ids, Size, config
+from omnistage.models.qwen2_5_omni.tiny_sizes import MEL_BINS, SIZES, Ids, Size, config
 
 MAX_TOKENS = 32768
 
@@ -54,15 +54,7 @@ def make(directory: Path, order: Order, progress: Progress) -> None:
     _write(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
     _write(directory / "preprocessor_config.json", PREPROCESSOR)
     torch.save(_speakers(size, ids, order.seed), directory / "spk_dict.pt")
-    tiny_weights.write(directory, values, order.seed, getattr(torch, dtype), _silent(ids), progress)
-
-
-def _silent(ids: Ids) -> dict[str, frozenset[int]]:
-    """What no answer has: tokens that are no text, and items of the Talker that are no codes; but for those that end it."""
-    return {
-        "thinker.lm_head.weight": frozenset(range(ids.pad, ids.rows)) - {ids.im_end},
-        "talker.codec_head.weight": frozenset(range(CODE_EMBEDDINGS - 1, ITEMS)) - {CODES_END},
-    }
+    tiny_weights.write(directory, values, order.seed, getattr(torch, dtype), progress)
 
 
 def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:

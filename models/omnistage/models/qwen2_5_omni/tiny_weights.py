@@ -61,11 +61,9 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {_published(name): tuple(value.shape) for name, value in net.state_dict().items()}
 
 
-def write(
-    directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, silent: Mapping[str, frozenset[int]], progress: Progress
-) -> None:
-    """Write the weights as shards with their index. silent: items that are never the likeliest,
-    by the head that would choose them. Code2Wav is float32 in any case, as published."""
+def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
+    """Write the weights as shards with their index. Code2Wav is float32 in any case, as published. Ids of the heads that are no token or no
+    code are as likely as any other, as in published checkpoints: who serves them must ban them."""
     wanted = shapes(config)
     adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items()}
     total = sum(math.prod(shape) * _dtype(name, dtype).itemsize for name, shape in wanted.items())
@@ -73,7 +71,7 @@ def write(
     shard_of = {}
     for index, names in enumerate(shards):
         file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: _weight(name, wanted[name], seed, adds, silent.get(name, frozenset())).to(_dtype(name, dtype)) for name in names}
+        tensors = {name: _weight(name, wanted[name], seed, adds).to(_dtype(name, dtype)) for name in names}
         save_file(tensors, directory / file, {"format": "pt"})
         shard_of.update(dict.fromkeys(names, file))
         progress("writing the weights", (index + 1) / len(shards))
@@ -105,13 +103,12 @@ def _shards(wanted: Mapping[str, tuple[int, ...]], limit: int, dtype: torch.dtyp
     yield group
 
 
-def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float], silent: frozenset[int]) -> torch.Tensor:
-    """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin. silent: rows of zeros."""
+def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
+    """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin."""
     mean, deviation = _distribution(name, shape, adds)
     values = noise(name, shape, seed, deviation)
     if mean:
         values += mean
-    values[sorted(silent)] = 0.0
     return values
 
 
