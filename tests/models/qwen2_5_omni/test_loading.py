@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.cache_size import LEAST_CONTEXT, CacheSize
+from omnistage.models.common.checkpoint import check_files
 from omnistage.models.common.memory import free_bytes, private_bytes
 from omnistage.models.errors import LoadError
 from omnistage.models.humans import bytes_told
@@ -23,7 +24,7 @@ from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, Vis
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
 from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, MediaPreprocessing
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.qwen2_5_omni.processor import read_pictures
+from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import (
     DECODERS,
     LEAST_MEDIUM_ROWS,
@@ -35,7 +36,7 @@ from omnistage.models.qwen2_5_omni.sizes import (
     _frame_bytes,
     _patch_bytes,
 )
-from omnistage.models.registry import chosen, recognise
+from omnistage.models.registry import FAMILIES, chosen, recognise
 from omnistage.models.smol.thinker import SmolThinker
 
 GIB = 1 << 30
@@ -124,6 +125,14 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
     for path in (index, *(copied / shard for shard in shards)):
         path.unlink()
     save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    pictures = read_pictures(copied, published)
+    settings = json.loads((copied / "preprocessor_config.json").read_text())
+    (copied / "preprocessor_config.json").unlink()
+    parts_of_it = dict.fromkeys(("image_processor", "feature_extractor", "video_processor"), settings)
+    (copied / "processor_config.json").write_text(json.dumps(parts_of_it))
+    check_files(copied, "", FAMILIES["qwen2_5_omni"].models["thinker"].files)
+    assert read_pictures(copied, published) == pictures
+    assert Spectrograms(copied, published).extractor.to_dict() == Spectrograms(omni_checkpoint, published).extractor.to_dict()
     assert read_thinker_config(copied) == published
     assert recognise(copied) == "qwen2_5_omni"
     parts = read_parts(copied, published, torch.float32, torch.device("cpu"))

@@ -13,6 +13,11 @@ from omnistage.models.errors import LoadError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    WEIGHTS: (WEIGHTS, WEIGHTS_INDEX),
+    "preprocessor_config.json": ("preprocessor_config.json", "processor_config.json"),
+}
+"""What a file may be instead: weights in shards with their index, and the settings that Transformers 5 saves together."""
 
 LARGEST_JSON = 64 << 20
 """Bytes of a file in JSON that is read whole. The index of the largest models has a few million."""
@@ -44,9 +49,11 @@ class Config:
         return self._values.get(name) is not None
 
     def value(self, name: str, kind: type[V], default: V | None = None) -> V:
-        """The value of a name; a whole number is a float too. default: where the name is missing; None: it must be there. Raises
-        BadCheckpoint."""
-        found = self._values.get(name, default)
+        """The value of a name; a whole number is a float too. default: where the name is missing or null; None: it must be
+        there. Raises BadCheckpoint."""
+        found = self._values.get(name)
+        if found is None:
+            found = default
         if found is None:
             raise BadCheckpoint(f"{self.place} lacks {name!r}")
         return _of_kind(found, kind, f"{self.place}: {name!r}")
@@ -96,10 +103,9 @@ def _of_kind(found: object, kind: type[V], place: str) -> V:
 
 
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
-    """Raises BadCheckpoint for the first of the files that a folder of the checkpoint lacks. WEIGHTS may be shards with their index."""
+    """Raises BadCheckpoint for the first of the files that a folder of the checkpoint lacks; see SPELLINGS."""
     for name in files:
-        spellings = (WEIGHTS, WEIGHTS_INDEX) if name == WEIGHTS else (name,)
-        if not any((checkpoint / folder / spelling).is_file() for spelling in spellings):
+        if not any((checkpoint / folder / spelling).is_file() for spelling in SPELLINGS.get(name, (name,))):
             raise BadCheckpoint(
                 f"{checkpoint / folder / name} is missing: give the whole folder of a checkpoint, or none for the family's own default"
             )

@@ -25,7 +25,7 @@ from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.encoding import EncoderQueue
 from omnistage.models.qwen2_5_omni.features import FeatureCache, Features
 from omnistage.models.qwen2_5_omni.patches import Normalization, Pixels, grid_of, patches_of
-from omnistage.models.qwen2_5_omni.processor import FILM_MAX_PIXELS, FILM_MIN_PIXELS, FILM_RATE_HZ, PictureSettings, Spectrograms
+from omnistage.models.qwen2_5_omni.processor import FILM_RATE_HZ, PictureSettings, Spectrograms
 from omnistage.models.qwen2_5_omni.prompt import Extent
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
@@ -73,8 +73,8 @@ class MediaPreprocessing:
         self._sound = SoundPreprocessing(rate_hz)
         self._film = FilmPreprocessing(
             factor=factor,
-            min_pixels=min(FILM_MIN_PIXELS, most),
-            max_pixels=min(FILM_MAX_PIXELS, most),
+            min_pixels=min(pictures.film_min_pixels, most),
+            max_pixels=min(pictures.film_max_pixels, most),
             total_pixels=min(most, int(context * FILM_SHARE) * factor**2),
             fps=FILM_RATE_HZ,
             frames_multiple=config.vision.frames,

@@ -1,4 +1,9 @@
-"""The settings by which a Qwen2.5-Omni checkpoint wants its media prepared, and sound as the audio encoder takes it."""
+"""The settings by which a Qwen2.5-Omni checkpoint wants its media prepared, and sound as the audio encoder takes it.
+
+They are read as Transformers reads them, from what any of its versions saved: 5 writes all parts of a processor into
+`processor_config.json`, older ones a file for each; what is left out has Transformers' default, and where two places disagree, the one
+counts that counts there.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,17 @@ from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.patches import Normalization
 
 FILE = "preprocessor_config.json"
+FILM_FILE = "video_preprocessor_config.json"
+TOGETHER = "processor_config.json"
+"""Of all parts: what it says of one goes before the file of that part."""
+
+MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Where nothing is said, as in Transformers."""
+
+RESCALED, BICUBIC = 1 / 255, 3
 FILM_MIN_PIXELS, FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28
-"""Of one frame of a film: those of the published processor, which its file does not hold."""
+"""Of one frame of a film, whatever its own file says: those of the published processor."""
 
 FILM_RATE_HZ = 2.0
 """Frames of a film that are looked at, as the published processor has it."""
@@ -24,31 +38,72 @@ FILM_RATE_HZ = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
-    """min_pixels, max_pixels: of a picture after it was resized. colours: what its values are normalized with."""
+    """min_pixels, max_pixels: of a picture after it was resized. film_*: of a frame of a film. colours: what values are normalized with."""
 
     min_pixels: int
     max_pixels: int
     colours: Normalization
+    film_min_pixels: int = FILM_MIN_PIXELS
+    film_max_pixels: int = FILM_MAX_PIXELS
 
 
 def read_pictures(directory: Path, config: ThinkerConfig) -> PictureSettings:
     """Raises BadCheckpoint for a file that does not fit the model."""
-    path = directory / FILE
-    values = Config(json_object(path), str(path))
-    for name, wanted in (
-        ("patch_size", config.vision.patch_size),
-        ("temporal_patch_size", config.vision.frames),
-        ("merge_size", config.vision.merge),
-    ):
-        if values.value(name, int, wanted) != wanted:
-            raise BadCheckpoint(f"{path}: {name!r} is {values.value(name, int)}, the model was made for {wanted}")
-    pixels = values.section("size") if values.has("size") else values
-    least, most = ("shortest_edge", "longest_edge") if values.has("size") else ("min_pixels", "max_pixels")
-    return PictureSettings(
-        pixels.value(least, int),
-        pixels.value(most, int),
-        Normalization(values.values("image_mean", float), values.values("image_std", float)),
+    values = _part(directory, "image_processor", FILE)
+    if values is None:
+        raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with an 'image_processor': give the whole folder")
+    colours = _colours(values, config)
+    films = _part(directory, "video_processor", FILM_FILE)
+    if films is not None and _colours(films, config) != colours:
+        raise BadCheckpoint(f"{films.place}: films have another 'image_mean' or 'image_std' than pictures, which is not supported")
+    least, most = _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS), _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS)
+    # Who loads a processor with other limits and saves it has them here too, and from here Transformers takes them for all that is seen.
+    path = directory / "tokenizer_config.json"
+    said = Config(json_object(path) if path.is_file() else {}, str(path))
+    found = PictureSettings(
+        said.value("min_pixels", int, least),
+        said.value("max_pixels", int, most),
+        colours,
+        said.value("min_pixels", int, FILM_MIN_PIXELS),
+        said.value("max_pixels", int, FILM_MAX_PIXELS),
     )
+    if min(found.min_pixels, found.max_pixels, found.film_min_pixels, found.film_max_pixels) < 1:
+        raise BadCheckpoint(f"{values.place}, or {path}: 'min_pixels' and 'max_pixels' must be above 0")
+    return found
+
+
+def _part(directory: Path, part: str, file: str) -> Config | None:
+    """What the folder says of a part of its processor."""
+    path = directory / TOGETHER
+    if path.is_file() and (together := Config(json_object(path), str(path))).has(part):
+        return together.section(part)
+    path = directory / file
+    return Config(json_object(path), str(path)) if path.is_file() else None
+
+
+def _colours(values: Config, config: ThinkerConfig) -> Normalization:
+    """Raises BadCheckpoint where pictures would be prepared in another way than they are here."""
+    vision = config.vision
+    for name, wanted in (("patch_size", vision.patch_size), ("temporal_patch_size", vision.frames), ("merge_size", vision.merge)):
+        if (found := values.value(name, int, wanted)) != wanted:
+            raise BadCheckpoint(f"{values.place}: {name!r} is {found}, the model was made for {wanted}")
+    for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        if not values.value(name, bool, True):
+            raise BadCheckpoint(f"{values.place}: {name!r} is false, which is not supported")
+    if abs(values.value("rescale_factor", float, RESCALED) - RESCALED) > 1e-9 or values.value("resample", int, BICUBIC) != BICUBIC:
+        raise BadCheckpoint(f"{values.place}: only 'resample' {BICUBIC} and 'rescale_factor' 1/255 are supported")
+    mean, std = (values.values(name, float) if values.has(name) else usual for name, usual in (("image_mean", MEAN), ("image_std", STD)))
+    if len(mean) != vision.channels or len(std) != vision.channels or min(std) <= 0:
+        raise BadCheckpoint(f"{values.place}: 'image_mean' and 'image_std' must be {vision.channels} numbers each, the latter above 0")
+    return Normalization(mean, std)
+
+
+def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
+    """The name of older versions goes before `size`, in which either name may stand."""
+    if values.has(name) or not values.has("size"):
+        return values.value(name, int, usual)
+    size = values.section("size")
+    return size.value(name if size.has(name) and not size.has(edge) else edge, int)
 
 
 class Spectrograms:

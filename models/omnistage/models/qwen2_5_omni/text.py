@@ -11,6 +11,8 @@ from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.prompt import ChatTemplate
 
 END = "<|im_end|>"
+TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+"""Where a chat template may be, the first first, as Transformers looks for that of a processor. The last one is the tokenizer's."""
 
 
 class OmniTokenizer(TextTokenizer):
@@ -28,12 +30,21 @@ class OmniTokenizer(TextTokenizer):
 
 
 def _template(directory: Path) -> str:
-    """The chat template, from where checkpoints have it: a file of its own, or the tokenizer's settings."""
-    plain = directory / "chat_template.jinja"
-    if plain.is_file():
-        return plain.read_text()
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        if (directory / name).is_file() and isinstance(found := json_object(directory / name).get("chat_template"), str):
+    """The chat template; of several with names, the default one."""
+    for path in (directory / name for name in TEMPLATES):
+        if not path.is_file():
+            continue
+        if path.suffix == ".jinja":
+            try:
+                return path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadCheckpoint(f"{path} cannot be read: {error}") from None
+        found = json_object(path).get("chat_template")
+        if isinstance(found, list):
+            found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        if isinstance(found, dict):
+            found = found.get("default")
+        if isinstance(found, str):
             return found
     raise BadCheckpoint(f"{directory} has no chat template: neither chat_template.jinja nor chat_template.json")
 
