@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ from PIL import Image
 from helpers import lengths
 from helpers.drawings import NAMES
 from helpers.painting import Pair, pair, picture
+from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.plan import Plan
 from omnistage.models.diffusers.quotation import split_quotation
+from omnistage.models.diffusers.qwen_image import SIDES
 from omnistage.models.interface import Failed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,6 +68,75 @@ def test_a_picture_is_that_of_the_pipeline(both: Pair, seed: int) -> None:
         latents, images = both.published(plan)
         assert apart(canvas.latents, latents) <= CLOSE
         assert levels_apart(both.images(canvas), images) <= 1
+
+
+@lengths.one_or_all("name", NAMES)
+def test_a_picture_of_many_words_is_that_of_the_pipeline(name: str, seed: int) -> None:
+    """Of as many as are taken, which is more than some pipelines draw."""
+    check_many_words(lengths.draw(name, NAMES, seed), seed)
+
+
+@pytest.mark.parametrize("name", ["qwen-image", "qwen-image-layered"])
+def test_words_that_the_pipeline_cuts_are_cut_here(name: str, seed: int) -> None:
+    both = pair(name)
+    most = both.painter.limits.prompt_tokens
+    assert most == 512
+    canvas = check_many_words(name, seed)
+    assert len(canvas.conditions.positive) == most
+    assert canvas.conditions.negative is not None and len(canvas.conditions.negative) == most
+
+
+def check_many_words(name: str, seed: int) -> Canvas:
+    """A picture of a prompt and a negative one that have nearly all tokens that are taken."""
+    both, rng = pair(name), random.Random(seed)
+    counted = both.painter.text_tokens
+    _, most = counted("x")
+    texts = []
+    for _ in range(2):
+        words = ""
+        while counted(longer := f"{words} {rng.choice(('hill', 'sea', 'red', 'house', '房子'))}")[0] <= most - 5:
+            words = longer
+        both.painter.check_text(words)
+        texts.append(words)
+    images = [picture(seed, 90, 120, opaque=name != "qwen-image-layered")][: both.edits]
+    plan = both.plan(texts[0], images, negative_prompt=texts[1], guidance_scale=3.0, steps=2, seed=seed)
+    [canvas] = both.drawn(plan)
+    latents, made = both.published(plan)
+    assert apart(canvas.latents, latents) <= CLOSE
+    assert levels_apart(both.images(canvas), made) <= 1
+    return canvas
+
+
+NOT_HERE = {
+    "output_type": "pil",
+    "return_dict": True,
+    "num_images_per_prompt": 1,
+    "callback_on_step_end_tensor_inputs": ["latents"],
+}
+"""Parameters of pipelines that say in which form pictures are given back."""
+
+ALWAYS = {
+    "QwenImageLayeredPipeline": {"cfg_normalize": False, "use_en_prompt": False},
+    "ZImagePipeline": {"cfg_normalization": False, "cfg_truncation": 1.0, "max_sequence_length": 512},
+    "LongCatImagePipeline": {"enable_cfg_renorm": True, "cfg_renorm_min": 0.0, "enable_prompt_rewrite": True},
+}
+"""What a painter does in any case, as its pipeline does where nothing is said; but for the rewriting of prompts, of which docs/diffusion.md
+tells."""
+
+
+def test_what_is_done_where_nothing_is_said_is_what_the_pipeline_does(both: Pair) -> None:
+    """Of the installed diffusers: a release with another default, or with one more, has to be looked at."""
+    limits, kind = both.painter.limits, type(both.pipe)
+    qwen = kind.__name__.startswith("QwenImage")
+    here = {"num_inference_steps": limits.steps, "true_cfg_scale" if qwen else "guidance_scale": limits.guidance}
+    here |= {"max_sequence_length": 512} if qwen else {}
+    here |= {"layers": limits.layers, "resolution": SIDES[0]} if limits.max_layers else {}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind.__call__).parameters.items()}
+    said = {name: default for name, default in defaults.items() if default not in (inspect.Parameter.empty, None)}
+    form = {name: default for name, default in NOT_HERE.items() if name in defaults}
+    assert said == here | form | ALWAYS.get(kind.__name__, {})
+    if limits.prompt_tokens:
+        assert limits.prompt_tokens == defaults["max_sequence_length"]
 
 
 def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: Pair, seed: int) -> None:

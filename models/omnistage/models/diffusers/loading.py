@@ -130,6 +130,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
             "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
             "drawn by default": f"{usual.width}x{usual.height} pixels in {usual.steps} steps with guidance {usual.guidance:g}",
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
+            **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
         },

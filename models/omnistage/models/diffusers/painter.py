@@ -145,6 +145,10 @@ class Painter(ABC):
     def limits(self) -> Limits:
         return self._limits
 
+    def _default(self, name: str) -> Any:
+        """What the pipeline takes for a parameter of its `__call__` that is left out; its other functions may have other defaults."""
+        return inspect.signature(type(self.pipe).__call__).parameters[name].default
+
     @abstractmethod
     def _own_limits(self) -> Limits:
         """As the pipeline has them, before anybody chose others."""

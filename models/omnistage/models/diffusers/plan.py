@@ -33,7 +33,7 @@ class Limits:
     negative prompt; negative: what that is where none is given. images: fewest and most that are edited. layers: of every picture, and
     most; 0: it knows no layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
     negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
-    pixels times steps of all pictures, layers too.
+    pixels times steps of all pictures, layers too. prompt_tokens: of a longer prompt only so many are drawn; 0: all that are taken.
     """
 
     multiple: int
@@ -60,6 +60,7 @@ class Limits:
     sized: bool = True
     sides: tuple[int, ...] = ()
     max_work: int = 2048 * 2048 * 200
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -18,7 +18,7 @@ from omnistage.models.diffusers.plan import Limits, Plan, in_shape
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 1024
-"""Of a prompt, without its template."""
+"""Of a prompt, without its template: its text encoder gets no more. What is drawn may get less, see Limits.prompt_tokens."""
 SEEN_AREA = 384 * 384
 """Pixels of a picture that EditPlus shows its text encoder, for AREA of those that its transformer gets."""
 MOST_IMAGES = 8
@@ -40,6 +40,7 @@ class QwenImagePainter(Painter):
             guidance=4.0,
             negative=" ",
             min_steps=min_steps(self.pipe.scheduler),
+            prompt_tokens=self._default("max_sequence_length"),
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
@@ -62,7 +63,11 @@ class QwenImagePainter(Painter):
         return Conditions(*self.texts(plan), self._image_latents(plan), self._shapes(plan))
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        rows: Tensor = self.pipe.encode_prompt(text)[0][0]
+        return self._encoded(text)
+
+    def _encoded(self, text: str, **seen: Any) -> Tensor:
+        """As `__call__` of the pipeline asks for it: left to itself, `encode_prompt` gives rows of twice as many words."""
+        rows: Tensor = self.pipe.encode_prompt(text, max_sequence_length=self._default("max_sequence_length"), **seen)[0][0]
         return rows
 
     def _image_latents(self, plan: Plan) -> Tensor | None:
@@ -164,7 +169,8 @@ class QwenImageEditPainter(_FromPictures):
     """One picture edited. The result has its shape and about AREA pixels where nothing else is asked for."""
 
     def _own_limits(self) -> Limits:
-        return replace(super()._own_limits(), width=0, height=0, images=(1, 1))
+        """Of a prompt beside a picture the pipelines cut nothing."""
+        return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
     def sized(self, plan: Plan) -> Plan:
         plan = in_shape(plan, self.limits.multiple)
@@ -174,8 +180,7 @@ class QwenImageEditPainter(_FromPictures):
 
     def text(self, plan: Plan, text: str) -> Tensor:
         """The text encoder gets the same pixels as the VAE."""
-        rows: Tensor = self.pipe.encode_prompt(text, image=plan.images[0].fits[0])[0][0]
-        return rows
+        return self._encoded(text, image=plan.images[0].fits[0])
 
 
 class QwenImageEditPlusPainter(QwenImageEditPainter):
@@ -185,8 +190,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return replace(super()._own_limits(), images=(1, MOST_IMAGES))
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        rows: Tensor = self.pipe.encode_prompt(text, image=[image.fits[1] for image in plan.images])[0][0]
-        return rows
+        return self._encoded(text, image=[image.fits[1] for image in plan.images])
 
     def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
         """For the text encoder a smaller one."""
