@@ -78,7 +78,7 @@ def main(source: Path, out: Path) -> None:
 def save(source: Path, folder: Path, variant: str) -> None:
     import transformers
 
-    limits = {} if variant == "published" else {"min_pixels": 20 * 28 * 28, "max_pixels": 150 * 28 * 28}
+    limits: dict[str, Any] = {} if variant == "published" else {"min_pixels": 20 * 28 * 28, "max_pixels": 150 * 28 * 28}
     processor: Any = transformers.Qwen2_5OmniProcessor.from_pretrained(source, **({} if variant == "built" else limits))
     if variant == "built":
         processor = type(processor)(

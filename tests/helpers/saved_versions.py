@@ -65,7 +65,7 @@ def saved_by(version: str) -> dict[str, Variant]:
 
 def read(folder: Path) -> Variant:
     texts = {path.name: path.read_text("utf-8") for path in sorted(folder.iterdir()) if path.name not in NOT_READ}
-    files = {name: json.loads(text) if name.endswith(".json") else text for name, text in texts.items()}
+    files: Variant = {name: json.loads(text) if name.endswith(".json") else text for name, text in texts.items()}
     for part in ("talker_config", "token2wav_config"):  # Which have no part in a prompt.
         del files["config.json"][part]
     return files

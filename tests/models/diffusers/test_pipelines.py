@@ -107,7 +107,7 @@ def check_many_words(name: str, seed: int) -> Canvas:
     return canvas
 
 
-NOT_HERE = {
+NOT_HERE: dict[str, object] = {
     "output_type": "pil",
     "return_dict": True,
     "num_images_per_prompt": 1,
@@ -115,7 +115,7 @@ NOT_HERE = {
 }
 """Parameters of pipelines that say in which form pictures are given back."""
 
-ALWAYS = {
+ALWAYS: dict[str, dict[str, object]] = {
     "QwenImageLayeredPipeline": {"cfg_normalize": False, "use_en_prompt": False},
     "ZImagePipeline": {"cfg_normalization": False, "cfg_truncation": 1.0, "max_sequence_length": 512},
     "LongCatImagePipeline": {"enable_cfg_renorm": True, "cfg_renorm_min": 0.0, "enable_prompt_rewrite": True},
@@ -128,7 +128,7 @@ def test_what_is_done_where_nothing_is_said_is_what_the_pipeline_does(both: Pair
     """Of the installed diffusers: a release with another default, or with one more, has to be looked at."""
     limits, kind = both.painter.limits, type(both.pipe)
     qwen = kind.__name__.startswith("QwenImage")
-    here = {"num_inference_steps": limits.steps, "true_cfg_scale" if qwen else "guidance_scale": limits.guidance}
+    here: dict[str, object] = {"num_inference_steps": limits.steps, "true_cfg_scale" if qwen else "guidance_scale": limits.guidance}
     here |= {"max_sequence_length": 512} if qwen else {}
     here |= {"layers": limits.layers, "resolution": SIDES[0]} if limits.max_layers else {}
     defaults = {name: parameter.default for name, parameter in inspect.signature(kind.__call__).parameters.items()}

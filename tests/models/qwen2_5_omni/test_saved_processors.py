@@ -53,11 +53,12 @@ class Reader:
         sound = rows_of_frames(self.sounds.frames(part.get("sound", part.get("audio", 0))))
         ask = self.asks.of(kind, use_audio="sound" in part)
         if isinstance(ask, PicturePreprocessing):
-            height, width = smart_resize(*part["image"], ask.factor, ask.min_pixels, ask.max_pixels)
+            height, width = part["image"]
+            height, width = smart_resize(height, width, ask.factor, ask.min_pixels, ask.max_pixels)
             return Extent(Grid(1, height // vision.patch_size, width // vision.patch_size))
         if isinstance(ask, FilmPreprocessing):
-            count, *size = part["video"]
-            height, width = smart_resize(*size, ask.factor, ask.min_pixels, ask.frame_pixels(count))
+            count, height, width = part["video"]
+            height, width = smart_resize(height, width, ask.factor, ask.min_pixels, ask.frame_pixels(count))
             grid = Grid(-(-count // vision.frames), height // vision.patch_size, width // vision.patch_size)
             return Extent(grid, vision.frames * ask.told_frame_s(count, 1 / ask.fps), sound if "sound" in part else 0)
         return Extent(sound=sound)
