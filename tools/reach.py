@@ -64,6 +64,7 @@ READ: Mapping[str, Collection[str]] = {
     "examples/*.py": ("tests/client/test_examples.py",),  # helpers of tests have the same names
     "examples/*/*": _BY_LANGUAGES,
     "tests/chaos/*.yaml": ("tests/chaos/house.py",),
+    "tests/models/qwen2_5_omni/saved/*.json": ("tests/helpers/saved_versions.py",),
     "tests/families.dist-info/*": ("tests/helpers/engine_family.py", "tests/helpers/loading.py", "tests/models/test_registry.py"),
     ORDER: ("tests/house/test_suite.py",),
     "*.py": ("tests/house/test_imports.py", _TREE),
