@@ -32,7 +32,6 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing
-from omnistage.models.media.turns import Turns
 
 SMALL = PicturePreprocessing(max_pixels=16 * 784)
 LONG = FilmPreprocessing(fps=10, min_pixels=700 * 784, max_pixels=700 * 784, total_pixels=1 << 30)
@@ -143,7 +142,7 @@ async def test_one_that_needs_more_memory_than_there_is_costs_that_medium(pictur
 @pytest.mark.parametrize("happens", ["ended", "killed at that moment", "stopped"])
 async def test_one_that_dies_or_stops_with_nothing_to_do_costs_nothing(picture: bytes, happens: str) -> None:
     async with decoding(processes=2) as decoder:
-        await asyncio.gather(*(decoder.picture(picture, SMALL) for _ in range(2)))
+        await asyncio.gather(*(decoder.picture(picture, SMALL, client=client) for client in "ab"))
         pids = decoder.pids
         assert len(pids) == 2
         for pid in pids:
@@ -269,14 +268,14 @@ def few_descriptors(left: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize(("left", "said"), [(0, "cannot be handed"), (1, "too many open files")])
-async def test_a_server_without_descriptors_blames_itself_and_no_medium(picture: bytes, left: int, said: str) -> None:
+@pytest.mark.parametrize("left", [0, 1])
+async def test_a_server_without_descriptors_blames_itself_and_no_medium(picture: bytes, left: int) -> None:
     async with decoding() as decoder:
         with tempfile.TemporaryFile() as file:
             file.write(picture)
             file.flush()
             await decoder.picture(file.fileno(), SMALL)
-            with few_descriptors(left), pytest.raises(DecoderFailed, match=said):
+            with few_descriptors(left), pytest.raises(DecoderFailed, match=r"cannot be handed .*Too many open files.*: ask again later"):
                 await decoder.picture(file.fileno(), SMALL)
             await decoder.picture(file.fileno(), SMALL)
 
@@ -307,26 +306,6 @@ async def test_films_leave_a_process_to_pictures(picture: bytes, film: bytes) ->
         await asyncio.wait(films)
 
 
-async def test_clients_take_turns() -> None:
-    turns = Turns(1, 100)
-    served: list[str] = []
-
-    async def one(client: str) -> None:
-        await turns.enter(client)
-        served.append(client)
-        await asyncio.sleep(0)
-        turns.leave()
-
-    await turns.enter("first")
-    tasks = [asyncio.create_task(one(client)) for client in "aaaaabbc"]
-    await until(lambda: turns.waiting == 8)
-    tasks[1].cancel()
-    turns.leave()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert "".join(served) == "abcabaa"
-    assert turns.waiting == 0
-
-
 async def test_the_process_can_do_nothing_but_compute_and_holds_no_secret(picture: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISTAGE_TOKEN", "a secret of the stage")
     with tempfile.TemporaryFile() as file:
@@ -341,30 +320,6 @@ async def test_the_process_can_do_nothing_but_compute_and_holds_no_secret(pictur
             assert (status["Seccomp"].strip(), status["NoNewPrivs"].strip(), status["Threads"].strip()) == ("2", "1", "1")
             opened = [str(one.readlink()) for one in (folder / "fd").iterdir()]
             assert sorted(one.partition(":")[0] for one in opened) == ["/dev/null", "/dev/null", "/dev/null", "socket"]
-
-
-ESCAPES = """
-import os, socket, sys, threading, time
-from omnistage.models.media.confinement import confine
-ways = [
-    lambda: open("/proc/version"), lambda: os.open("x", os.O_CREAT | os.O_WRONLY), lambda: os.listdir("/"),
-    lambda: socket.socket(), lambda: os.fork(), lambda: os.execv(sys.executable, ["python"]), lambda: os.kill(os.getppid(), 0),
-    lambda: os.unlink("x"), lambda: os.setuid(0), lambda: os.pidfd_open(os.getppid()), lambda: os.pipe(),
-]
-assert confine()
-for number, way in enumerate(ways):
-    try:
-        way()
-    except PermissionError:
-        continue
-    print(number)
-print("all tried")
-"""
-
-
-def test_the_kernel_refuses_files_sockets_processes_and_signals(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", ESCAPES], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
-    assert done.stdout == "all tried\n"
 
 
 TESTS = Path(__file__).parents[2]
@@ -406,7 +361,7 @@ def test_processor_time_ends_it_even_if_its_parent_does_not(film: bytes) -> None
             file.flush()
             assert ours.recv(100) == child.READY
             request = {"kind": "video", "ask": asdict(LONG), "limit_s": 0.1 - child.GRACE_S}
-            socket.send_fds(ours, [json.dumps(request).encode()], [file.fileno()])
+            socket.send_fds(ours, [json.dumps(request).encode()], [file.fileno(), file.fileno()])
             assert ours.recv(100) == child.TAKEN
             assert process.wait(60) == -signal.SIGPROF
 
@@ -420,38 +375,46 @@ LIES = [
     b'{"shape": "much"}',
     b'{"shape": [1e400, 1, 3]}',
     b'{"samples": 4}',
+    b"[" * 60_000,
 ]
 
 
-@pytest.mark.parametrize("sealed", [True, False])
-async def test_a_process_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sealed: bool) -> None:
-    """One that was taken over: another program in its place, which answers what it likes."""
+@pytest.mark.parametrize("kept", [False, True])
+async def test_a_process_that_lies_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: bool) -> None:
+    """One that was taken over: another program in its place, which answers what it likes, and may keep a way to change what it made. It
+    decodes nothing any more."""
     package = tmp_path / "omnistage" / "models" / "media"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "child.py").write_text(LIAR.format(lies=LIES, sealed=sealed))
+    (package / "child.py").write_text(LIAR.format(lies=LIES, kept=kept, count=tmp_path / "count"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with decoding() as decoder:
         for _ in LIES:
             with pytest.raises(BadMedia, match="decoding it went wrong"):
                 await decoder.picture(b"anything")
-        if sealed:
+            assert decoder.pids == []
+        if kept:
+            with pytest.raises(BadMedia, match="decoding it went wrong"):
+                await decoder.picture(b"anything")
+        else:
             assert (await decoder.picture(b"anything")).pixels.shape == (2, 2, 3)
 
 
 LIAR = """
-import os, socket, sys
-from fcntl import F_ADD_SEALS, fcntl
+import mmap, os, pathlib, socket, sys
+count = pathlib.Path("{count}")
+number = count.stat().st_size if count.exists() else 0
+with count.open("a") as file:
+    file.write("x")
 channel = socket.socket(fileno=int(sys.argv[1]))
 channel.send(b"ready")
-for number, lie in enumerate([*{lies!r}, b'{{"shape": [2, 2, 3]}}']):
-    socket.recv_fds(channel, 10000, 1)
+while True:
+    _, (file, result), _, _ = socket.recv_fds(channel, 10000, 2)
     channel.send(b"taken")
-    file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.write(file, bytes(5 if number == 2 else 12))
-    if {sealed}:
-        fcntl(file, F_ADD_SEALS, 15)
-    socket.send_fds(channel, [lie], [file])
+    os.write(result, bytes(5 if number == 2 else 12))
+    if {kept}:
+        way = mmap.mmap(result, 0)
+    channel.send([*{lies!r}, b'{{"shape": [2, 2, 3]}}'][number])
 """
 
 

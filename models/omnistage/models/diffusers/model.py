@@ -22,9 +22,22 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import IMAGE
 from omnistage.models.diffusers.output import encoded
 from omnistage.models.diffusers.plan import PNG, Given, Limits, Plan, check_size, planned
-from omnistage.models.interface import Activity, BadRequest, Drawn, DrawRequest, Full, Load, ModelInfo, Piece, PortSpec, Wanted, no_inputs
+from omnistage.models.interface import (
+    Activity,
+    BadRequest,
+    Drawn,
+    DrawRequest,
+    Failed,
+    Full,
+    Load,
+    ModelInfo,
+    Piece,
+    PortSpec,
+    Wanted,
+    no_inputs,
+)
 from omnistage.models.media.decoder import MediaDecoder
-from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
+from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
 from omnistage.models.media.turns import Turns
 from omnistage.models.options import LoadOptions
@@ -147,6 +160,8 @@ class PictureModel(Generic[J]):
             raise BadRequest("diffusion.images", str(error), medium=str(number)) from None
         except (DecoderFull, DecoderFailed) as error:
             raise Full(str(error)) from None
+        except DecoderBroken as error:
+            raise Failed(str(error)) from None
         self._hold(given)
         return given
 

@@ -1,16 +1,19 @@
 """The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
 
-One medium after another comes on a socket of packets: what is asked as JSON, and the file as a descriptor. It says that it has taken it,
-then decodes it. The answer is JSON, and what was made as a descriptor of sealed memory. It ends when its parent does, when that closes the
-socket, or when memory is short.
+One medium after another comes on a socket of packets: what is asked as JSON, and two descriptors: of the file, and of an empty one for what
+is made. It says that it has taken it, then decodes it, and answers in JSON. It ends when its parent does, when that closes the socket, when
+memory is short, or when a medium takes more processor time than one of its size may.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import importlib
+import io
 import json
 import os
+import pkgutil
 import resource
 import signal
 import socket
@@ -19,9 +22,10 @@ import warnings
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from PIL import AvifImagePlugin, Image
+import av
+from PIL import AvifImagePlugin, Image, ImageCms
 
-from omnistage.models.media import films, pictures, sounds
+from omnistage.models.media import faults, films, pictures, sounds
 from omnistage.models.media.confinement import confine
 from omnistage.models.media.errors import BadMedia, NoRoom, UnknownFormat
 from omnistage.models.media.formats import advice
@@ -43,60 +47,77 @@ FILES = 32
 """Descriptors that it may have."""
 
 GRACE_S = 5.0
-"""Of processor time beyond the time on the clock, after which the system ends the process if its parent has not."""
+"""Of processor time beyond the time on the clock, for what has no limit of its own."""
 
 
 def serve(channel: socket.socket, limits: MediaLimits) -> None:
     """Until the parent has gone, or memory is short."""
-    channel.sendmsg([READY])
+    os.write(channel.fileno(), READY)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return
-        channel.sendmsg([TAKEN])
+        os.write(channel.fileno(), TAKEN)
         request = json.loads(message)
-        signal.setitimer(signal.ITIMER_PROF, request["limit_s"] + GRACE_S)
-        with os.fdopen(descriptors[0], "rb") as file, Output(limits.result_bytes) as output:
-            answer = _answer(request, file, output, limits)
-            socket.send_fds(channel, [json.dumps(answer).encode()], [output.fd])
+        _allow(request["limit_s"] + GRACE_S)
+        with os.fdopen(descriptors[0], "rb") as file, os.fdopen(descriptors[1], "wb") as result:
+            said = answer(request, file, Output(result.fileno(), limits.result_bytes), limits)
+            os.write(channel.fileno(), json.dumps(said).encode())
 
 
-def _answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
+def answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
     """What was made, or why it was not."""
     try:
         try:
             check_whole(file, limits.of(request["kind"])[0])
-            made = _made(request["kind"], request["ask"], file, output, limits)
+            return _made(request["kind"], request["ask"], file, output, limits)
         except UnknownFormat as error:
             return {"bad": advice(file, limits) or str(error)}
-        output.seal()
-        return made
     except NoRoom as error:
         return {"no_room": str(error)}
     except BadMedia as error:
         return {"bad": str(error)}
     except Exception as error:  # whatever a decoder makes of damaged bytes; a mistake of ours would be no better for the caller
-        if _is_memory(error):
+        if faults.is_memory(error):
             os._exit(OUT_OF_MEMORY)  # what a library held when it failed is gone with the process
+        if faults.is_shortage(error):
+            return {"short": faults.told(error)}
+        if faults.is_refusal(error):
+            return {"broken": faults.told(error)}
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return {"bad": f"it is damaged ({said}): send all of it, or encode it anew"}
 
 
 def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
+    size = file.seek(0, io.SEEK_END)
     if kind == "image":
-        pixels = pictures.decoded(file, PicturePreprocessing(**ask), limits)
+        _allow(limits.picture_least_s)
+        with pictures.checked(file, limits) as image:
+            _allow(limits.picture_s(size, image.width * image.height))
+            pixels = pictures.decoded(file, image, PicturePreprocessing(**ask))
         output.put(pixels)
         return {"shape": pixels.shape}
     if kind == "audio":
+        _allow(limits.sound_s_of(size))
         samples = sounds.decoded(file, SoundPreprocessing(**ask), limits)
         output.put(samples)
         return {"samples": len(samples)}
     return asdict(films.decode(file, FilmPreprocessing(**ask), limits, output))
 
 
-def _is_memory(error: Exception) -> bool:
-    """Pillow says it in words only."""
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or "out of memory" in str(error)
+def _allow(seconds: float) -> None:
+    """So much processor time from now on. Then the system ends the process, however busy the machine is and whether its parent lives."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def load() -> None:
+    """What libraries load or take when they first need it. Once the process is confined they would fail, and the medium be blamed."""
+    Image.init()
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    ImageCms.createProfile("LAB")
+    for module in pkgutil.walk_packages(av.__path__, "av."):
+        if module.name != "av.__main__":
+            importlib.import_module(module.name)
 
 
 def main() -> None:
@@ -107,8 +128,7 @@ def main() -> None:
         sys.exit(1)
     limits = MediaLimits(**json.loads(words))
     warnings.simplefilter("ignore")
-    Image.init()
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    load()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.result_bytes, limits.result_bytes))

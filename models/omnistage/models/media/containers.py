@@ -174,4 +174,4 @@ def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) ->
 
 
 def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
-    raise PermissionError(f"a medium may not open {url}")
+    raise BadMedia("it names another file, which is not read: send all of it in one file")

@@ -9,16 +9,16 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.models.media.decoded import Film, Picture, Sound
-from omnistage.models.media.errors import BadMedia, DecoderFailed, NoRoom, NotTaken
+from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, NoRoom, NotTaken
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import SEALS, aligned
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
@@ -33,14 +33,19 @@ is neither used nor changed."""
 
 _PIECE = 1 << 20
 
+T = TypeVar("T")
+Taken = Callable[[dict[str, Any], mmap.mmap], T]
+
 
 class MediaDecoder:
     """Decodes so many media at once, in as many processes, which start when they are needed and stay.
 
     Call it from one event loop, on a thread that lives as long as it: the processes end with the thread that started them. Where several
-    media wait, clients take turns, and each is served first come, first served. Films take all processes but one, where there are several:
-    pictures and sounds never wait for one. Cancelling ends the work. All of its methods raise BadMedia for a medium, DecoderFull when
-    max_waiting films or max_waiting others wait, and DecoderFailed when no process can be started, or this one has no descriptor left.
+    media wait, clients take turns, and each is served first come, first served. Where there are several processes, all films together take
+    all but one, and so do the pictures and sounds of one client: none of those waits for a film, or for many of another client. Cancelling
+    ends the work. All of its methods raise BadMedia for a medium, DecoderFull when max_waiting films or max_waiting others wait,
+    DecoderFailed when no process can be started, or the machine has no descriptor or disk left, and DecoderBroken when a process is not
+    let do what it has to.
     """
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
@@ -64,25 +69,23 @@ class MediaDecoder:
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> Picture:
         """The first picture of the file, upright, RGB or RGBA, resized."""
         ask = ask or PicturePreprocessing()
-        made, memory = await self._decode("image", source, ask, client)
-        with _distrust():
-            return Picture(_pixels(memory, made["shape"], 3, ask.alpha))
+        return await self._decode("image", source, ask, client, lambda said, made: Picture(_pixels(made, said["shape"], 3, ask.alpha)))
 
     async def sound(self, source: Source, ask: SoundPreprocessing | None = None, *, client: str = "") -> Sound:
         """The sound of the file, mono, resampled."""
         ask = ask or SoundPreprocessing()
-        made, memory = await self._decode("audio", source, ask, client)
-        with _distrust():
-            return Sound(_samples(memory, 0, made["samples"]), ask.rate_hz)
+        return await self._decode("audio", source, ask, client, lambda said, made: Sound(_samples(made, 0, said["samples"]), ask.rate_hz))
 
     async def film(self, source: Source, ask: FilmPreprocessing | None = None, *, client: str = "") -> Film:
         """Frames of the film, evenly taken, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmPreprocessing()
-        made, memory = await self._decode("video", source, ask, client)
-        with _distrust():
-            frames = _pixels(memory, made["shape"], 4)
-            sound = Sound(_samples(memory, aligned(frames.nbytes), made["samples"]), ask.rate_hz) if ask.use_audio else None
-            return Film(frames, float(made["frame_s"]), sound)
+
+        def film(said: dict[str, Any], made: mmap.mmap) -> Film:
+            frames = _pixels(made, said["shape"], 4)
+            sound = Sound(_samples(made, aligned(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
+            return Film(frames, _seconds(said["frame_s"]), sound)
+
+        return await self._decode("video", source, ask, client, film)
 
     async def close(self) -> None:
         """End the processes and wait for their end. Nothing is being decoded."""
@@ -91,45 +94,38 @@ class MediaDecoder:
         while self._ending:
             await asyncio.wait(self._ending)
 
-    async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str) -> tuple[dict[str, Any], mmap.mmap]:
-        most, limit_s = self.limits.of(kind)
-        _check_size(source, most)
-        request = {"kind": kind, "ask": asdict(ask)}
+    async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
+        """taken: of what the process says that it made, and of the memory in which that is."""
+        _check_size(source, self.limits.of(kind)[0])
         try:
-            answer, made = await self._asked(request, source, limit_s, client)
-        except NotTaken:  # once more: what happened to an idle process is no fault of the medium
+            return await self._asked(kind, source, ask, client, taken)
+        except NotTaken:  # once more: what happened to a process that had no medium yet is no fault of this one
             while self._idle:
                 self._retire(self._idle.pop())
-            answer, made = await self._asked(request, source, limit_s, client)
-        try:
+            return await self._asked(kind, source, ask, client, taken)
+
+    async def _asked(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
+        """As a process decodes it, which is another one from then on if it makes no sense."""
+        request = {"kind": kind, "ask": asdict(ask)}
+        films = self._films.taken(client) if kind == "video" else nullcontext()
+        async with films, self._process((client, kind == "video")) as process, _files(source) as (file, result):
+            answer = await process.decode(request, file, result, self.limits.of(kind)[1])
             with _distrust():
                 said = json.loads(answer)
-                if "no_room" in said:
-                    raise NoRoom(str(said["no_room"]))
-                if "bad" in said:
-                    raise BadMedia(str(said["bad"]))
-                return said, _mapped(made, self.limits.result_bytes)
-        finally:
-            os.close(made)
-
-    async def _asked(self, request: dict[str, Any], source: Source, limit_s: float, client: str) -> tuple[bytes, int]:
-        """What a process answers, as `DecodingProcess.decode` has it."""
-        async with self._films.taken(client) if request["kind"] == "video" else nullcontext(), self._process(client) as process:
-            try:
-                file = await _file(source)
-            except OSError as error:
-                raise DecoderFailed(f"a medium cannot be handed to the process that decodes it ({error}): ask again later") from error
-            try:
-                return await process.decode(request, file, limit_s)
-            finally:
-                os.close(file)
+                if (refusal := _refusal(said)) is None:
+                    return taken(said, _sealed(result, self.limits.result_bytes))
+        raise refusal
 
     @asynccontextmanager
-    async def _process(self, client: str) -> AsyncIterator[DecodingProcess]:
+    async def _process(self, client: Hashable) -> AsyncIterator[DecodingProcess]:
         """A process for one medium, when it is the client's turn. It is kept if all goes well, and else replaced by the next one, once its
         memory is free."""
         await self._turns.enter(client)
-        process = self._alive()
+        try:
+            process = self._alive()
+        except OSError as error:
+            self._turns.leave(client)
+            raise DecoderFailed(f"no process that decodes media can be started: {error}") from error
         self._busy.add(process)
         well = False
         try:
@@ -139,9 +135,9 @@ class MediaDecoder:
             self._busy.remove(process)
             if well:
                 self._idle.append(process)
-                self._turns.leave()
+                self._turns.leave(client)
             else:
-                self._retire(process).add_done_callback(lambda _: self._turns.leave())
+                self._retire(process).add_done_callback(lambda _: self._turns.leave(client))
 
     def _alive(self) -> DecodingProcess:
         """One that lives: that one died idle, killed by whom ever, is no fault of the next medium."""
@@ -150,11 +146,7 @@ class MediaDecoder:
             if process.is_alive():
                 return process
             self._retire(process)
-        try:
-            return DecodingProcess(self.limits)
-        except OSError as error:
-            self._turns.leave()
-            raise DecoderFailed(f"no process that decodes media can be started: {error}") from error
+        return DecodingProcess(self.limits)
 
     def _retire(self, process: DecodingProcess) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(process.end())
@@ -175,6 +167,20 @@ def _check_size(source: Source, most: int) -> None:
         raise BadMedia(f"it has {size} bytes, and at most {most} may be: send a part of it, or a smaller one")
     if not size:
         raise BadMedia("it has no bytes: send the file itself")
+
+
+@asynccontextmanager
+async def _files(source: Source) -> AsyncIterator[tuple[int, int]]:
+    """Two descriptors: of the source, and of an empty file in memory for what is made of it. Raises DecoderFailed."""
+    with ExitStack() as closing:
+        try:
+            file = await _file(source)
+            closing.callback(os.close, file)
+            result = os.memfd_create("omnistage-medium", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            closing.callback(os.close, result)
+        except OSError as error:
+            raise DecoderFailed(f"a medium cannot be handed to the process that decodes it ({error}): ask again later") from error
+        yield file, result
 
 
 async def _file(source: Source) -> int:
@@ -199,15 +205,32 @@ def _distrust() -> Iterator[None]:
         yield
     except BadMedia:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise BadMedia("decoding it went wrong: it is damaged, encode it anew") from error
 
 
-def _mapped(file: int, most: int) -> mmap.mmap:
+def _refusal(said: dict[str, Any]) -> Exception | None:
+    """What the process answers in place of a medium."""
+    if "no_room" in said:
+        return NoRoom(str(said["no_room"]))
+    if "bad" in said:
+        return BadMedia(str(said["bad"]))
+    if "short" in said:
+        return DecoderFailed(f"this server has not what it takes to decode a medium ({said['short']}): ask again later")
+    if "broken" in said:
+        return DecoderBroken(f"by a fault of this server a medium is not decoded ({said['broken']}): send it in another format")
+    return None
+
+
+def _sealed(file: int, most: int) -> mmap.mmap:
     """A private view of what was made, which the process that made it can neither change any more nor cut short."""
+    try:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
+    except OSError as error:
+        raise ValueError(f"it is written to by another way: {error}") from error
     size = os.fstat(file).st_size
-    if fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS or size > most:
-        raise ValueError(f"{size} bytes that are not sealed or too many")
+    if size > most:
+        raise ValueError(f"{size} bytes are too many")
     return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
 
 
@@ -221,3 +244,9 @@ def _samples(memory: mmap.mmap, start: int, count: int) -> NDArray[np.float32]:
     if count < 1:
         raise ValueError(f"{count} samples")
     return np.frombuffer(memory, np.float32, count, start)
+
+
+def _seconds(length: float) -> float:
+    if not 0 < length < math.inf:
+        raise ValueError(f"{length} s is no length")
+    return float(length)

@@ -20,8 +20,13 @@ class DecoderFull(RuntimeError):
 
 
 class DecoderFailed(RuntimeError):
-    """No process that decodes could be started, or nothing given to it or taken from it. The text says why; the medium is not to blame."""
+    """No process that decodes could be started, or nothing given to it, or the machine was short of something. The text says why; the
+    medium is not to blame: ask again later or elsewhere."""
+
+
+class DecoderBroken(RuntimeError):
+    """The process that decodes was not let do what this medium needs. The medium is not to blame, and asking again is of no use."""
 
 
 class NotTaken(DecoderFailed):
-    """The process that was to decode a medium did not take it: it was stopped or killed while it had nothing to do. Another one can."""
+    """The process that was to decode a medium did not take it: it was stopped or killed before, maybe while it started. Another one can."""

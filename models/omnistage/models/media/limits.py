@@ -16,17 +16,24 @@ class MediaLimits:
     sound of a film, which is as much as the feature extractor of a Whisper-like encoder is built for. sound_rate_hz: of its samples;
     sound_channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame, as it is stored.
     result_bytes: of what comes out. memory_bytes: address space of the process that decodes, libraries included. picture_time_s,
-    sound_time_s, film_time_s: of the clock, from the moment at which decoding begins.
+    sound_time_s, film_time_s: of the clock, from the moment at which decoding begins. picture_least_s, megapixel_s, picture_mebibyte_s:
+    processor time that a picture may take, whatever its size, and more for its size; ten times what the slowest format takes. So for
+    sounds, sound_least_s and sound_mebibyte_s.
     """
 
     picture_bytes: int = 64 * _MIB
     picture_pixels: int = 50_000_000
     picture_time_s: float = 20.0
+    picture_least_s: float = 3.0
+    megapixel_s: float = 0.3
+    picture_mebibyte_s: float = 0.1
     sound_bytes: int = 128 * _MIB
     sound_s: float = 300.0
     sound_rate_hz: int = 192_000
     sound_channels: int = 32
     sound_time_s: float = 60.0
+    sound_least_s: float = 15.0
+    sound_mebibyte_s: float = 0.35
     film_bytes: int = 512 * _MIB
     film_s: float = 600.0
     film_frames: int = 40_000
@@ -34,6 +41,14 @@ class MediaLimits:
     film_time_s: float = 120.0
     result_bytes: int = 512 * _MIB
     memory_bytes: int = 2048 * _MIB
+
+    def picture_s(self, size: int, pixels: int) -> float:
+        """Processor time that a picture may take, of so many bytes and pixels."""
+        return self.picture_least_s + self.megapixel_s * pixels / 1e6 + self.picture_mebibyte_s * size / _MIB
+
+    def sound_s_of(self, size: int) -> float:
+        """Processor time that a sound may take, of so many bytes."""
+        return self.sound_least_s + self.sound_mebibyte_s * size / _MIB
 
     def of(self, kind: str) -> tuple[int, float]:
         """Of a file of a kind, image, audio or video: the bytes that it may have, and the seconds that its decoding may take."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia
 
 ALIGNMENT = 64
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 """Nobody can change a result that the stage has mapped, or cut it short under the stage, which would kill it."""
 
 
@@ -23,12 +22,12 @@ def aligned(size: int) -> int:
 
 
 class Output:
-    """Memory that grows as arrays are put in, up to `most` bytes. Raises BadMedia beyond that. `fd` is of an anonymous file."""
+    """A file, by its descriptor, that grows as arrays are put in, up to `most` bytes. Raises BadMedia beyond that."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, file: int, most: int) -> None:
+        self._file = file
         self._most = most
         self._size = 0
-        self.fd = os.memfd_create("omnistage-medium", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     def expect(self, size: int) -> None:
         """So many bytes will be put in. Raises BadMedia if that is too much."""
@@ -44,15 +43,5 @@ class Output:
         self._size = start + array.nbytes
         data = memoryview(np.ascontiguousarray(array).data).cast("B")
         while data:
-            written = os.pwrite(self.fd, data, start)
+            written = os.pwrite(self._file, data, start)
             data, start = data[written:], start + written
-
-    def seal(self) -> None:
-        """No change from here on."""
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        os.close(self.fd)

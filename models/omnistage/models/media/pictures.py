@@ -12,7 +12,8 @@ from PIL import ExifTags, Image, ImageFile, PngImagePlugin, UnidentifiedImageErr
 from omnistage.models.media import colours
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.preprocessing import PicturePreprocessing, ground, smart_resize
+from omnistage.models.media.picture_parts import check_parts
+from omnistage.models.media.preprocessing import PicturePreprocessing, check_aspect, ground, smart_resize
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """Pillow knows more: some run other programs, some are scarcely looked after."""
@@ -35,30 +36,38 @@ Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's 
 PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
 
 
-def decoded(file: BinaryIO, ask: PicturePreprocessing, limits: MediaLimits) -> NDArray[np.uint8]:
-    """[height, width, 3], or 4 with `alpha`. Raises BadMedia, or whatever Pillow raises for what is damaged."""
+def checked(file: BinaryIO, limits: MediaLimits) -> Image.Image:
+    """A picture that may be decoded, as far as its header and its parts tell. Close it. Raises BadMedia."""
     image = opened(file)
     if image is None:
         raise UnknownFormat(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
-    with image:
-        if image.width * image.height > limits.picture_pixels:
-            raise BadMedia(
-                f"it is {image.width}x{image.height} pixels, and at most {limits.picture_pixels / 1e6:g} million may be: make it smaller"
-            )
-        shown = colours.shown(image, file)
-        if ask.alpha and not ask.background:
-            made = shown.colours.copy()
-            made.putalpha(255 if shown.opacity is None else shown.opacity)
-        else:
-            made = shown.laid_on(ground(ask.background))
-        if (turn := _turn(image)) is not None:
-            made = made.transpose(turn)
+    if image.width * image.height > limits.picture_pixels:
+        raise BadMedia(
+            f"it is {image.width}x{image.height} pixels, and at most {limits.picture_pixels / 1e6:g} million may be: make it smaller"
+        )
+    check_aspect(image.height, image.width)
+    return image
+
+
+def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
+    """[height, width, 3], or 4 with `alpha`, of a picture of this file that was checked. Raises BadMedia, or whatever Pillow raises for what is
+    damaged."""
+    shown = colours.shown(image, file)
+    if ask.alpha and not ask.background:
+        made = shown.colours.copy()
+        made.putalpha(255 if shown.opacity is None else shown.opacity)
+    else:
+        made = shown.laid_on(ground(ask.background))
+    if (turn := _turn(image)) is not None:
+        made = made.transpose(turn)
     sizes = smart_resize(made.height, made.width, ask.factor, ask.min_pixels, ask.max_pixels)
     return resized(made.convert("RGBA") if ask.alpha else made, *sizes)
 
 
 def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
-    """A picture of which the header has been read, None for what is no picture. Of a picture that moves it is the first frame."""
+    """A picture of which the header has been read, None for what is no picture. Of a picture that moves it is the first frame. Raises
+    BadMedia for one of too many parts, some of which are read with the header."""
+    check_parts(file)
     file.seek(0)
     try:
         return Image.open(file, formats=FORMATS)

@@ -108,14 +108,19 @@ def check_room(tokens: int, room: int) -> None:
         raise NoRoom(f"it takes {tokens} tokens, and the conversation has room for {max(room, 0)}: send less, or a smaller or shorter one")
 
 
+def check_aspect(height: int, width: int) -> None:
+    """Raises BadMedia. It does not matter which way up the picture is."""
+    if max(height, width) > MOST_ASPECT * min(height, width):
+        raise BadMedia(f"it is {width}x{height} pixels, more than {MOST_ASPECT} times longer one way than the other: send a part of it")
+
+
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """Height and width that a picture is resized to: multiples of `factor`, about the same aspect, pixels in the given range.
 
     The formula of Qwen2-VL (`smart_resize` in Transformers' `models/qwen2_vl`), rounding included. Raises BadMedia for a picture that is
     more than 200 times longer than wide, which it is not made for.
     """
-    if max(height, width) > MOST_ASPECT * min(height, width):
-        raise BadMedia(f"it is {width}x{height} pixels, more than {MOST_ASPECT} times longer one way than the other: send a part of it")
+    check_aspect(height, width)
     rows, columns = (round(side / factor) * factor for side in (height, width))
     if rows * columns > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from omnistage.models.humans import bytes_told
-from omnistage.models.media.errors import BadMedia, DecoderFailed, NotTaken
+from omnistage.models.media.errors import BadMedia, NotTaken
 from omnistage.models.media.limits import MediaLimits
 
 START_LIMIT_S = 60.0
@@ -24,6 +24,9 @@ TAKE_LIMIT_S = 5.0
 
 OUT_OF_MEMORY = errno.ENOMEM
 """Status with which it ends when memory is short; child.py, which loads what only decoding needs, says the same."""
+
+TIME_IS_UP = signal.SIGPROF
+"""What ends it when it has used the processor time that its medium may have."""
 
 LIFE = 200
 """Media after which it is replaced: what libraries leak is gone with it."""
@@ -71,25 +74,22 @@ class DecodingProcess:
         """Whether another one is to decode the next medium."""
         return self._decoded >= LIFE
 
-    async def decode(self, request: dict[str, Any], file: int, limit_s: float) -> tuple[bytes, int]:
-        """What it answers, as JSON, and the descriptor of what it made, to be closed by the caller. Raises BadMedia when the process dies
-        or time is up, NotTaken when that was so before it began, DecoderFailed when it never started or its answer cannot be taken; then,
-        and when this is cancelled, it is of no use any more."""
+    async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
+        """What it answers, as JSON; what it makes is written into `result`. Raises BadMedia when the process dies or time is up, NotTaken
+        when that was so before it began; then, and when this is cancelled, it is of no use any more."""
         await self._start()
-        await self._give(json.dumps(request | {"limit_s": limit_s}).encode(), file)
+        await self._give(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
         try:
             async with asyncio.timeout(limit_s):
-                answer, descriptors = await self._received()
+                answer = await self._received()
         except TimeoutError:
             raise BadMedia(f"decoding it takes longer than {limit_s:g} s: send a part of it, or a smaller one") from None
-        if not descriptors:
+        if not answer:
             self._process.kill()  # it may have closed the socket and live
             await self._readable(self._ended)
-            if self._process.wait() == OUT_OF_MEMORY:
-                raise BadMedia(f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one")
-            raise BadMedia(f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew")
+            raise BadMedia(self._fatal())
         self._decoded += 1
-        return answer, descriptors[0]
+        return answer
 
     async def end(self) -> None:
         """Kill it and wait until its memory is free."""
@@ -107,42 +107,36 @@ class DecodingProcess:
             return
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                first, _ = await self._received()
+                first = await self._received()
                 if not first:
                     await self._readable(self._ended)
         except TimeoutError:
-            raise DecoderFailed(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
+            raise NotTaken(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
         if not first:
-            raise DecoderFailed(f"the process that decodes media did not start ({self._death()}); its standard error says why")
+            raise NotTaken(f"the process that decodes media did not start ({self._death()}); its standard error says why")
         self._ready = True
 
-    async def _give(self, request: bytes, file: int) -> None:
+    async def _give(self, request: bytes, file: int, result: int) -> None:
         try:
-            socket.send_fds(self._channel, [request], [file])
+            socket.send_fds(self._channel, [request], [file, result])
             async with asyncio.timeout(TAKE_LIMIT_S):
-                taken, descriptors = await self._received()
+                taken = await self._received()
         except TimeoutError:
             raise NotTaken(f"the process that decodes media took none for {TAKE_LIMIT_S:g} s: ask again") from None
         except OSError as error:
             raise NotTaken(f"the process that decodes media ended while it had nothing to do ({error}): ask again") from error
-        for one in descriptors:
-            os.close(one)
         if not taken:
             raise NotTaken("the process that decodes media ended while it had nothing to do: ask again")
 
-    async def _received(self) -> tuple[bytes, list[int]]:
-        """One packet and its descriptors; nothing when the process has closed the socket, which it does by dying."""
+    async def _received(self) -> bytes:
+        """One packet, without descriptors that it may have; nothing when the process has closed the socket, which it does by dying."""
         while True:
             try:
-                data, descriptors, flags, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                return self._channel.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 await self._readable(self._channel.fileno())
             except ConnectionResetError:
-                return b"", []
-            else:
-                if flags & socket.MSG_CTRUNC:  # as the system says that it could not give the descriptor a number here
-                    raise DecoderFailed("what was decoded cannot be taken, this server has too many open files: ask again later")
-                return data, descriptors
+                return b""
 
     async def _readable(self, descriptor: int) -> None:
         loop = asyncio.get_running_loop()
@@ -152,6 +146,15 @@ class DecodingProcess:
             await ready
         finally:
             loop.remove_reader(descriptor)
+
+    def _fatal(self) -> str:
+        """What the medium did that it decoded. It has ended."""
+        match self._process.wait():
+            case status if status == OUT_OF_MEMORY:
+                return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"
+            case status if status == -TIME_IS_UP:
+                return "decoding it takes longer than any of its size should: encode it anew, or send a part of it"
+        return f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew"
 
     def _death(self) -> str:
         """How it ended. It has."""

@@ -3,68 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 from omnistage.models.media.errors import DecoderFull
 
 
 class Turns:
-    """So many places, and so many that may wait for one."""
+    """So many places, and so many that may wait for one. Of several places a client holds all but one at most, so that one client alone
+    keeps nobody waiting. Where all wait that may, the end of the longest line gives way to a client with a shorter one."""
 
     def __init__(self, places: int, max_waiting: int) -> None:
         self._free = places
+        self._most_each = max(places - 1, 1)
         self._max_waiting = max_waiting
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._held = Counter[Hashable]()
+        self._lines: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     @property
     def waiting(self) -> int:
         """Of all clients."""
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._lines.values()))
 
     @asynccontextmanager
-    async def taken(self, client: str) -> AsyncIterator[None]:
+    async def taken(self, client: Hashable) -> AsyncIterator[None]:
         """In a place, which is waited for. Raises DecoderFull."""
         await self.enter(client)
         try:
             yield
         finally:
-            self.leave()
+            self.leave(client)
 
-    async def enter(self, client: str) -> None:
+    async def enter(self, client: Hashable) -> None:
         """Wait for a place; then `leave` it. Raises DecoderFull."""
-        if self._free:
-            self._free -= 1
+        if self._may_enter(client):
+            self._take(client)
             return
         if self.waiting >= self._max_waiting:
-            raise DecoderFull(f"{self.waiting} media wait to be decoded: ask again later")
+            self._make_room(client)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(place)
+        self._lines.setdefault(client, deque()).append(place)
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():
-                self.leave()  # it was given in the same turn of the loop
-            elif line := self._waiting.get(client):
-                self._drop(client, line, place)
+            if not place.cancelled() and not place.exception():
+                self.leave(client)  # it was given in the same turn of the loop
+            elif client in self._lines and place in self._lines[client]:
+                self._drop(client, place)
             raise
 
-    def leave(self) -> None:
-        """The place goes to the client that was served longest ago."""
-        while self._waiting:
-            client = next(iter(self._waiting))
-            line = self._waiting.pop(client)
+    def leave(self, client: Hashable) -> None:
+        """The place goes to the client that was served longest ago, of those that may have it."""
+        self._free += 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        if client in self._lines:
+            self._lines[client] = self._lines.pop(client)  # behind all others, who wait for this one medium only
+        while (following := next(filter(self._may_enter, self._lines), None)) is not None:
+            line = self._lines.pop(following)
             place = line.popleft()
             if line:
-                self._waiting[client] = line
+                self._lines[following] = line
             if not place.done():
+                self._take(following)
                 place.set_result(None)
-                return
-        self._free += 1
 
-    def _drop(self, client: str, line: deque[asyncio.Future[None]], place: asyncio.Future[None]) -> None:
-        if place in line:
-            line.remove(place)
-        if not line:
-            del self._waiting[client]
+    def _may_enter(self, client: Hashable) -> bool:
+        return self._free > 0 and self._held[client] < self._most_each
+
+    def _take(self, client: Hashable) -> None:
+        self._free -= 1
+        self._held[client] += 1
+
+    def _make_room(self, client: Hashable) -> None:
+        """For one of a client. Raises DecoderFull where nobody has a longer line than it would have."""
+        full = DecoderFull(f"{self.waiting} media wait to be decoded: ask again later")
+        longest = max(self._lines, key=lambda one: len(self._lines[one]), default=client)
+        if len(self._lines.get(longest, ())) <= len(self._lines.get(client, ())) + 1:
+            raise full
+        place = self._lines[longest][-1]
+        self._drop(longest, place)
+        if not place.done():
+            place.set_exception(full)
+
+    def _drop(self, client: Hashable, place: asyncio.Future[None]) -> None:
+        self._lines[client].remove(place)
+        if not self._lines[client]:
+            del self._lines[client]

@@ -23,9 +23,9 @@ from omnistage.models.common.team import Team
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media, Streamed, Turn
-from omnistage.models.interface import BadRequest, Full, Load, ModelInfo, Piece, Rows, TextRequest, Wanted
+from omnistage.models.interface import BadRequest, Failed, Full, Load, ModelInfo, Piece, Rows, TextRequest, Wanted
 from omnistage.models.media.decoder import Source
-from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
+from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.features import Features
@@ -181,6 +181,8 @@ class QwenThinker(EngineThinker[Prepared]):
             refusal: Callable[[], Exception] = partial(BadRequest, MEDIA_FIELD, str(error), medium=str(number))
         except (DecoderFull, DecoderFailed) as error:
             refusal = partial(Full, str(error))
+        except DecoderBroken as error:
+            refusal = partial(Failed, str(error))
         # Not where it is caught: a refusal that knows that error keeps the pixels that its traceback leads to.
         raise refusal()
 

@@ -1,0 +1,61 @@
+"""Whose fault an error is: the medium's, or that of the process that decodes and of its machine. Runs in the decoding process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import av
+
+from omnistage.models.media.confinement import REFUSED
+
+SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
+"""Of the machine: the same medium may go through later."""
+
+OF_SYSTEM = (errno.EPERM, errno.ENOSYS, errno.EFBIG, errno.EROFS)
+"""Only of a call of the system: FFmpeg says the same numbers of what is in a file."""
+
+MOST_TOLD = 1000
+"""Characters."""
+
+
+def is_memory(error: BaseException) -> bool:
+    """Pillow says it in words only."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or "out of memory" in str(error)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the machine is short of something else."""
+    return any(_of_system(one) in SHORTAGES for one in _chain(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether this process lacks what the medium needs: a call that is refused, or a module that it could not load."""
+    return any(
+        isinstance(one, ImportError)
+        or getattr(one, "errno", None) == REFUSED
+        or _of_system(one) in OF_SYSTEM
+        or os.strerror(REFUSED) in str(one)
+        for one in _chain(error)
+    )
+
+
+def told(error: BaseException) -> str:
+    """Which error, and the calls that led to it, the last one first."""
+    frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+    calls = (f"{frame.f_code.co_name} ({PurePath(frame.f_code.co_filename).name}:{line})" for frame, line in frames)
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}, in {' < '.join(calls)}"[:MOST_TOLD]
+
+
+def _of_system(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, OSError) and not isinstance(error, av.error.FFmpegError) else None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """It, and those that led to it. A library may say what went wrong in words of its own."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

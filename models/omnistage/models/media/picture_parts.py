@@ -1,0 +1,147 @@
+"""How many parts a picture's file has, counted before it is decoded: work of which a header with width and height tells nothing.
+
+Each walk is linear in the bytes of the file and ends at its bound, which is far above what programs write. Runs in the decoding process.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from typing import BinaryIO
+
+from omnistage.models.humans import bytes_told
+from omnistage.models.media.errors import BadMedia
+
+JPEG_SCANS = 100
+"""Each goes over all pixels. Encoders write about ten."""
+
+JPEG_SEGMENTS = 1000
+JPEG_EXIF_SEGMENTS = 100
+"""They are put together one by one, each time with all of those before. The standard has one."""
+
+JPEG_FILL_BYTES = 1 << 16
+"""Between segments, where nothing should be."""
+
+PNG_CHUNKS = 100_000
+GIF_BLOCKS = 20_000
+"""Before the first picture."""
+
+TIFF_PIECES = 1 << 16
+"""Strips or tiles."""
+
+BMP_RUN_BYTES = 8 << 20
+"""Of a BMP that is compressed, which is unpacked run by run."""
+
+MOST_READ = 64 << 20
+"""Of a JPEG, which may be sent as a film: of that a header is looked at, to say what it is."""
+
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+"""Not a byte of the samples, nor a mark between them."""
+
+_SOI, _TEM, _EOI, _SOS, _EXIF = 0xD8, 0x01, 0xD9, 0xDA, 0xE1
+_STRIPS, _TILES = 273, 324
+_RLE = (1, 2)
+
+
+def check_parts(file: BinaryIO) -> None:
+    """Raises BadMedia for a file of more parts than any honest one has."""
+    file.seek(0)
+    head = file.read(34).ljust(34, b"\0")
+    if head.startswith(b"\xff\xd8"):
+        _check_jpeg(file)
+    elif head.startswith(b"\x89PNG"):
+        _check_png(file)
+    elif head.startswith((b"GIF87a", b"GIF89a")):
+        _check_gif(file)
+    elif head.startswith((b"II", b"MM")):
+        _check_tiff(file)
+    elif head.startswith(b"BM") and struct.unpack_from("<I", head, 30)[0] in _RLE:
+        size = file.seek(0, io.SEEK_END)
+        if size > BMP_RUN_BYTES:
+            raise BadMedia(f"it has {bytes_told(size)} of runs, and at most {bytes_told(BMP_RUN_BYTES)} may be: convert it to PNG")
+
+
+def _check(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise BadMedia(f"its file has more than {most} {what}, which no program writes: encode it anew")
+
+
+def _check_jpeg(file: BinaryIO) -> None:
+    """ISO/IEC 10918-1, annex B: a marker, and for most of them a length and so many bytes; samples come behind the start of a scan."""
+    file.seek(0)
+    data = file.read(MOST_READ)
+    at = scans = segments = exif = fill = 0
+    while (found := _MARKER.search(data, at)) is not None:
+        if not scans:
+            fill += found.start() - at
+            _check(fill, JPEG_FILL_BYTES, "bytes between its segments")
+        marker, at = data[found.start() + 1], found.end()
+        if marker == _EOI:
+            return
+        if marker in (_SOI, _TEM):
+            length = 0
+        elif at + 2 > len(data):
+            return
+        else:
+            length = int.from_bytes(data[at : at + 2])
+        segments += 1
+        scans += marker == _SOS
+        exif += marker == _EXIF and data[at + 2 : at + 6] == b"Exif"
+        at += length
+        _check(scans, JPEG_SCANS, "scans")
+        _check(exif, JPEG_EXIF_SEGMENTS, "segments of Exif")
+        _check(segments, JPEG_SEGMENTS, "segments")
+
+
+def _check_png(file: BinaryIO) -> None:
+    """A chunk has its length, its name, so many bytes and four more."""
+    at = 8
+    for _ in range(PNG_CHUNKS):
+        file.seek(at)
+        head = file.read(8)
+        if len(head) < 8 or head.endswith(b"IEND"):
+            return
+        at += 12 + int.from_bytes(head[:4])
+    _check(PNG_CHUNKS + 1, PNG_CHUNKS, "chunks")
+
+
+def _check_gif(file: BinaryIO) -> None:
+    """An extension has its kind, and blocks of a length and so many bytes, up to one of none."""
+    file.seek(10)
+    flags = file.read(1)
+    at = 13 + (3 << (flags[0] & 7) + 1 if flags and flags[0] & 128 else 0)
+    extension = False
+    for _ in range(GIF_BLOCKS):
+        file.seek(at)
+        head = file.read(2)
+        if len(head) < 2 or (not extension and head[:1] in b",;"):
+            return
+        if extension:
+            at += 1 + head[0]
+            extension = head[0] > 0
+        elif head[:1] == b"!":
+            at += 2
+            extension = True
+        else:
+            at += 1
+    _check(GIF_BLOCKS + 1, GIF_BLOCKS, "blocks before its picture")
+
+
+def _check_tiff(file: BinaryIO) -> None:
+    """A table of entries with a number, a type, how many values, and the values or where they are; BigTIFF has 64 bits for 32 of TIFF."""
+    file.seek(0)
+    head = file.read(16).ljust(16, b"\0")
+    order = "<" if head[:2] == b"II" else ">"
+    large = struct.unpack_from(order + "H", head, 2)[0] == 43
+    place, count, entry = ("Q", "Q", "HHQ8x") if large else ("I", "H", "HHI4x")
+    (at,) = struct.unpack_from(order + place, head, 8 if large else 4)
+    file.seek(min(at, MOST_READ))
+    size = struct.calcsize(order + count)
+    (entries,) = struct.unpack(order + count, file.read(size).ljust(size, b"\0"))
+    _check(entries, 1 << 16, "entries")
+    size = struct.calcsize(order + entry)
+    table = file.read(entries * size)
+    for tag, _, values in struct.iter_unpack(order + entry, table[: len(table) // size * size]):
+        if tag in (_STRIPS, _TILES):
+            _check(values, TIFF_PIECES, "strips or tiles")
