@@ -9,6 +9,7 @@ from typing import Any
 
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
+from omnistage.models.media import picture_parts
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import MOST_ASPECT, FilmPreprocessing
 from omnistage.router.admission import STALLED_S, WAIT_S
@@ -120,6 +121,10 @@ Of one field of bytes.
 
 _MEDIA = MediaLimits()
 _FILM = FilmPreprocessing()
+_PICTURE_TIME = (
+    f"{_MEDIA.picture_least_s:g} s, and {_MEDIA.megapixel_s:g} s for a million pixels, and {_MEDIA.picture_mebibyte_s:g} s for a MiB"
+)
+_SOUND_TIME = f"{_MEDIA.sound_least_s:g} s, and {_MEDIA.sound_mebibyte_s:g} s for a MiB"
 
 MEDIA = f"""
 ## Media
@@ -135,12 +140,31 @@ cannot be decoded, or whose decoding takes too long, too much memory, or ends it
 | pixels, of a film of each frame | {_MEDIA.picture_pixels:,} | | {_MEDIA.film_pixels:,} |
 | length | | {_MEDIA.sound_s:g} s, also of the sound of a film | {_MEDIA.film_s:g} s and {_MEDIA.film_frames:,} frames |
 | samples per second, channels | | {_MEDIA.sound_rate_hz:,}, {_MEDIA.sound_channels} | as a sound |
-| time to decode it | {_MEDIA.picture_time_s:g} s | {_MEDIA.sound_time_s:g} s | {_MEDIA.film_time_s:g} s |
+| time to decode it, on the clock | {_MEDIA.picture_time_s:g} s | {_MEDIA.sound_time_s:g} s | {_MEDIA.film_time_s:g} s |
+| processor time for that | {_PICTURE_TIME} | {_SOUND_TIME} | |
 
 What comes out of one is at most {_MEDIA.result_bytes >> 20} MiB, and the process that decodes has {_MEDIA.memory_bytes >> 20} MiB of
-address space. A picture may be at most {MOST_ASPECT} times longer one way than the other. Of a film {_FILM.fps:g} frames a second are
+address space. The processor time is five times or more what the slowest format took on one core of today, and a busy machine
+takes none of it away. A picture may be at most {MOST_ASPECT} times longer one way than the other. Of a film {_FILM.fps:g} frames a second are
 looked at, {_FILM.max_frames} at most, and no more than a model has tokens for ([qwen2_5_omni.md](qwen2_5_omni.md)): a longer one is
 looked at less often, not cut. One for which its conversation has no room is refused before it is decoded.
+
+Parts of a picture's file are counted before it is decoded: they are work of which its size tells nothing. The bounds are far above what
+programs write.
+
+| | at most |
+|---|---|
+| scans of a JPEG | {picture_parts.JPEG_SCANS:,} |
+| segments of a JPEG, those of Exif, bytes between them | {picture_parts.JPEG_SEGMENTS:,}, {picture_parts.JPEG_EXIF_SEGMENTS:,}, {picture_parts.JPEG_FILL_BYTES:,} |
+| chunks of a PNG | {picture_parts.PNG_CHUNKS:,} |
+| blocks of a GIF before its first picture | {picture_parts.GIF_BLOCKS:,} |
+| strips or tiles of a TIFF | {picture_parts.TIFF_PIECES:,} |
+| a BMP that is compressed | {picture_parts.BMP_RUN_BYTES >> 20} MiB |
+
+Several processes may decode (`decoders`). All films together leave one of them to pictures and sounds, and the pictures and sounds of a
+client leave one to other clients. So nobody waits for the many media of another client; where all processes have one, at most for the first
+of them that ends. Clients take turns. When all wait that may, 256 films and 256 others, the last one of the client with the longest line
+gives way to a client with a shorter one (`OVERLOADED`).
 """
 
 

@@ -152,6 +152,40 @@ async def test_one_that_dies_or_stops_with_nothing_to_do_costs_nothing(picture: 
         assert set(decoder.pids).isdisjoint(pids)
 
 
+@pytest.mark.parametrize("does", ["os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)", "CLOSE"])
+async def test_one_that_dies_while_it_starts_costs_nothing(
+    picture: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str
+) -> None:
+    """Or leaves, and lives on."""
+    if does == "CLOSE":
+        does = "os.close(int(sys.argv[1])); time.sleep(300)"
+    (tmp_path / "soxr.py").write_text(ONCE.format(does=does))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    async with decoding() as decoder:
+        assert (await decoder.picture(picture, SMALL)).pixels.size
+        assert (tmp_path / "once").exists()
+
+
+ONCE = """
+import os, signal, sys, time
+from pathlib import Path
+once = Path(__file__).with_name("once")
+if not once.exists():
+    once.touch()
+    {does}
+"""
+"""Of a library that the process loads while it starts."""
+
+
+async def test_a_client_leaves_a_process_to_others(picture: bytes) -> None:
+    """However many of its pictures there are."""
+    async with decoding(processes=3) as decoder:
+        await asyncio.gather(*(decoder.picture(picture, SMALL, client="many") for _ in range(20)))
+        assert len(decoder.pids) == 2
+        await asyncio.gather(*(decoder.picture(picture, SMALL, client=client) for client in ("many", "many", "one")))
+        assert len(decoder.pids) == 3
+
+
 async def test_no_process_that_takes_anything_is_told_and_is_no_fault_of_the_medium(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -17,15 +17,15 @@ class MediaLimits:
     sound_channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame, as it is stored.
     result_bytes: of what comes out. memory_bytes: address space of the process that decodes, libraries included. picture_time_s,
     sound_time_s, film_time_s: of the clock, from the moment at which decoding begins. picture_least_s, megapixel_s, picture_mebibyte_s:
-    processor time that a picture may take, whatever its size, and more for its size; ten times what the slowest format takes. So for
-    sounds, sound_least_s and sound_mebibyte_s.
+    processor time that a picture may take, whatever its size, and more for its size: five times or more what the slowest format took on
+    a core of today. So for sounds, sound_least_s and sound_mebibyte_s.
     """
 
     picture_bytes: int = 64 * _MIB
     picture_pixels: int = 50_000_000
     picture_time_s: float = 20.0
     picture_least_s: float = 3.0
-    megapixel_s: float = 0.3
+    megapixel_s: float = 0.5
     picture_mebibyte_s: float = 0.1
     sound_bytes: int = 128 * _MIB
     sound_s: float = 300.0

@@ -109,6 +109,7 @@ class DecodingProcess:
             async with asyncio.timeout(START_LIMIT_S):
                 first = await self._received()
                 if not first:
+                    self._process.kill()  # it may have closed the socket and live
                     await self._readable(self._ended)
         except TimeoutError:
             raise NotTaken(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
