@@ -96,7 +96,7 @@ async def test_equal_films_that_are_refused_are_decoded_once(thinker: QwenThinke
     """One that only this conversation has no room for is no reason for others."""
     decode, decoded = DecodingProcess.decode, list[str]()
 
-    async def noted(process: DecodingProcess, request: dict[str, Any], *rest: Any) -> tuple[bytes, int]:
+    async def noted(process: DecodingProcess, request: dict[str, Any], *rest: Any) -> bytes:
         decoded.append(request["kind"])
         return await decode(process, request, *rest)
 
