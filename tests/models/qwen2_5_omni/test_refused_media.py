@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from helpers.models import text_pieces
 from helpers.run import Caller, open_of
 from helpers.servers import all_free, family_logic, local_stage, stage_stub
 from omnistage.models.conversation import Media, Turn
-from omnistage.models.interface import BadRequest, TextRequest
+from omnistage.models.interface import BadRequest, Failed, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.v1 import stage_pb2
@@ -69,3 +70,16 @@ async def test_films_that_are_refused_leave_no_pixels_in_a_server(omni_checkpoin
             assert "too short to hear anything" in ended.message
         await all_free([server.address])
         assert pixels_here() == (0, 0)
+
+
+async def test_a_fault_of_the_sandbox_is_told_as_the_servers_own(
+    omni_checkpoint: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a library that wants a file in the middle of a sound."""
+    (tmp_path / "soxr.py").write_text("class ResampleStream:\n    def __init__(self, *rest, **options):\n        open('/etc/hostname')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
+    request = TextRequest((Turn("user", (Media("audio/wav", media_files.sound(seed, 0.5, 8000)),)),), seed=seed, max_tokens=4)
+    with pytest.raises(Failed, match=r"by a fault of this server a medium is not decoded \(PermissionError: .* \(soxr.py:3\)"):
+        await text_pieces(model, request)
+    await model.close()
