@@ -145,9 +145,9 @@ cannot be decoded, or whose decoding takes too long, too much memory, or ends it
 
 What comes out of one is at most {_MEDIA.result_bytes >> 20} MiB, and the process that decodes has {_MEDIA.memory_bytes >> 20} MiB of
 address space. The processor time is five times or more what the slowest format took on one core of today, and a busy machine
-takes none of it away. A picture may be at most {MOST_ASPECT} times longer one way than the other. Of a film {_FILM.fps:g} frames a second
-are looked at, {_FILM.max_frames} at most, and no more than a model has tokens for ([qwen2_5_omni.md](qwen2_5_omni.md)): a longer one is
-looked at less often, not cut. One for which its conversation has no room is refused before it is decoded.
+takes none of it away. A picture may be at most {MOST_ASPECT} times longer one way than the other. Of a film
+{_FILM.fps:g} frames a second are looked at, {_FILM.max_frames} at most, and no more than a model has tokens for
+([qwen2_5_omni.md](qwen2_5_omni.md)): a longer one is looked at less often, not cut. One for which its conversation has no room is refused before it is decoded.
 
 Parts of a picture's file are counted before it is decoded: they are work of which its size tells nothing. The bounds are far above what
 programs write.
@@ -155,7 +155,9 @@ programs write.
 | | at most |
 |---|---|
 | scans of a JPEG | {picture_parts.JPEG_SCANS:,} |
-| segments of a JPEG, those of Exif, bytes between them | {picture_parts.JPEG_SEGMENTS:,}, {picture_parts.JPEG_EXIF_SEGMENTS:,}, {picture_parts.JPEG_FILL_BYTES:,} |
+| segments of a JPEG | {picture_parts.JPEG_SEGMENTS:,} |
+| those of Exif | {picture_parts.JPEG_EXIF_SEGMENTS:,} |
+| bytes between them | {picture_parts.JPEG_FILL_BYTES:,} |
 | chunks of a PNG | {picture_parts.PNG_CHUNKS:,} |
 | blocks of a GIF before its first picture | {picture_parts.GIF_BLOCKS:,} |
 | strips or tiles of a TIFF | {picture_parts.TIFF_PIECES:,} |

@@ -12,6 +12,7 @@ import av.subtitles.stream  # PyAV loads it when it is first needed, and then no
 from av.container import InputContainer
 from av.format import Flags
 
+from omnistage.models.media import faults
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.limits import MediaLimits
 
@@ -129,9 +130,9 @@ def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Itera
         them = []
         try:
             them = decoder.decode(packet)
-        except av.error.MemoryError:
-            raise
-        except av.error.FFmpegError as error:  # Whatever its number: some decoders say EPERM of bytes that they cannot read.
+        except av.error.FFmpegError as error:
+            if faults.is_memory(error) or faults.is_refusal(error):
+                raise
             undecoded += 1
             broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error
         yield packet, them

@@ -50,8 +50,7 @@ def checked(file: BinaryIO, limits: MediaLimits) -> Image.Image:
 
 
 def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
-    """[height, width, 3], or 4 with `alpha`, of a picture of this file that was checked. Raises BadMedia, or whatever Pillow raises for what is
-    damaged."""
+    """[height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises what Pillow does for what is damaged, and BadMedia."""
     shown = colours.shown(image, file)
     if ask.alpha and not ask.background:
         made = shown.colours.copy()
