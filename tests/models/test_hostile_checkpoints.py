@@ -202,7 +202,8 @@ def with_a_weight(part: str, value: float, omni: Path, default_model: Path, fold
         loads: Callable[[], object] = lambda: load("qwen2_5_omni", kind, LoadOptions(path=made))  # noqa: E731
     elif family == "smol":
         made = linked(default_model, folder / "m")
-        file, name = shard_with(made / FILES[part], "")
+        # The encoders in the file of the Thinker are used by nobody.
+        file, name = shard_with(made / FILES[part], "model." if part.startswith("thinker") else "")
         loads = lambda: load("smol", FILES[part], LoadOptions(path=made))  # noqa: E731
     else:
         made = writable("z-image", folder / "m")
