@@ -147,7 +147,8 @@ What comes out of one is at most {_MEDIA.result_bytes >> 20} MiB, and the proces
 address space. The processor time is five times or more what the slowest format took on one core of today, and a busy machine
 takes none of it away. A picture may be at most {MOST_ASPECT} times longer one way than the other. Of a film
 {_FILM.fps:g} frames a second are looked at, {_FILM.max_frames} at most, and no more than a model has tokens for
-([qwen2_5_omni.md](qwen2_5_omni.md)): a longer one is looked at less often, not cut. One for which its conversation has no room is refused before it is decoded.
+([qwen2_5_omni.md](qwen2_5_omni.md)): a longer one is looked at less
+often, not cut. One for which its conversation has no room is refused before it is decoded.
 
 Parts of a picture's file are counted before it is decoded: they are work of which its size tells nothing. The bounds are far above what
 programs write.

@@ -92,7 +92,8 @@ def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits
     size = file.seek(0, io.SEEK_END)
     if kind == "image":
         _allow(limits.picture_least_s)
-        with pictures.checked(file, limits) as image:
+        image = pictures.checked(file, limits)
+        with image:
             _allow(limits.picture_s(size, image.width * image.height))
             pixels = pictures.decoded(file, image, PicturePreprocessing(**ask))
         output.put(pixels)
