@@ -155,7 +155,9 @@ def check_listed(container: InputContainer, file: BinaryIO) -> None:
     """Raises BadMedia if some of what it lists lies behind its end. Of formats without a list of all nothing is said."""
     if container.format.name not in LISTING:
         return
+    place = file.tell()  # FFmpeg goes on reading there.
     size = file.seek(0, io.SEEK_END)
+    file.seek(place)
     ends = [entry.pos + entry.size for stream in (*container.streams.video, *container.streams.audio) for entry in stream.index_entries]
     missing = sum(end > size for end in ends)
     if missing:

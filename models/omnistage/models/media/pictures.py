@@ -36,7 +36,7 @@ Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's 
 PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
 
 
-def checked(file: BinaryIO, limits: MediaLimits) -> Image.Image:
+def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
     """A picture that may be decoded, as far as its header and its parts tell. Close it. Raises BadMedia."""
     image = opened(file)
     if image is None:

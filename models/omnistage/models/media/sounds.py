@@ -123,10 +123,7 @@ class Mixer:
         if channels > self._limits.sound_channels:
             raise BadMedia(f"it has {channels} channels, and at most {self._limits.sound_channels} may be: convert it to one")
         self._count += len(block)
-        if self.seconds > self._limits.sound_s:
-            raise BadMedia(
-                f"its sound lasts {self.seconds:.0f} s or more, and at most {self._limits.sound_s:g} s may be: send a part of it"
-            )
+        self._check(self.seconds)
         # No number is no more than anything.
         if not (loudest := np.abs(block).max()) <= LOUDEST:
             if not np.isfinite(loudest):
@@ -137,6 +134,7 @@ class Mixer:
 
     def add_silence(self, seconds: float, source_hz: int) -> None:
         """Before the next block, which has this rate."""
+        self._check(self.seconds + seconds)
         left = round(seconds * source_hz)
         while left > 0:
             self.add(np.zeros((min(left, BLOCK), 1), np.float32), source_hz)
@@ -148,6 +146,10 @@ class Mixer:
         if not self._whole:
             raise BadMedia("it has no samples, or was cut off before the first: send all of a sound that lasts")
         return np.concatenate(self._whole)
+
+    def _check(self, seconds: float) -> None:
+        if seconds > self._limits.sound_s:
+            raise BadMedia(f"its sound lasts {seconds:.0f} s or more, and at most {self._limits.sound_s:g} s may be: send a part of it")
 
     def _begin(self, source_hz: int) -> None:
         """What comes has another rate than what came."""
