@@ -258,7 +258,7 @@ def _colours(form: Form, chance: random.Random) -> Sample:
     pixel_format = chance.choice(["yuv420p", "yuv422p", "yuv444p", "yuv420p10le"])
     full = chance.choice(["pc", "tv"])
     how = ("-vf", f"scale=out_color_matrix={space.removesuffix('nc')}:out_range={full}", "-colorspace", space, "-color_range", full)
-    return _sample(_file(form, _scene(chance), *how, "-pix_fmt", pixel_format))
+    return replace(_sample(_file(form, _scene(chance), *how, "-pix_fmt", pixel_format)), alike=1.5 * LIKE)
 
 
 def _cover(form: Form, chance: random.Random) -> Sample:

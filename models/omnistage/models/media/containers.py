@@ -122,7 +122,7 @@ def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Itera
     count = undecoded = 0
     broken = None
     for packet in packets(container, stream, *([beside] if beside else [])):
-        if packet.stream_index != stream.index:
+        if packet.stream.index != stream.index:  # the last, empty one has no number of its own
             continue
         if broken and packet.size:
             raise broken
