@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """file: as somebody sends it. plain: what a reference is to decode: the same file, or one that shows the same and does not lie. cut:
-    the end of the file is missing and something in it tells, so that it has to be refused. torn: nothing tells, and the last of what is
-    there may be in part. alike: how far values may be from those of the
-    reference on the average, of full scale; 0: no bit may differ."""
+    """file: as somebody sends it. plain: what a reference is to decode: the same file, or one that shows the same and does not lie. then:
+    what comes after it, if that is a file of its own. cut: the end of the file is missing and something in it tells, so that it has to be
+    refused. torn: nothing tells, and the last of what is there may be in part. alike: how far values may be from those of the reference on
+    the average, of full scale; 0: no bit may differ."""
 
     file: bytes
     plain: bytes
+    then: bytes = b""
     cut: bool = False
     torn: bool = False
     alike: float = 0.0

@@ -81,7 +81,7 @@ FORMS = {
     "mpg-mpeg1": _form("mpeg1video", "mpeg", "mp2", tells=False),
     "mpg-mpeg2": _form("mpeg2video", "mpeg", "mp2", "shape", tells=False),
     "ogv-theora": _form("libtheora", "ogg", "libvorbis", tells=False),
-    "wmv-wmv2": _form("wmv2", "asf", "wmav2", tells=False, seeks=True),
+    "wmv-wmv2": _form("wmv2", "asf", "wmav2", tells=True, seeks=True),
     "gif": _form("gif", "gif", tells=False),
 }
 EVEN = (10, 12, 15, 24, 25, 30)

@@ -20,13 +20,14 @@ OPUS = (48_000,)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """words: of ffmpeg, up to the file. tells: whether a part of it can be told from the whole. seeks: cannot be made in a pipe. packed:
-    loses something, and decoders may differ a little."""
+    """words: of ffmpeg, up to the file. tells: whether a part of it can be told from the whole. seeks: cannot be made in a pipe. unplayed:
+    FFmpeg 5.1 cannot play what it wrote into one. packed: loses something, and decoders may differ a little."""
 
     words: tuple[str, ...]
     rates: tuple[int, ...] = ANY
     tells: bool = False
     seeks: bool = False
+    unplayed: bool = False
     packed: bool = True
 
 
@@ -37,18 +38,21 @@ def _wav(codec: str, *more: str, packed: bool = False) -> Form:
 FORMS = {
     **{f"wav-{codec}": _wav(f"pcm_{codec}") for codec in ("u8", "s16le", "s24le", "s32le", "f32le", "f64le", "mulaw", "alaw")},
     **{f"wav-{codec}": _wav(codec, packed=True) for codec in ("adpcm_ms", "adpcm_ima_wav")},
-    "rf64": _wav("pcm_s16le", "-rf64", "always"),
-    "w64": Form(("-c:a", "pcm_s16le", "-f", "w64"), tells=True, packed=False),
-    **{f"aiff-{codec}": Form(("-c:a", f"pcm_{codec}", "-f", "aiff"), tells=True, packed=False) for codec in ("s16be", "s24be", "f32be")},
+    "rf64": replace(_wav("pcm_s16le", "-rf64", "always"), unplayed=True),
+    "w64": Form(("-c:a", "pcm_s16le", "-f", "w64"), tells=True, unplayed=True, packed=False),
+    **{
+        f"aiff-{codec}": Form(("-c:a", f"pcm_{codec}", "-f", "aiff"), tells=True, unplayed=True, packed=False)
+        for codec in ("s16be", "s24be", "f32be")
+    },
     "au": Form(("-c:a", "pcm_s16be", "-f", "au"), tells=True, packed=False),
     "caf": Form(("-c:a", "pcm_s16be", "-f", "caf"), tells=True, packed=False),
     "flac": Form(("-c:a", "flac", "-f", "flac"), tells=True, packed=False),
     "mp3-cbr": Form(("-c:a", "libmp3lame", "-b:a", "64k", "-f", "mp3"), tells=True),
     "mp3-vbr": Form(("-c:a", "libmp3lame", "-q:a", "5", "-f", "mp3"), tells=True),
     "mp3-no-xing": Form(("-c:a", "libmp3lame", "-q:a", "2", "-write_xing", "0", "-f", "mp3")),
-    "ogg-vorbis": Form(("-c:a", "libvorbis", "-f", "ogg")),
-    "ogg-opus": Form(("-c:a", "libopus", "-f", "ogg"), OPUS),
-    "ogg-flac": Form(("-c:a", "flac", "-f", "ogg"), packed=False),
+    "ogg-vorbis": Form(("-c:a", "libvorbis", "-f", "ogg"), tells=True),
+    "ogg-opus": Form(("-c:a", "libopus", "-f", "ogg"), OPUS, tells=True),
+    "ogg-flac": Form(("-c:a", "flac", "-f", "ogg"), tells=True, packed=False),
     "adts": Form(("-c:a", "aac", "-f", "adts")),
     "m4a": Form(("-c:a", "aac", "-f", "ipod"), tells=True, seeks=True),
     "m4a-faststart": Form(("-c:a", "aac", "-movflags", "faststart", "-f", "ipod"), tells=True, seeks=True),
@@ -64,15 +68,20 @@ FORMS = {
     "mp2": Form(("-c:a", "mp2", "-f", "mp2"), HIGH),
     "ts-aac": Form(("-c:a", "aac", "-f", "mpegts"), HIGH),
     "ts-mp2": Form(("-c:a", "mp2", "-f", "mpegts"), HIGH),
-    "wma": Form(("-c:a", "wmav2", "-f", "asf"), HIGH, seeks=True),
+    "wma": Form(("-c:a", "wmav2", "-f", "asf"), HIGH, tells=True, seeks=True),
     "flv-aac": Form(("-c:a", "aac", "-f", "flv"), HIGH, seeks=True),
 }
 """What can be joined by `cat`: each part has all that a decoder needs."""
 JOINS = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "adts", "ac3", "eac3", "mp2", "ts-aac", "ts-mp2", "ogg-vorbis", "ogg-opus")
+APART = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "ogg-vorbis", "ogg-opus")
+"""Of these, FFmpeg's command keeps silence that encoders put around each, or leaves out samples. The noise of others goes on from one to the
+next."""
 RIFFS = ("wav-u8", "wav-s16le", "wav-s24le", "wav-f32le", "wav-mulaw", "wav-adpcm_ms")
 XINGS = ("mp3-cbr", "mp3-vbr")
 TAGGED = (*JOINS[:6], "flac")
 PLACEHOLDERS = (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0x7FFF0000, 2_000_000_000, 0xFFFFFFFF - 36, 0x80000000)
+ALIGNED = 8
+"""Where samples end between two places at which chunks may begin, nothing but their length tells what is a sample."""
 LOSS = 0.01
 """Of full scale, on the average: two decoders of one stream are far closer, and another sound is far from it."""
 
@@ -93,7 +102,7 @@ def _cases() -> Iterator[tuple[str, Maker]]:
             for lie, tell in lies.items():
                 yield f"sound-{name}-{lie}", partial(_lie, FORMS[name], tell)
     for name in JOINS:
-        yield f"sound-{name}-joined", partial(_joined, FORMS[name])
+        yield f"sound-{name}-joined", partial(_joined, FORMS[name], name in APART)
     for name in XINGS:
         yield f"sound-{name}-xing-few", partial(_lie, FORMS[name], partial(_xing, times=0.4))
         yield f"sound-{name}-xing-many", partial(_lie, FORMS[name], partial(_xing, times=1.05))
@@ -106,7 +115,8 @@ def _content(form: Form, chance: random.Random, quiet_s: float = 0.0) -> tuple[b
     rate_hz, channels = chance.choice(form.rates), chance.choice((1, 2))
     loud = media_files.samples(chance.getrandbits(32), chance.uniform(0.8, 2.0), rate_hz, channels)
     silence = np.zeros((round(quiet_s * rate_hz), channels), np.float32)
-    return np.concatenate([silence, loud]).astype("<f4").tobytes(), rate_hz, channels
+    both = np.concatenate([silence, loud]).astype("<f4")
+    return both[: len(both) // ALIGNED * ALIGNED].tobytes(), rate_hz, channels
 
 
 def _file(form: Form, content: tuple[bytes, int, int], *, pipe: bool = False) -> bytes:
@@ -147,14 +157,17 @@ FEATURES: dict[str, Callable[[Form, random.Random], Sample]] = {"plain": _plain,
 
 def _pipe(form: Form, chance: random.Random) -> Sample:
     """Whoever writes into a pipe cannot go back to say how long it became."""
-    return _sample(form, _file(form, _content(form, chance), pipe=True))
+    content = _content(form, chance)
+    piped = _file(form, content, pipe=True)
+    return replace(_sample(form, _file(form, content) if form.unplayed else piped), file=piped)
 
 
-def _joined(form: Form, chance: random.Random) -> Sample:
+def _joined(form: Form, apart: bool, chance: random.Random) -> Sample:
     one, rate_hz, channels = _content(form, chance)
     two = media_files.samples(chance.getrandbits(32), chance.uniform(0.5, 1.5), rate_hz, channels).astype("<f4").tobytes()
-    file = b"".join(_file(form, (part, rate_hz, channels)) for part in (one, two))
-    return _sample(form, file)
+    files = [_file(form, (part, rate_hz, channels)) for part in (one, two)]
+    sample = _sample(form, b"".join(files))
+    return replace(sample, plain=files[0], then=files[1]) if apart else sample
 
 
 def _lie(form: Form, tell: Callable[[bytes, random.Random], bytes], chance: random.Random) -> Sample:

@@ -54,6 +54,8 @@ async def test_a_sound_is_heard_as_ffmpeg_plays_it(case: str, seed: int, shared_
             await shared_decoder.sound(sample.file)
         return
     wanted, rate_hz = ffmpeg.sound(sample.plain)
+    if sample.then:
+        wanted = np.concatenate([wanted, ffmpeg.sound(sample.then)[0]])
     heard = await shared_decoder.sound(sample.file, SoundPreprocessing(rate_hz))
     same_sound(heard.samples, wanted, rate_hz, sample.alike)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import re
 import struct
+from dataclasses import dataclass
 from typing import BinaryIO
 
 TAGS = 100
@@ -17,29 +18,59 @@ LEAST_FRAME = 24
 
 HAS_FRAMES, HAS_BYTES = 1, 2
 
+FRAME = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")
+"""Any."""
 
-def missing_frames(file: BinaryIO) -> int:
-    """So many frames must be there, if bytes are missing too; 0 if none are, or if the file does not say it. Its first frame is not
-    counted."""
-    end = file.seek(0, io.SEEK_END)
+BEGINNING = re.compile(FRAME.pattern + rb".{2}(?:.{2})?(?:.{9}|.{17}|.{32})(Xing|Info|VBRI)", re.DOTALL)
+"""Mark and head of a frame, a sum that some have, what a frame says of its samples by version and channels, and the header's name."""
+
+TAGGED = re.compile(rb"ID3[\x02-\x04]\x00[\x00-\xf0][\x00-\x7f]{4}")
+"""Head of a tag of ID3, with its size in steps of seven bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """frames: of sound, the first one, which the header is in, not counted. place: in the file, of that number. end: of the file as far as
+    the header tells, 0 if it does not."""
+
+    frames: int
+    place: int
+    end: int
+
+    def missing(self, there: int) -> bool:
+        """Whether the end of a file of so many bytes is missing: of the frames, and of the bytes if those are told."""
+        return self.frames <= there // LEAST_FRAME * 2 and (not self.end or self.end > there)
+
+
+def header(file: BinaryIO) -> Header | None:
+    """None where the file has none, or that does not say how many frames there are."""
     at = behind_tags(file)
     file.seek(at)
     head = file.read(FIRST_BYTES)
-    if len(head) < FIRST_BYTES or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
-        return 0
-    frames = size = 0
-    if (place := max(head.find(b"Xing", 4, 48), head.find(b"Info", 4, 48))) >= 0:
-        flags, first, second = struct.unpack_from(">III", head, place + 4)
-        frames = first if flags & HAS_FRAMES else 0
-        size = (second if flags & HAS_FRAMES else first) if flags & HAS_BYTES else 0
-    elif head[36:40] == b"VBRI":
-        size, frames = struct.unpack_from(">II", head, 46)
-    return frames if frames <= end // LEAST_FRAME * 2 and (not size or at + size > end) else 0
+    if len(head) < FIRST_BYTES or (found := BEGINNING.match(head)) is None:
+        return None
+    place = found.end()
+    if found[1] == b"VBRI":
+        size, frames = struct.unpack_from(">II", head, place + 6)
+        return Header(frames, at + place + 10, at + size if size else 0)
+    flags, frames, size = struct.unpack_from(">III", head, place)
+    if not flags & HAS_FRAMES:
+        return None
+    return Header(frames, at + place + 4, at + size if flags & HAS_BYTES and size else 0)
 
 
-def behind_tags(file: BinaryIO) -> int:
+def begins(file: BinaryIO, at: int) -> bool:
+    """Whether a whole MP3 begins here, with its header or a tag in front."""
+    file.seek(at)
+    begin = file.read(FIRST_BYTES)
+    if not TAGGED.match(begin):
+        return bool(BEGINNING.match(begin))
+    file.seek(behind_tags(file, at))
+    return bool(FRAME.match(file.read(2)))
+
+
+def behind_tags(file: BinaryIO, at: int = 0) -> int:
     """Where a file begins that has tags of ID3 in front."""
-    at = 0
     for _ in range(TAGS):
         file.seek(at)
         head = file.read(10).ljust(10, b"\0")

@@ -1,7 +1,8 @@
 """The sounds of which a file consists, each as a file of its own whose lengths are right. Runs in the decoding process.
 
-Sounds that are made piece by piece are sent as files one behind the other. FFmpeg goes on by itself where frames follow frames, as in MP3
-and ADTS. Of WAV, M4A and the like it would play the first alone, and Ogg and FLAC wrongly where the rate changes.
+Sounds that are made piece by piece are sent as files one behind the other. FFmpeg goes on by itself where frames follow frames, as in ADTS,
+and in MP3 with the silence that encoders put around each. Of WAV, M4A and the like it would play the first alone, and Ogg and FLAC wrongly
+where the rate changes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import BinaryIO
 
-from omnistage.models.media import chunks
+from omnistage.models.media import chunks, mp3
 from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.mp3 import behind_tags
 from omnistage.models.media.wholeness import boxes, cut_off
 
 PAGE = struct.Struct("<4sBBqIIIB")
@@ -33,6 +33,11 @@ HEADS = (
 
 HEAD_BYTES = 16
 """Of the longest of them."""
+
+MP3_HEAD = re.compile(b"|".join((mp3.BEGINNING.pattern, mp3.TAGGED.pattern)), re.DOTALL)
+"""An MP3 need not have such a head to be the first of several."""
+
+MP3_HEAD_BYTES = 42
 
 MOST = 1000
 """Sounds that one file may have, one behind the other."""
@@ -96,7 +101,13 @@ def _extent(file: BinaryIO, most_bytes: int) -> chunks.Extent:
         then = next((at for kind, at, _ in boxes(file) if at and kind == b"ftyp"), end)
     else:
         then = _next_head(file, end)
-    return chunks.Extent(then, then, {})
+    return chunks.Extent(then, then, _mended_au(head, then))
+
+
+def _mended_au(head: bytes, end: int) -> Mapping[int, bytes]:
+    """Of an AU whose samples are not as many as it says, the word for an unknown length: FFmpeg takes no other for that."""
+    mark, before, count = struct.unpack(">4sII", head)
+    return {8: b"\xff" * 4} if mark == b".snd" and not 0 < count <= end - before else {}
 
 
 def _next_ogg(file: BinaryIO, end: int) -> int:
@@ -124,12 +135,21 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
 
 def _next_head(file: BinaryIO, end: int) -> int:
     """Where a second one begins as the first does, or the file ends."""
-    first = behind_tags(file)
+    first = mp3.behind_tags(file)
     file.seek(first)
     begin = file.read(HEAD_BYTES)
-    for head in HEADS:
-        for block in range(first + 1, end if head.match(begin) else 0, BLOCK):
-            file.seek(block)
-            if found := head.search(file.read(BLOCK + HEAD_BYTES - 1)):
-                return block + found.start()
-    return end
+    if mp3.FRAME.match(begin):
+        return next((at for at in _found(file, first + 1, MP3_HEAD, MP3_HEAD_BYTES) if mp3.begins(file, at)), end)
+    head = next((head for head in HEADS if head.match(begin)), None)
+    return end if head is None else next(_found(file, first + 1, head, HEAD_BYTES), end)
+
+
+def _found(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
+    """Where something begins so, which has so many bytes at most."""
+    while True:
+        file.seek(begin)
+        data = file.read(BLOCK + most_bytes - 1)
+        yield from (begin + found.start() for found in head.finditer(data) if found.start() < BLOCK)
+        if len(data) < BLOCK:
+            return
+        begin += BLOCK

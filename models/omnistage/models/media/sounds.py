@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import struct
 from typing import Any, BinaryIO
 
 import av
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from omnistage.models.media import containers, mp3
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.parts import parts
+from omnistage.models.media.parts import Part, parts
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 
 LOUDEST = 64.0
@@ -30,7 +32,7 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
     """[n] mono. Raises BadMedia, or whatever the libraries raise for what is damaged."""
     mixer = Mixer(ask.rate_hz, limits)
     for part in parts(file, limits.sound_bytes):
-        container = containers.opened(part, limits)
+        container = containers.opened(_counted(part, limits), limits)
         if container is None and mixer.seconds:
             raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
         if container is None:
@@ -39,10 +41,23 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
             if containers.video_stream(container) is not None:
                 raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
             containers.check_listed(container, part)
-            frames = _add(container, mixer, limits)
-            if container.format.name == "mp3" and frames < (said := mp3.missing_frames(part)):
-                raise BadMedia(f"it says that it has {said} frames of sound, and {frames} are there: it was cut off, send all of it")
+            _add(container, mixer, limits)
     return mixer.result()
+
+
+def _counted(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
+    """Where an MP3 says how many frames it has: the same with the number that are there, since FFmpeg leaves out samples where it takes the
+    end to be. Raises BadMedia for one that was cut off."""
+    said = mp3.header(part)
+    container = containers.opened(part, limits) if said else None
+    if said is None or container is None:
+        return part
+    with container:
+        there = sum(bool(packet.size) for packet in container.demux(audio=0))
+    size = part.seek(0, io.SEEK_END)
+    if there < said.frames and said.missing(size):
+        raise BadMedia(f"it says that it has {said.frames} frames of sound, and {there} are there: it was cut off, send all of it")
+    return io.BufferedReader(Part(part, 0, size, {said.place: struct.pack(">I", there)}))
 
 
 def track(
