@@ -74,8 +74,8 @@ FORMS = {
 """What can be joined by `cat`: each part has all that a decoder needs."""
 JOINS = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "adts", "ac3", "eac3", "mp2", "ts-aac", "ts-mp2", "ogg-vorbis", "ogg-opus")
 APART = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "ogg-vorbis", "ogg-opus")
-"""Of these, FFmpeg's command keeps silence that encoders put around each, or leaves out samples. The noise of others goes on from one to the
-next."""
+"""Of these, FFmpeg's command keeps silence that encoders put around each, or leaves out samples. The noise of others goes on from one to
+the next."""
 RIFFS = ("wav-u8", "wav-s16le", "wav-s24le", "wav-f32le", "wav-mulaw", "wav-adpcm_ms")
 XINGS = ("mp3-cbr", "mp3-vbr")
 TAGGED = (*JOINS[:6], "flac")
