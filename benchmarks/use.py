@@ -72,9 +72,9 @@ def _asks(report: Report) -> None:
     first_tokens = [_run(*QUESTION, *ONE_TOKEN) for _ in range(ASKS)]
     starts = []
     for _ in range(STARTS - 1):
-        with _stack() as (_, _, seconds):
+        with stack() as (_, _, seconds):
             starts.append(seconds)
-    with _stack() as (pid, address, seconds):
+    with stack() as (pid, address, seconds):
         starts.append(seconds)
         report.add(Figure("stack_start", median(starts), "s", "<= 5", f"serve smol until it says that it serves, median of {STARTS}"))
         first, second = median(firsts), _found(address)
@@ -105,7 +105,7 @@ def _found(address: str, *words: str) -> float:
 
 
 @contextmanager
-def _stack() -> Iterator[tuple[int, str, float]]:
+def stack() -> Iterator[tuple[int, str, float]]:
     """A stack of the default pipeline: the process that started it, the address of its router, and the seconds until it served."""
     ready, told = os.pipe()
     begun = time.monotonic()

@@ -1,0 +1,119 @@
+"""`python -m benchmarks.soak`: memory of the default stack in half an hour of questions of all lengths, as benchmarks/out/soak.json
+and as a table. What else runs costs questions, not memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.figures import Figure, Report, arguments, median
+from benchmarks.processes import with_children
+from benchmarks.use import stack
+from omnistage.client import Omni
+
+MINUTES = 30.0
+LOOK_S = 5.0
+ASKERS = 2
+WORDS = [
+    "a",
+    "river",
+    "mountain",
+    "king",
+    "blue",
+    "seven",
+    "how",
+    "where",
+    "music",
+    "light",
+    "deep",
+    "ocean",
+    "story",
+    "bread",
+    "city",
+    "old",
+    "new",
+    "engine",
+    "child",
+    "garden",
+]
+PROMPT_WORDS = (3, 8, 20, 60, 200, 600)
+ANSWER_TOKENS = (4, 16, 40)
+SPOKEN_PART = 0.3
+THIRDS = 3
+"""Of the time. In the first, caches fill and the allocator finds its size."""
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    given = parser.parse_args()
+    report = Report("soak")
+    with report.part("memory"), stack() as (launcher, address, _):
+        pids = {_kind(pid): pid for pid in with_children(launcher)[1:]}
+        ready = {kind: anonymous_mib(pid) for kind, pid in pids.items()}
+        asked, seen = _soak(address, pids, 60 * given.minutes)
+        report.add(Figure("questions", asked, "", note=f"in {given.minutes:g} minutes, {ASKERS} at once"))
+        for kind, sizes in seen.items():
+            third = len(sizes) // THIRDS
+            middle, last = median(sizes[third:-third]), median(sizes[-third:])
+            report.add(
+                Figure(f"{kind}_ready", ready[kind], "MiB", note="private memory without a file, when it serves"),
+                Figure(f"{kind}_last", last, "MiB", note="median of the last third of the time"),
+                Figure(f"{kind}_last_over_middle", last / middle, "ratio", "<= 1.1"),
+            )
+    return report.finish(judge=not given.report)
+
+
+def anonymous_mib(pid: int) -> float:
+    """Private memory without a file (proc(5), smaps_rollup)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
+
+
+def _kind(pid: int) -> str:
+    """Of a server, by its command line."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return next(word.removeprefix("omnistage.") for word in words if word.startswith("omnistage."))
+
+
+def _soak(address: str, pids: dict[str, int], seconds: float) -> tuple[int, dict[str, list[float]]]:
+    """How many questions were answered, and the memory of each process, look by look."""
+    end = time.monotonic() + seconds
+    counts = [0] * ASKERS
+    failures: list[BaseException] = []
+
+    def ask(number: int) -> None:
+        try:
+            with Omni(address=address) as omni:
+                _ask_until(omni, random.Random(number), lambda: time.monotonic() < end, counts, number)
+        except BaseException as error:  # told by the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(ASKERS)]
+    for thread in threads:
+        thread.start()
+    seen: dict[str, list[float]] = {kind: [] for kind in pids}
+    while time.monotonic() < end and not failures:
+        for kind, pid in pids.items():
+            seen[kind].append(anonymous_mib(pid))
+        time.sleep(LOOK_S)
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return sum(counts), seen
+
+
+def _ask_until(omni: Omni, chance: random.Random, is_time: Callable[[], bool], counts: list[int], number: int) -> None:
+    while is_time():
+        prompt = "Tell me about " + " ".join(chance.choices(WORDS, k=chance.choice(PROMPT_WORDS)))
+        outputs = ["text", "audio"] if chance.random() < SPOKEN_PART else ["text"]
+        omni.generate(prompt, max_tokens=chance.choice(ANSWER_TOKENS), outputs=outputs)
+        counts[number] += 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
