@@ -9,7 +9,7 @@ from typing import Any
 
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
-from omnistage.models.media import picture_parts
+from omnistage.models.media import hidden_work
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import MOST_ASPECT, FilmPreprocessing
 from omnistage.router.admission import STALLED_S, WAIT_S
@@ -155,19 +155,20 @@ programs write.
 
 | | at most |
 |---|---|
-| scans of a JPEG | {picture_parts.JPEG_SCANS:,} |
-| segments of a JPEG | {picture_parts.JPEG_SEGMENTS:,} |
-| those of Exif | {picture_parts.JPEG_EXIF_SEGMENTS:,} |
-| bytes between them | {picture_parts.JPEG_FILL_BYTES:,} |
-| chunks of a PNG | {picture_parts.PNG_CHUNKS:,} |
-| blocks of a GIF before its first picture | {picture_parts.GIF_BLOCKS:,} |
-| strips or tiles of a TIFF | {picture_parts.TIFF_PIECES:,} |
-| a BMP that is compressed | {picture_parts.BMP_RUN_BYTES >> 20} MiB |
+| scans of a JPEG | {hidden_work.JPEG_SCANS:,} |
+| segments of a JPEG | {hidden_work.JPEG_SEGMENTS:,} |
+| those of Exif | {hidden_work.JPEG_EXIF_SEGMENTS:,} |
+| bytes between them | {hidden_work.JPEG_FILL_BYTES:,} |
+| chunks of a PNG | {hidden_work.PNG_CHUNKS:,} |
+| blocks of a GIF before its first picture | {hidden_work.GIF_BLOCKS:,} |
+| strips or tiles of a TIFF | {hidden_work.TIFF_PIECES:,} |
+| a BMP that is compressed | {hidden_work.BMP_RUN_BYTES >> 20} MiB |
 
 Several processes may decode (`decoders`). All films together leave one of them to pictures and sounds, and the pictures and sounds of a
-client leave one to other clients. So nobody waits for the many media of another client; where all processes have one, at most for the first
-of them that ends. Clients take turns. When all wait that may, 256 films and 256 others, the last one of the client with the longest line
-gives way to a client with a shorter one (`OVERLOADED`).
+client leave one to other clients: one client has `decoders` - 1 of them at most, and `decoders` - 2 for films, but one in any case. So
+nobody waits for the many media of another client; where all processes have one, at most for the first of them that ends. Clients take
+turns. When all wait that may, 256 films and 256 others, the last one of the client with the longest line gives way to a client with a
+shorter one (`OVERLOADED`).
 """
 
 

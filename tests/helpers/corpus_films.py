@@ -174,7 +174,7 @@ def _live(form: Form, chance: random.Random) -> Sample:
 
 
 def _cut(form: Form, chance: random.Random) -> Sample:
-    file = cut(_file(form, _scene(chance, frames=30), "-g", "5"), chance)
+    file = cut(_file(form, _scene(chance, frames=30), "-g", "5"), chance, tells=form.tells)
     if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
         file = file[: file.rindex(b"mdat") + 10]
     return replace(_sample(file), cut=form.tells, torn=not form.tells)

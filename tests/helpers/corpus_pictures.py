@@ -135,7 +135,7 @@ def _held(form: str, orientation: int, chance: random.Random) -> Sample:
 
 def _cut(form: str, chance: random.Random) -> Sample:
     image, _ = _image("RGB", chance)
-    file = cut(media_files.encoded(image, form), chance)
+    file = cut(media_files.encoded(image, form), chance, tells=True)
     return Sample(file, file, cut=True)
 
 

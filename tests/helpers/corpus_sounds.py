@@ -140,7 +140,7 @@ def _quiet(form: Form, chance: random.Random) -> Sample:
 
 
 def _cut(form: Form, chance: random.Random) -> Sample:
-    file = cut(_file(form, _content(form, chance)), chance)
+    file = cut(_file(form, _content(form, chance)), chance, tells=form.tells)
     if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
         file = file[: file.rindex(b"mdat") + 10]
     return replace(_sample(form, file), cut=form.tells, torn=not form.tells)

@@ -267,9 +267,9 @@ def _sound(source: object, where: str) -> bytes | None:
 def _rate_hz(given: Any, where: str) -> int:
     """A whole number of any type."""
     is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
-    if not is_number or not 0 < (rate_hz := float(given)) <= MOST_RATE_HZ or not rate_hz.is_integer():
+    if not is_number or not 0 < given <= MOST_RATE_HZ or given != int(given):
         raise BadRequestError.of(where, f"has the rate {given!r}; give samples a second, such as (samples, 16000)")
-    return int(rate_hz)
+    return int(given)
 
 
 def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:

@@ -33,6 +33,8 @@ ALL_FRAMES = FilmPreprocessing(
 )
 EDGE_S = 0.06
 """Codecs put silence before and after, and decoders take it away or not: two frames of most."""
+LEFT_OUT = 64
+"""Samples at the end: fewer than any codec has in a frame."""
 EVEN = 0.5
 """Of the time from frame to frame: so far from its place a frame of a film with an even rate may be."""
 CLOSE_S = 0.012
@@ -104,6 +106,7 @@ def same_sound(heard: NDArray[np.float32], wanted: NDArray[np.float32], rate_hz:
     heard, wanted = heard[max(late, 0) :], wanted[max(-late, 0) :]
     both = min(len(heard), len(wanted))
     assert both
+    assert len(wanted) - both <= LEFT_OUT, "heard to its end"
     assert np.abs(heard[:both] - np.clip(wanted[:both], -1, 1)).mean() <= alike, late
 
 

@@ -39,7 +39,9 @@ OUT_OF_MEMORY = errno.ENOMEM
 """Status with which it ends when memory is short."""
 
 MESSAGE_BYTES = 1 << 16
-READY = b"ready"
+READY, UNCONFINED = b"ready", b"unconfined"
+"""What it says when it can take a medium. The second: where the kernel has no filter of calls, it can do more than it should."""
+
 TAKEN = b"taken"
 """Whatever happens from here on is the medium's doing."""
 
@@ -50,9 +52,9 @@ GRACE_S = 5.0
 """Of processor time beyond the time on the clock, for what has no limit of its own."""
 
 
-def serve(channel: socket.socket, limits: MediaLimits) -> None:
+def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> None:
     """Until the parent has gone, or memory is short."""
-    os.write(channel.fileno(), READY)
+    os.write(channel.fileno(), READY if confined else UNCONFINED)
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not message:
@@ -84,8 +86,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Medi
             return {"short": faults.told(error)}
         if faults.is_refusal(error):
             return {"broken": faults.told(error)}
-        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return {"bad": f"it is damaged ({said}): send all of it, or encode it anew"}
+        return {"bad": f"it is damaged ({faults.words(error)}): send all of it, or encode it anew"}
 
 
 def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
@@ -94,12 +95,12 @@ def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits
         _allow(limits.picture_least_s)
         image = pictures.checked(file, limits)
         with image:
-            _allow(limits.picture_s(size, image.width * image.height))
+            _allow(limits.picture_cpu_s(size, image.width * image.height))
             pixels = pictures.decoded(file, image, PicturePreprocessing(**ask))
         output.put(pixels)
         return {"shape": pixels.shape}
     if kind == "audio":
-        _allow(limits.sound_s_of(size))
+        _allow(limits.sound_cpu_s(size))
         samples = sounds.decoded(file, SoundPreprocessing(**ask), limits)
         output.put(samples)
         return {"samples": len(samples)}
@@ -136,8 +137,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
     os.dup2(0, 2)
     with socket.socket(fileno=int(descriptor)) as channel:
-        confine()
-        serve(channel, limits)
+        serve(channel, limits, confined=confine())
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
 
+from omnistage.models.media import mp3
 from omnistage.models.media.wholeness import SLACK, cut_off
 
 MOST = 100
@@ -32,6 +33,9 @@ TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 MARKS = re.compile(b"|".join((*CHUNKS, b"RIFF", b"RF64", b"BW64", b"RIFX", b"FORM", b"riff\x2e", b"caff\0")))
 """So begins whatever may follow samples of which nobody says how many they are."""
 
+OTHERS = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22|OggS\x00\x02|.{4}ftyp|\x1a\x45\xdf\xa3|#!AMR|\.snd\x00", re.DOTALL)
+"""So begin sounds without chunks that may stand behind one of them."""
+
 MARK_BYTES = 5
 """Of the longest of them."""
 
@@ -41,8 +45,8 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of a format. first: where its first chunk is. name_bytes: of a chunk's name. size: form of its size, and own: how much of the chunk's
-    head that counts. align: chunks begin at multiples of it. whole: where the size of the file
+    """Of a format. first: where its first chunk is. name_bytes: of a chunk's name. size: form of its size, and own: bytes of the
+    chunk's head that its size includes. align: chunks begin at multiples of it. whole: where the size of the file
     is, 0 for nowhere. samples: name of the chunk that has them."""
 
     first: int
@@ -140,13 +144,15 @@ def _said(file: BinaryIO, form: Layout, samples: Chunk) -> tuple[int, int, dict[
 
 
 def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) -> int:
-    """Where the next sound begins behind samples that end at `stop`, or the end of the file; 0 where more samples seem to follow. few: they
-    cannot be, unless it is something known."""
+    """Where the next sound begins behind samples that end at `stop`, or the end of the file; 0 where more samples seem to follow. few: so
+    few bytes are left that they are no samples."""
     for at in dict.fromkeys((_aligned(stop, form), stop)):
+        if _other_begins(file, at):
+            return at
         then = _behind(file, at, end, form)
         if then >= end:
             return end
-        if layout(file, then) is not None:
+        if layout(file, then) is not None or _other_begins(file, then):
             return then
         file.seek(at)
         if file.read(16).startswith((*CHUNKS, *TAGS)):
@@ -154,9 +160,15 @@ def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) 
     return end if few else 0
 
 
+def _other_begins(file: BinaryIO, at: int) -> bool:
+    """Whether a sound of another kind begins there."""
+    file.seek(at)
+    return bool(OTHERS.match(file.read(16))) or mp3.begins(file, at)
+
+
 def _searched(file: BinaryIO, start: int, end: int, form: Layout) -> tuple[int, int]:
-    """Bytes of samples that begin there, and where the next sound does or the file ends. No samples are another file, and chunks behind
-    which one begins or the file ends."""
+    """Bytes of samples that begin there, and where the next sound does or the file ends. They end at another file, or at chunks that
+    lead to one or to the end."""
     for at in islice(_marks(file, start, end), MOST_MARKS):
         then = _behind(file, at, end, form)
         if (then > at and end <= then <= end + 1) or layout(file, then) is not None:

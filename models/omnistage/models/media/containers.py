@@ -109,13 +109,7 @@ def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
 
 
 def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[Any]:
-    """All that it shows or plays; the rest as in `decoded`."""
-    for _, them in decoded(container, stream, beside):
-        yield from them
-
-
-def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[tuple[Any, list[Any]]]:
-    """Its packets and the frames that each gives, on one clock with the stream beside it. A file that was cut off may end within a packet,
+    """All that it shows or plays, on one clock with the stream beside it. A file that was cut off may end within a packet,
     which cannot be decoded then and is left out; before others such a one is damage, and FFmpeg's error is raised, or BadMedia where some
     may be so and these are too many."""
     decoder = _decoder(stream)
@@ -127,15 +121,13 @@ def decoded(container: InputContainer, stream: Any, beside: Any = None) -> Itera
         if broken and packet.size:
             raise broken
         count += bool(packet.size)
-        them = []
         try:
-            them = decoder.decode(packet)
+            yield from decoder.decode(packet)
         except av.error.FFmpegError as error:
             if faults.is_memory(error) or faults.is_refusal(error):
                 raise
             undecoded += 1
             broken = None if stream.codec_context.name in FOUND_BY_A_MARK else error
-        yield packet, them
     if undecoded > max(UNDECODED * count, 1):
         raise BadMedia(f"{undecoded} of its {count} frames of sound cannot be decoded: it is damaged, encode it anew")
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from omnistage.models.media.decoded import Film, Picture, Sound
@@ -24,6 +25,8 @@ from omnistage.models.media.output import SEALS, aligned
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
 from omnistage.models.media.process import DecodingProcess
 from omnistage.models.media.turns import Turns
+
+log = structlog.get_logger(__name__)
 
 Kind = Literal["image", "audio", "video"]
 
@@ -216,9 +219,11 @@ def _refusal(said: dict[str, Any]) -> Exception | None:
     if "bad" in said:
         return BadMedia(str(said["bad"]))
     if "short" in said:
-        return DecoderFailed(f"this server has not what it takes to decode a medium ({said['short']}): ask again later")
+        log.warning("media.short", calls=str(said["short"]))
+        return DecoderFailed("this server is short of something that decoding a medium needs: ask again later")
     if "broken" in said:
-        return DecoderBroken(f"by a fault of this server a medium is not decoded ({said['broken']}): send it in another format")
+        log.error("media.refused_call", calls=str(said["broken"]))
+        return DecoderBroken("this server cannot decode a medium because of a fault of its own: try another format, or tell its operator")
     return None
 
 

@@ -43,6 +43,13 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
+def words(error: BaseException) -> str:
+    """What a library says of damaged bytes. Some decoders of FFmpeg answer -1, which is the number of a call that is not permitted."""
+    if isinstance(error, av.error.FFmpegError) and error.errno == errno.EPERM:
+        return "a decoder makes no sense of it"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 def told(error: BaseException) -> str:
     """Which error, and the calls that led to it, the last one first."""
     frames = reversed(list(traceback.walk_tb(error.__traceback__)))

@@ -25,6 +25,9 @@ USUAL_RATE_HZ = 25.0
 CLOSE = 0.01
 """The rate in the header counts where it is so close to the one that was found: times in a file are rounded."""
 
+BACK_S = 1
+"""Less than that is a mistake of the program that wrote it."""
+
 COMPLETE = 0.9
 """Of the frames that are wanted so many must be decoded: else it is damaged."""
 
@@ -138,6 +141,7 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
             continue
         moments.append(packet.pts)
         orders.append(packet.dts)
+        _check_goes_on(orders, stream.time_base)
         _check_frames(len(moments), limits)
         if packet.dts is not None and orders[0] is not None:
             _check_seconds(float(abs(packet.dts - orders[0]) * stream.time_base), limits)
@@ -149,6 +153,13 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
         if len(known) == len(found):
             return Times(known, told, stream.time_base, rate_hz, sound_end_s)
     return Times(list(range(len(moments))), False, 1 / Fraction(rate_hz or USUAL_RATE_HZ), rate_hz, sound_end_s)
+
+
+def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
+    """Raises BadMedia where times go back so far that another film begins. Of which formats that is no harm `containers.packets` knows."""
+    before, last = ([None, *orders])[-2:]
+    if before is not None and last is not None and (before - last) * unit > BACK_S:
+        raise BadMedia("its times go back in the middle, as where films were joined: send each of them by itself")
 
 
 def _from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:

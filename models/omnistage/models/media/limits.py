@@ -18,7 +18,7 @@ class MediaLimits:
     result_bytes: of what comes out. memory_bytes: address space of the process that decodes, libraries included. picture_time_s,
     sound_time_s, film_time_s: of the clock, from the moment at which decoding begins. picture_least_s, megapixel_s, picture_mebibyte_s:
     processor time that a picture may take, whatever its size, and more for its size: five times or more what the slowest format took on
-    a core of today. So for sounds, sound_least_s and sound_mebibyte_s.
+    a core of today. sound_least_s, sound_mebibyte_s: the same for sounds.
     """
 
     picture_bytes: int = 64 * _MIB
@@ -42,11 +42,11 @@ class MediaLimits:
     result_bytes: int = 512 * _MIB
     memory_bytes: int = 2048 * _MIB
 
-    def picture_s(self, size: int, pixels: int) -> float:
+    def picture_cpu_s(self, size: int, pixels: int) -> float:
         """Processor time that a picture may take, of so many bytes and pixels."""
         return self.picture_least_s + self.megapixel_s * pixels / 1e6 + self.picture_mebibyte_s * size / _MIB
 
-    def sound_s_of(self, size: int) -> float:
+    def sound_cpu_s(self, size: int) -> float:
         """Processor time that a sound may take, of so many bytes."""
         return self.sound_least_s + self.sound_mebibyte_s * size / _MIB
 

@@ -37,9 +37,10 @@ class Header:
     place: int
     end: int
 
-    def missing(self, there: int) -> bool:
-        """Whether the end of a file of so many bytes is missing: of the frames, and of the bytes if those are told."""
-        return self.frames <= there // LEAST_FRAME * 2 and (not self.end or self.end > there)
+    def tells(self, there: int, most_bytes: int) -> bool:
+        """Whether the end of a file of so many bytes may be missing, where it has fewer frames than it says. If the header says a number of
+        bytes, that decides. What no file of most_bytes can have tells nothing."""
+        return there < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
 
 
 def header(file: BinaryIO) -> Header | None:

@@ -11,8 +11,8 @@ from PIL import ExifTags, Image, ImageFile, PngImagePlugin, UnidentifiedImageErr
 
 from omnistage.models.media import colours
 from omnistage.models.media.errors import BadMedia, UnknownFormat
+from omnistage.models.media.hidden_work import check_hidden_work
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.picture_parts import check_parts
 from omnistage.models.media.preprocessing import PicturePreprocessing, check_aspect, ground, smart_resize
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -66,7 +66,7 @@ def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessin
 def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
     """A picture of which the header has been read, None for what is no picture. Of a picture that moves it is the first frame. Raises
     BadMedia for one of too many parts, some of which are read with the header."""
-    check_parts(file)
+    check_hidden_work(file)
     file.seek(0)
     try:
         return Image.open(file, formats=FORMATS)

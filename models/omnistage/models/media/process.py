@@ -14,9 +14,13 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+import structlog
+
 from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia, NotTaken
 from omnistage.models.media.limits import MediaLimits
+
+log = structlog.get_logger(__name__)
 
 START_LIMIT_S = 60.0
 TAKE_LIMIT_S = 5.0
@@ -32,6 +36,9 @@ LIFE = 200
 """Media after which it is replaced: what libraries leak is gone with it."""
 
 MESSAGE_BYTES = 1 << 16
+UNCONFINED = b"unconfined"
+"""What it says in place of that it is ready where the kernel has no filter of calls; child.py says the same."""
+
 KEPT_ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """What it needs to find its code. Tokens and keys of the stage are not for it."""
 
@@ -115,6 +122,8 @@ class DecodingProcess:
             raise NotTaken(f"the process that decodes media is not ready after {START_LIMIT_S:g} s") from None
         if not first:
             raise NotTaken(f"the process that decodes media did not start ({self._death()}); its standard error says why")
+        if first == UNCONFINED:
+            log.warning("media.unconfined", pid=self.pid)
         self._ready = True
 
     async def _give(self, request: bytes, file: int, result: int) -> None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from omnistage.models.media import containers, mp3
 from omnistage.models.media.errors import BadMedia, UnknownFormat
+from omnistage.models.media.joined import Stretch, joined_sounds
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.parts import Part, parts
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 
 LOUDEST = 64.0
@@ -31,7 +31,7 @@ GAP_S = 0.1
 def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """[n] mono. Raises BadMedia, or whatever the libraries raise for what is damaged."""
     mixer = Mixer(ask.rate_hz, limits)
-    for part in parts(file, limits.sound_bytes):
+    for part in joined_sounds(file, limits.sound_bytes):
         container = containers.opened(_counted(part, limits), limits)
         if container is None and mixer.seconds:
             raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
@@ -55,9 +55,9 @@ def _counted(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
     with container:
         there = sum(bool(packet.size) for packet in container.demux(audio=0))
     size = part.seek(0, io.SEEK_END)
-    if there < said.frames and said.missing(size):
+    if there < said.frames and said.tells(size, limits.sound_bytes):
         raise BadMedia(f"it says that it has {said.frames} frames of sound, and {there} are there: it was cut off, send all of it")
-    return io.BufferedReader(Part(part, 0, size, {said.place: struct.pack(">I", there)}))
+    return io.BufferedReader(Stretch(part, 0, size, {said.place: struct.pack(">I", there)}))
 
 
 def track(
@@ -70,8 +70,8 @@ def track(
     return mixer.result()
 
 
-def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None) -> int:
-    """How many packets the sound has; the rest as in `track`."""
+def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None) -> None:
+    """As in `track`."""
     stream = containers.sound_stream(container)
     if stream is None:
         raise BadMedia("there is no sound in it: of a film, ask without use_audio")
@@ -79,22 +79,19 @@ def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 
     if container.format.name == "caf" and stream.codec_context.name == "alac":
         # FFmpeg takes from the last packet what that does not have.
         stream.codec_context.flags2 |= av.codec.context.Flags2.skip_manual
-    packets = samples = 0
+    samples = 0
     begin_s = None
-    for packet, frames in containers.decoded(container, stream, film):
-        packets += bool(packet.size)
-        for frame in frames:
-            at_s = float(frame.time or 0.0)
-            if begin_s is None:
-                mixer.add_silence(quiet_s, frame.sample_rate)
-                begin_s = at_s - quiet_s
-            if film and (gap_s := at_s - begin_s - mixer.seconds) > GAP_S:
-                mixer.add_silence(gap_s, frame.sample_rate)
-            mixer.add(_samples(frame), frame.sample_rate)
-            samples += frame.samples
+    for frame in containers.frames(container, stream, film):
+        at_s = float(frame.time or 0.0)
+        if begin_s is None:
+            mixer.add_silence(quiet_s, frame.sample_rate)
+            begin_s = at_s - quiet_s
+        if film and (gap_s := at_s - begin_s - mixer.seconds) > GAP_S:
+            mixer.add_silence(gap_s, frame.sample_rate)
+        mixer.add(_samples(frame), frame.sample_rate)
+        samples += frame.samples
     if container.format.name == "flac" and samples < (said := (stream.duration or 0) * stream.time_base * stream.sample_rate):
         raise BadMedia(f"it says that it has {said} samples, and {samples} are there: it was cut off, send all of it")
-    return packets
 
 
 def _samples(frame: Any) -> NDArray[np.float32]:
@@ -139,7 +136,7 @@ class Mixer:
             raise BadMedia(f"it has {channels} channels, and at most {self._limits.sound_channels} may be: convert it to one")
         self._count += len(block)
         self._check(self.seconds)
-        # No number is no more than anything.
+        # `not (x <= y)` is also true of NaN.
         if not (loudest := np.abs(block).max()) <= LOUDEST:
             if not np.isfinite(loudest):
                 raise BadMedia("some of its samples are no numbers: encode it anew, in whole numbers")

@@ -1,7 +1,8 @@
 """Whether all of a file came, by what its own header says of its length. Runs in the decoding process.
 
-Decoders take a part for the whole: half of a film is one of half the length. Of formats that have no length in bytes, such as MPEG-TS, ADTS
-and most MP3, nothing can be said. What a length tells of sounds in chunks, such as WAV, `chunks` finds out.
+Decoders take a part for the whole: half of a film is one of half the length. Of formats that have no length, such as MPEG-TS and ADTS,
+nothing can be said. This module compares bytes. What else tells is asked where it is known: sizes of chunks, as in WAV, in `chunks`; the
+last page of an Ogg in `joined`; frames of an MP3 and samples of a FLAC in `sounds`; the list of an MP4 or AVI in `containers`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ PASS_FRAMES = {"cpu": 8192, "cuda": 65536}
 
 MAX_FEATURE_BYTES = 2 << 30
 BATCH_ROWS = {"cpu": 512, "cuda": 2048}
-DECODERS = 2
+DECODERS = 3
 """Processes that decode media: films leave one to pictures and sounds."""
 
 

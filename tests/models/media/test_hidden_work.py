@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from helpers import media_files
-from omnistage.models.media import picture_parts
+from omnistage.models.media import hidden_work
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.hidden_work import check_hidden_work
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.picture_parts import check_parts
 
 
 def jpeg_of_scans(scans: int) -> bytes:
@@ -77,21 +77,21 @@ def bmp_of_runs(size: int) -> bytes:
 
 
 KINDS: dict[str, tuple[int, Callable[[int], bytes], str]] = {
-    "scans": (picture_parts.JPEG_SCANS, jpeg_of_scans, "100 scans"),
-    "segments": (picture_parts.JPEG_SEGMENTS, lambda count: jpeg_with(count, 0xE9, b"what"), "1000 segments"),
-    "comments": (picture_parts.JPEG_SEGMENTS, lambda count: jpeg_with(count, 0xFE, b""), "1000 segments"),
-    "segments of Exif": (picture_parts.JPEG_EXIF_SEGMENTS, lambda count: jpeg_with(count + 4, 0xE1, b"Exif\0\0"), "100 segments of Exif"),
-    "fill": (picture_parts.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\0"), "65536 bytes between"),
-    "fill of marks": (picture_parts.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\xff\xd0"), "65536 bytes between"),
-    "fill of bits": (picture_parts.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\xff"), "65536 bytes between"),
-    "chunks": (picture_parts.PNG_CHUNKS, lambda count: png_of_chunks(count, b"abCd"), "100000 chunks"),
-    "chunks of pixels": (picture_parts.PNG_CHUNKS, lambda count: png_of_chunks(count, b"IDAT"), "100000 chunks"),
-    "blocks": (picture_parts.GIF_BLOCKS, lambda count: gif_of_blocks(count, b"\1x"), "20000 blocks before"),
-    "extensions": (picture_parts.GIF_BLOCKS, lambda count: gif_of_blocks(count, b"\0"), "20000 blocks before"),
-    "strips": (picture_parts.TIFF_PIECES, lambda count: tiff_of_strips(count, "<", False), "65536 strips or tiles"),
-    "strips, high byte first": (picture_parts.TIFF_PIECES, lambda count: tiff_of_strips(count, ">", False), "65536 strips or tiles"),
-    "strips of a BigTIFF": (picture_parts.TIFF_PIECES, lambda count: tiff_of_strips(count, "<", True), "65536 strips or tiles"),
-    "runs": (picture_parts.BMP_RUN_BYTES, bmp_of_runs, "8 MiB may be: convert it to PNG"),
+    "scans": (hidden_work.JPEG_SCANS, jpeg_of_scans, "100 scans"),
+    "segments": (hidden_work.JPEG_SEGMENTS, lambda count: jpeg_with(count, 0xE9, b"what"), "1000 segments"),
+    "comments": (hidden_work.JPEG_SEGMENTS, lambda count: jpeg_with(count, 0xFE, b""), "1000 segments"),
+    "segments of Exif": (hidden_work.JPEG_EXIF_SEGMENTS, lambda count: jpeg_with(count + 4, 0xE1, b"Exif\0\0"), "100 segments of Exif"),
+    "fill": (hidden_work.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\0"), "65536 bytes between"),
+    "fill of marks": (hidden_work.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\xff\xd0"), "65536 bytes between"),
+    "fill of bits": (hidden_work.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\xff"), "65536 bytes between"),
+    "chunks": (hidden_work.PNG_CHUNKS, lambda count: png_of_chunks(count, b"abCd"), "100000 chunks"),
+    "chunks of pixels": (hidden_work.PNG_CHUNKS, lambda count: png_of_chunks(count, b"IDAT"), "100000 chunks"),
+    "blocks": (hidden_work.GIF_BLOCKS, lambda count: gif_of_blocks(count, b"\1x"), "20000 blocks before"),
+    "extensions": (hidden_work.GIF_BLOCKS, lambda count: gif_of_blocks(count, b"\0"), "20000 blocks before"),
+    "strips": (hidden_work.TIFF_PIECES, lambda count: tiff_of_strips(count, "<", False), "65536 strips or tiles"),
+    "strips, high byte first": (hidden_work.TIFF_PIECES, lambda count: tiff_of_strips(count, ">", False), "65536 strips or tiles"),
+    "strips of a BigTIFF": (hidden_work.TIFF_PIECES, lambda count: tiff_of_strips(count, "<", True), "65536 strips or tiles"),
+    "runs": (hidden_work.BMP_RUN_BYTES, bmp_of_runs, "8 MiB may be: convert it to PNG"),
 }
 
 
@@ -100,12 +100,12 @@ def test_more_parts_than_programs_write_are_refused(name: str) -> None:
     """Beside the bound, on both sides; runs of 5 percent."""
     most, made, told = KINDS[name]
     with pytest.raises(BadMedia, match=told):
-        check_parts(io.BytesIO(made(most + most // 20 + 10)))
-    check_parts(io.BytesIO(made(most - most // 20 - 2000 if name == "runs" else most - most // 20)))
+        check_hidden_work(io.BytesIO(made(most + most // 20 + 10)))
+    check_hidden_work(io.BytesIO(made(most - most // 20 - 2000 if name == "runs" else most - most // 20)))
 
 
 async def test_they_are_refused_by_the_decoder_whatever_they_are_sent_as(decoder: MediaDecoder) -> None:
-    good, bad = jpeg_of_scans(picture_parts.JPEG_SCANS), jpeg_of_scans(picture_parts.JPEG_SCANS + 1)
+    good, bad = jpeg_of_scans(hidden_work.JPEG_SCANS), jpeg_of_scans(hidden_work.JPEG_SCANS + 1)
     assert (await decoder.picture(good)).pixels.size
     for call in (decoder.picture, decoder.sound, decoder.film):
         with pytest.raises(BadMedia, match="more than 100 scans, which no program writes: encode it anew"):
@@ -127,7 +127,7 @@ def test_bytes_of_any_kind_are_counted_to_an_end(seed: int) -> None:
     for _ in range(2000):
         data = chance.choice(heads) + chance.choice([b"\xff", b"\xff\xda", b"!", bytes([chance.randrange(256)])]) * chance.randrange(40)
         try:
-            check_parts(io.BytesIO(data + chance.randbytes(chance.randrange(200))))
+            check_hidden_work(io.BytesIO(data + chance.randbytes(chance.randrange(200))))
         except BadMedia as error:
             assert "encode it anew" in str(error) or "convert it" in str(error)
 

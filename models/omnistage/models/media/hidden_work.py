@@ -44,7 +44,7 @@ _STRIPS, _TILES = 273, 324
 _RLE = (1, 2)
 
 
-def check_parts(file: BinaryIO) -> None:
+def check_hidden_work(file: BinaryIO) -> None:
     """Raises BadMedia for a file of more parts than any honest one has."""
     file.seek(0)
     head = file.read(34).ljust(34, b"\0")

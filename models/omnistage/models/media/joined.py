@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from omnistage.models.media import chunks, mp3
 from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.wholeness import boxes, cut_off
+from omnistage.models.media.wholeness import ASF_HEAD, boxes, cut_off
 
 PAGE = struct.Struct("<4sBBqIIIB")
 """Of Ogg (RFC 3533): mark, version, flags, place in the sound, stream, number, checksum, how many lengths follow."""
@@ -28,10 +28,13 @@ HEADS = (
     re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),  # RFC 9639: and the head of its first block, whose size never differs.
     re.compile(rb"\.snd\x00\x00.{6}\x00\x00\x00[\x01-\x1f]", re.DOTALL),  # AU: its numbers are of 32 bits and small, but for one.
     re.compile(rb"#!AMR(?:-WB)?\n"),
+    re.compile(re.escape(ASF_HEAD)),
+    re.compile(rb"Creative Voice File\x1a"),
+    re.compile(rb"FLV\x01[\x01\x04\x05]\x00\x00\x00\x09\x00\x00\x00\x00"),
 )
 """Beginnings that are so long that no sound looks like one."""
 
-HEAD_BYTES = 16
+HEAD_BYTES = 20
 """Of the longest of them."""
 
 MP3_HEAD = re.compile(b"|".join((mp3.BEGINNING.pattern, mp3.TAGGED.pattern)), re.DOTALL)
@@ -46,7 +49,7 @@ BLOCK = 1 << 20
 """Bytes that are searched at once."""
 
 
-class Part(io.RawIOBase):
+class Stretch(io.RawIOBase):
     """A stretch of a file. other: bytes to be read in some places instead of those that are there."""
 
     def __init__(self, file: BinaryIO, begin: int, end: int, other: Mapping[int, bytes] = MappingProxyType({})) -> None:
@@ -74,7 +77,7 @@ class Part(io.RawIOBase):
         return len(data)
 
 
-def parts(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
+def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
     """most_bytes: that a file may have at all. Raises BadMedia for one that was cut off."""
     end = file.seek(0, io.SEEK_END)
     begin = count = 0
@@ -82,9 +85,9 @@ def parts(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
         count += 1
         if count > MOST:
             raise BadMedia(f"it is more than {MOST} sounds one behind the other: make one of them")
-        rest = io.BufferedReader(Part(file, begin, end))
+        rest = io.BufferedReader(Stretch(file, begin, end))
         extent = _extent(rest, most_bytes)
-        yield io.BufferedReader(Part(file, begin, begin + extent.stop, extent.other))
+        yield io.BufferedReader(Stretch(file, begin, begin + extent.stop, extent.other))
         begin += extent.then
 
 
