@@ -90,7 +90,7 @@ TAKEN_OVER = """
 import errno, json, mmap, os, socket, sys
 from omnistage.models.media import child
 
-def serve(channel, limits):
+def serve(channel, limits, *, confined):
     _, (file, result), _, _ = socket.recv_fds(channel, 100, 2)
     told = {"written": 0, "mapped": 0}
     block = bytes(1 << 20)

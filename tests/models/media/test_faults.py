@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
+from structlog.testing import capture_logs
 
 from helpers import media_files
 from omnistage.models.media.decoder import MediaDecoder
@@ -165,12 +166,15 @@ async def test_what_the_sandbox_refuses_or_the_machine_lacks_is_no_fault_of_the_
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     decoder = MediaDecoder()
     try:
-        for rate_hz in REFUSED:
-            with pytest.raises(DecoderBroken, match=r"^by a fault of this server a medium is not decoded \(.*__init__ \(soxr.py:\d+\)"):
-                await decoder.sound(media_files.sound(1, 0.1, rate_hz))
-        for rate_hz in SHORT:
-            with pytest.raises(DecoderFailed, match=r"this server has not what it takes .*: ask again later"):
-                await decoder.sound(media_files.sound(1, 0.1, rate_hz))
+        with capture_logs() as logs:
+            for rate_hz in REFUSED:
+                with pytest.raises(DecoderBroken, match=r"^this server cannot decode a medium because of a fault of its own: try another"):
+                    await decoder.sound(media_files.sound(1, 0.1, rate_hz))
+            for rate_hz in SHORT:
+                with pytest.raises(DecoderFailed, match=r"^this server is short of something .*: ask again later"):
+                    await decoder.sound(media_files.sound(1, 0.1, rate_hz))
+        assert [line["event"] for line in logs] == ["media.refused_call"] * len(REFUSED) + ["media.short"] * len(SHORT)
+        assert all("__init__ (soxr.py:" in line["calls"] for line in logs)
         with pytest.raises(BadMedia, match=r"it is damaged \(the samples are odd\)"):
             await decoder.sound(media_files.sound(1, 0.1, 8000))
         assert len((await decoder.sound(media_files.sound(1, 0.1, 16_000))).samples)

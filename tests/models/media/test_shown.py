@@ -172,6 +172,14 @@ async def test_a_gap_in_the_sound_of_a_film_is_silent(shared_decoder: MediaDecod
     assert (*first, *second) == pytest.approx((0, 0.3, 1.0, 1.2), abs=0.002)
 
 
+async def test_joined_films_of_a_format_that_has_no_place_for_them_are_refused(shared_decoder: MediaDecoder) -> None:
+    """FFmpeg would show the times of both at once."""
+    one = film(every(30))
+    assert len((await shared_decoder.film(one, ALL)).frames) == 30
+    with pytest.raises(BadMedia, match="its times go back in the middle, as where films were joined: send each of them by itself"):
+        await shared_decoder.film(one + one, ALL)
+
+
 async def test_silence_counts_for_the_limit_of_a_sound() -> None:
     decoder = MediaDecoder(MediaLimits(sound_s=5.0))
     try:

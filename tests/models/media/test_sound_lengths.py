@@ -17,6 +17,7 @@ from helpers import media_files
 from omnistage.client.encoder import FORMATS, SoundEncoder
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.media.joined import joined_sounds
 from omnistage.models.media.limits import MediaLimits
 
 RATE_HZ = 16_000
@@ -172,6 +173,8 @@ def cut() -> dict[str, bytes]:
         "AU": media_files.sound(1, form="AU")[:-3000],
         "MP3": mp3[: len(mp3) // 2],
         "MP3 without its last frames": mp3[:-500],
+        "MP3 without nearly all of its frames": mp3[: len(mp3) // 20 + 400],
+        "WAV and a whole one behind it": sound[: len(sound) // 2] + sound,
         "FLAC between two frames": flac[: flac.rindex(b"\xff\xf8")],
         "Ogg in the middle of a page": opus[:-1000],
         "M4A": encoded(sound, "ipod", "aac")[:-200],
@@ -207,6 +210,64 @@ async def test_files_of_no_length_one_behind_the_other_are_all_heard(decoder: Me
     streamed = wav(sound, riff=0xFFFFFFFF, samples=0xFFFFFFFF)
     for data in (streamed + streamed, streamed + sound, sound + LIST + streamed, piped(sound, "flac", "flac") * 2):
         assert np.array_equal((await decoder.sound(data)).samples, np.concatenate([samples] * 2))
+
+
+async def test_sounds_of_several_formats_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
+    """What is made of several files is what is made of each, whatever stands in front of the first: a tag, or what nobody knows."""
+    sound = media_files.sound(1, 0.5)
+    files = {
+        "wav": sound,
+        "aiff": media_files.sound(1, 0.5, form="AIFF"),
+        "flac": media_files.sound(1, 0.5, form="FLAC"),
+        "ogg": media_files.written(media_files.samples(1, 0.5), RATE_HZ, "OGG", "VORBIS"),
+        "mp3": encoded(sound, "mp3", "libmp3lame"),
+        "m4a": encoded(sound, "ipod", "aac"),
+        "mka": encoded(sound, "matroska", "flac"),
+        "asf": encoded(sound, "asf", "libmp3lame"),
+    }
+    each = {name: (await decoder.sound(data)).samples for name, data in files.items()}
+    tag = b"ID3\x03\x00\x00\x00\x00\x01\x00" + bytes(128)
+    for first, data in files.items():
+        for second in ("wav", "flac", "mp3", "m4a"):
+            for front in (b"", tag, bytes(1000)):
+                heard = (await decoder.sound(front + data + files[second])).samples
+                assert np.array_equal(heard, np.concatenate([each[first], each[second]])), (front[:3], first, second)
+
+
+async def test_what_is_behind_samples_and_unknown_is_not_heard(decoder: MediaDecoder) -> None:
+    """Where the file says twice that it has ended."""
+    sound = media_files.sound(1)
+    samples = (await decoder.sound(sound)).samples
+    chance = np.random.default_rng(1)
+    for size in (7, 500, len(sound) // 4, len(sound) * 3 // 4):
+        assert np.array_equal((await decoder.sound(sound + chance.bytes(size))).samples, samples), size
+
+
+async def test_however_many_places_look_like_a_beginning_the_work_has_a_bound(decoder: MediaDecoder) -> None:
+    """Each took up to a hundred reads, of which small files could ask for minutes."""
+    sound = media_files.sound(1)
+    mp3 = encoded(sound, "mp3", "libmp3lame", write_xing="0", id3v2_version="0")
+    ogg = media_files.written(media_files.samples(1), RATE_HZ, "OGG", "VORBIS")
+    page = b"xOggS" + bytes(23)
+    for data in (
+        mp3 + b"ID3\3\0\0\0\0\0\0" * 100_000,
+        wav(sound, riff=0, samples=0) + (b"JUNK" + bytes(4)) * 40_000 + b"\1",
+        ogg + page * 20_000,
+    ):
+        file = Counting(data)
+        for _ in joined_sounds(file, len(data)):
+            pass
+        assert file.reads < 500_000
+
+
+class Counting(io.BytesIO):
+    """A file that counts how often it is read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        return super().read(size)
 
 
 def written_anew(sound: bytes, form: str) -> bytes:

@@ -11,20 +11,17 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import BinaryIO
 
-from omnistage.models.media import mp3
+from omnistage.models.media.heads import Search, begins
 from omnistage.models.media.wholeness import SLACK, cut_off
 
 MOST = 100
 """Chunks that follow each other, of which any is looked at."""
 
-MOST_MARKS = 10_000
-"""Places where chunks may follow samples of unknown length, that are looked at."""
-
-FEW = 0.1
-"""Of the samples: unknown bytes behind them, if so few, are no samples where the file says twice that it ended before."""
+FEW = 1.0
+"""Of the samples: unknown bytes behind them, if so few, are no samples where the file says twice that it ended before. Who writes
+sizes before he knows them writes those of a first block, which is far less."""
 
 CHUNKS = (b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"_PMX", b"PEAK", b"cue ", b"smpl", b"inst", b"JUNK", b"NAME", b"ANNO", b"info")
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
@@ -33,14 +30,8 @@ TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 MARKS = re.compile(b"|".join((*CHUNKS, b"RIFF", b"RF64", b"BW64", b"RIFX", b"FORM", b"riff\x2e", b"caff\0")))
 """So begins whatever may follow samples of which nobody says how many they are."""
 
-OTHERS = re.compile(rb"fLaC[\x00\x80]\x00\x00\x22|OggS\x00\x02|.{4}ftyp|\x1a\x45\xdf\xa3|#!AMR|\.snd\x00", re.DOTALL)
-"""So begin sounds without chunks that may stand behind one of them."""
-
 MARK_BYTES = 5
 """Of the longest of them."""
-
-BLOCK = 1 << 20
-"""Bytes that are searched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +98,7 @@ def layout(file: BinaryIO, at: int) -> Layout | None:
     return W64 if head.startswith(b"riff\x2e\x91\xcf\x11") else None
 
 
-def extent(file: BinaryIO, form: Layout, most_bytes: int) -> Extent:
+def extent(file: BinaryIO, form: Layout, most_bytes: int, search: Search) -> Extent:
     """Of the first sound in a file that begins with one of this layout. most_bytes: that a file may have at all. Raises BadMedia for one
     that was cut off."""
     end = file.seek(0, io.SEEK_END)
@@ -117,14 +108,19 @@ def extent(file: BinaryIO, form: Layout, most_bytes: int) -> Extent:
     whole, said, other = _said(file, form, samples)
     left = end - samples.start
     stop = samples.start + said
-    few = left - said < FEW * said and (form is CAF or 0 <= whole - stop < form.align)
+    agree = form is CAF or 0 <= whole - stop < form.align
+    few = left - said < FEW * said and agree
     if 0 <= said <= left and (following := _following(file, stop, end, form, few=few)):
         size, then = said, following
+        if few and left - said > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
+            raise cut_off(stop, another)
     elif said <= most_bytes and stop > end + SLACK and abs(whole - end) > form.first:
         # A whole that ends where the file does was not cut off, whatever its chunk says.
         raise cut_off(stop, end)
     else:
-        size, then = _searched(file, samples.start, end, form)
+        size, then = _searched(file, samples.start, end, form, search)
+        if agree and then < stop <= end:
+            raise cut_off(stop, then)
     other[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
     if form.whole:
         other[form.whole] = struct.pack(form.size, then if form is W64 else then - 8)
@@ -147,12 +143,12 @@ def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) 
     """Where the next sound begins behind samples that end at `stop`, or the end of the file; 0 where more samples seem to follow. few: so
     few bytes are left that they are no samples."""
     for at in dict.fromkeys((_aligned(stop, form), stop)):
-        if _other_begins(file, at):
+        if begins(file, at):
             return at
         then = _behind(file, at, end, form)
         if then >= end:
             return end
-        if layout(file, then) is not None or _other_begins(file, then):
+        if layout(file, then) is not None or begins(file, then):
             return then
         file.seek(at)
         if file.read(16).startswith((*CHUNKS, *TAGS)):
@@ -160,28 +156,17 @@ def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) 
     return end if few else 0
 
 
-def _other_begins(file: BinaryIO, at: int) -> bool:
-    """Whether a sound of another kind begins there."""
-    file.seek(at)
-    return bool(OTHERS.match(file.read(16))) or mp3.begins(file, at)
-
-
-def _searched(file: BinaryIO, start: int, end: int, form: Layout) -> tuple[int, int]:
+def _searched(file: BinaryIO, start: int, end: int, form: Layout, search: Search) -> tuple[int, int]:
     """Bytes of samples that begin there, and where the next sound does or the file ends. They end at another file, or at chunks that
     lead to one or to the end."""
-    for at in islice(_marks(file, start, end), MOST_MARKS):
-        then = _behind(file, at, end, form)
+    seen = start
+    for at in search.candidates(file, start, MARKS, MARK_BYTES):
+        if at < seen:  # Among chunks that led to nothing.
+            continue
+        seen = then = _behind(file, at, end, form)
         if (then > at and end <= then <= end + 1) or layout(file, then) is not None:
             return at - start, min(then, end)
     return end - start, end
-
-
-def _marks(file: BinaryIO, start: int, end: int) -> Iterator[int]:
-    """Where something may begin that is no sample."""
-    for begin in range(start, end, BLOCK):
-        file.seek(begin)
-        for mark in MARKS.finditer(file.read(BLOCK + MARK_BYTES - 1)):
-            yield begin + mark.start()
 
 
 def _behind(file: BinaryIO, at: int, end: int, form: Layout) -> int:

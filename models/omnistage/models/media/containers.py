@@ -30,7 +30,7 @@ ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Of those codecs, where a film says that it has transparency."""
 AUDIO_DECODERS = (
     *("aac", "mp3float", "mp3", "mp2float", "mp2", "opus", "libopus", "vorbis", "libvorbis", "flac", "alac", "ac3", "eac3"),
-    *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "gsm", "gsm_ms"),
+    *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "gsm", "gsm_ms", "speex", "libspeex"),
     *("adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt", "g726", "g726le"),
     *("pcm_u8", "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
     *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw"),

@@ -16,37 +16,18 @@ from typing import BinaryIO
 
 from omnistage.models.media import chunks, mp3
 from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.wholeness import ASF_HEAD, boxes, cut_off
+from omnistage.models.media.heads import HEAD, HEAD_BYTES, Search, begins, found
+from omnistage.models.media.wholeness import EBML, boxes, cut_off, matroska_bytes
 
 PAGE = struct.Struct("<4sBBqIIIB")
 """Of Ogg (RFC 3533): mark, version, flags, place in the sound, stream, number, checksum, how many lengths follow."""
 
+OGG = re.compile(rb"OggS")
 BEGINS, ENDS = 2, 4
 """Flags: the first page of a stream, the last one."""
 
-HEADS = (
-    re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),  # RFC 9639: and the head of its first block, whose size never differs.
-    re.compile(rb"\.snd\x00\x00.{6}\x00\x00\x00[\x01-\x1f]", re.DOTALL),  # AU: its numbers are of 32 bits and small, but for one.
-    re.compile(rb"#!AMR(?:-WB)?\n"),
-    re.compile(re.escape(ASF_HEAD)),
-    re.compile(rb"Creative Voice File\x1a"),
-    re.compile(rb"FLV\x01[\x01\x04\x05]\x00\x00\x00\x09\x00\x00\x00\x00"),
-)
-"""Beginnings that are so long that no sound looks like one."""
-
-HEAD_BYTES = 20
-"""Of the longest of them."""
-
-MP3_HEAD = re.compile(b"|".join((mp3.BEGINNING.pattern, mp3.TAGGED.pattern)), re.DOTALL)
-"""An MP3 need not have such a head to be the first of several."""
-
-MP3_HEAD_BYTES = 42
-
 MOST = 1000
 """Sounds that one file may have, one behind the other."""
-
-BLOCK = 1 << 20
-"""Bytes that are searched at once."""
 
 
 class Stretch(io.RawIOBase):
@@ -80,31 +61,57 @@ class Stretch(io.RawIOBase):
 def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
     """most_bytes: that a file may have at all. Raises BadMedia for one that was cut off."""
     end = file.seek(0, io.SEEK_END)
+    search = Search()
     begin = count = 0
     while begin < end:
         count += 1
         if count > MOST:
             raise BadMedia(f"it is more than {MOST} sounds one behind the other: make one of them")
-        rest = io.BufferedReader(Stretch(file, begin, end))
-        extent = _extent(rest, most_bytes)
+        begin += _behind_tags(io.BufferedReader(Stretch(file, begin, end)))
+        extent = _extent(io.BufferedReader(Stretch(file, begin, end)), most_bytes, search)
         yield io.BufferedReader(Stretch(file, begin, begin + extent.stop, extent.other))
         begin += extent.then
 
 
-def _extent(file: BinaryIO, most_bytes: int) -> chunks.Extent:
-    """Of the first sound."""
+def _behind_tags(file: BinaryIO) -> int:
+    """Where a sound begins that has tags in front though it is no MP3: FFmpeg passes over them in front of few others."""
+    at = mp3.behind_tags(file)
+    file.seek(at)
+    return at if at and HEAD.match(file.read(HEAD_BYTES)) else 0
+
+
+def _extent(file: BinaryIO, most_bytes: int, search: Search) -> chunks.Extent:
+    """Of the first sound. Where a format has an order, what stands behind it is looked at, else all that may be a head."""
     if (layout := chunks.layout(file, 0)) is not None:
-        return chunks.extent(file, layout, most_bytes)
+        return chunks.extent(file, layout, most_bytes, search)
     end = file.seek(0, io.SEEK_END)
     file.seek(0)
     head = file.read(12).ljust(12, b"\0")
     if head.startswith(b"OggS"):
         then = _next_ogg(file, end)
     elif head[4:8] == b"ftyp":
-        then = next((at for kind, at, _ in boxes(file) if at and kind == b"ftyp"), end)
+        then = _next_boxes(file, end)
+    elif head.startswith(EBML):
+        then = _next_matroska(file, end)
     else:
-        then = _next_head(file, end)
+        then = search.next_begin(file, mp3.behind_tags(file) + 1) or end
     return chunks.Extent(then, then, _mended_au(head, then))
+
+
+def _next_boxes(file: BinaryIO, end: int) -> int:
+    """Where the second of some MP4s begins, or another sound, or the file ends."""
+    last = 0
+    for kind, at, behind in boxes(file):
+        if at and kind == b"ftyp":
+            return at
+        last = behind
+    return last if begins(file, last) else end
+
+
+def _next_matroska(file: BinaryIO, end: int) -> int:
+    """Where another sound begins, or the file ends."""
+    last = matroska_bytes(file)
+    return last if 0 < last < end and begins(file, last) else end
 
 
 def _mended_au(head: bytes, end: int) -> Mapping[int, bytes]:
@@ -121,9 +128,9 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
         head = file.read(PAGE.size).ljust(PAGE.size, b"\0")
         mark, _, flags, *_, lengths = PAGE.unpack(head)
         if mark != b"OggS":
-            file.seek(at)
-            found = file.read(BLOCK).find(b"OggS")
-            at += found if found >= 0 else BLOCK - len(b"OggS")
+            if begins(file, at):
+                return at
+            at = next(found(file, at, OGG, len(b"OggS")), end)
             continue
         if flags & BEGINS and begun:
             return at
@@ -134,25 +141,3 @@ def _next_ogg(file: BinaryIO, end: int) -> int:
         ended |= bool(flags & ENDS)
         at = after
     return end
-
-
-def _next_head(file: BinaryIO, end: int) -> int:
-    """Where a second one begins as the first does, or the file ends."""
-    first = mp3.behind_tags(file)
-    file.seek(first)
-    begin = file.read(HEAD_BYTES)
-    if mp3.FRAME.match(begin):
-        return next((at for at in _found(file, first + 1, MP3_HEAD, MP3_HEAD_BYTES) if mp3.begins(file, at)), end)
-    head = next((head for head in HEADS if head.match(begin)), None)
-    return end if head is None else next(_found(file, first + 1, head, HEAD_BYTES), end)
-
-
-def _found(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-    """Where something begins so, which has so many bytes at most."""
-    while True:
-        file.seek(begin)
-        data = file.read(BLOCK + most_bytes - 1)
-        yield from (begin + found.start() for found in head.finditer(data) if found.start() < BLOCK)
-        if len(data) < BLOCK:
-            return
-        begin += BLOCK

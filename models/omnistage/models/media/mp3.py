@@ -10,6 +10,9 @@ from typing import BinaryIO
 TAGS = 100
 """Of ID3 that are passed over, one behind the other."""
 
+FEW_TAGS = 2
+"""Of ID3 in front of an MP3 that stands behind another."""
+
 FIRST_BYTES = 200
 """Of the first frame: the header is in them."""
 
@@ -66,13 +69,13 @@ def begins(file: BinaryIO, at: int) -> bool:
     begin = file.read(FIRST_BYTES)
     if not TAGGED.match(begin):
         return bool(BEGINNING.match(begin))
-    file.seek(behind_tags(file, at))
+    file.seek(behind_tags(file, at, most=FEW_TAGS))
     return bool(FRAME.match(file.read(2)))
 
 
-def behind_tags(file: BinaryIO, at: int = 0) -> int:
+def behind_tags(file: BinaryIO, at: int = 0, *, most: int = TAGS) -> int:
     """Where a file begins that has tags of ID3 in front."""
-    for _ in range(TAGS):
+    for _ in range(most):
         file.seek(at)
         head = file.read(10).ljust(10, b"\0")
         if not head.startswith(b"ID3"):

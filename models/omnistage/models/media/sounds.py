@@ -31,17 +31,21 @@ GAP_S = 0.1
 def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
     """[n] mono. Raises BadMedia, or whatever the libraries raise for what is damaged."""
     mixer = Mixer(ask.rate_hz, limits)
+    known = False
     for part in joined_sounds(file, limits.sound_bytes):
         container = containers.opened(_counted(part, limits), limits)
         if container is None and mixer.seconds:
             raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
         if container is None:
-            raise UnknownFormat("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
+            continue  # What stands in front of the first sound is passed over.
         with container:
             if containers.video_stream(container) is not None:
                 raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
             containers.check_listed(container, part)
             _add(container, mixer, limits)
+            known = True
+    if not known:
+        raise UnknownFormat("it is no sound in a format that is known here: convert it to WAV, FLAC, MP3, Ogg or M4A")
     return mixer.result()
 
 

@@ -57,7 +57,7 @@ def _said(file: BinaryIO, most_bytes: int) -> int:
     if head.startswith(ASF_HEAD):
         return _of_asf(file)
     if head.startswith(EBML):
-        return _of_matroska(file)
+        return matroska_bytes(file)
     return _of_boxes(file) if head[4:8] in BOX_TYPES else 0
 
 
@@ -94,8 +94,9 @@ def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         at += size
 
 
-def _of_matroska(file: BinaryIO) -> int:
-    """RFC 8794: an element has its name, its size and its content. The first is a header, the second is all else."""
+def matroska_bytes(file: BinaryIO) -> int:
+    """Of the whole, 0 where the file does not tell. RFC 8794: an element has its name, its size and its content. The first is a header, the
+    second is all else."""
     file.seek(len(EBML))
     header = _size(file)
     file.seek(header or 0, io.SEEK_CUR)

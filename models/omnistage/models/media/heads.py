@@ -1,0 +1,74 @@
+"""How sounds in files begin: heads that are so long that no samples look like one. Runs in the decoding process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from omnistage.models.media import mp3
+from omnistage.models.media.wholeness import ASF_HEAD
+
+HEAD = re.compile(
+    rb"(?:RIF[FX]|RF64|BW64).{4}WAVE|FORM.{4}AIF[FC]|riff\x2e\x91\xcf\x11|caff\x00\x01"
+    rb"|fLaC[\x00\x80]\x00\x00\x22"  # RFC 9639: and the head of its first block, whose size never differs.
+    rb"|OggS\x00\x02|\x00\x00[\x00-\x03].ftyp|\x1a\x45\xdf\xa3(?:[\x80-\xff]|\x01.{7})\x42\x86"
+    rb"|\.snd\x00\x00.{6}\x00\x00\x00[\x01-\x1f]"  # AU: its numbers are of 32 bits and small, but for one.
+    rb"|#!AMR(?:-WB)?\n|Creative Voice File\x1a|FLV\x01[\x01\x04\x05]\x00\x00\x00\x09\x00\x00\x00\x00|" + re.escape(ASF_HEAD),
+    re.DOTALL,
+)
+HEAD_BYTES = 20
+
+CANDIDATES = re.compile(HEAD.pattern + b"|" + mp3.BEGINNING.pattern + b"|" + mp3.TAGGED.pattern, re.DOTALL)
+CANDIDATE_BYTES = 42
+"""Of the longest: HEAD, or the head of an MP3, which has to be looked at again."""
+
+MOST = 10_000
+"""Candidates of a file that are looked at."""
+
+FIRST_BLOCK, BLOCK = 1 << 12, 1 << 20
+"""Bytes that are searched at once. What is searched for is often near."""
+
+
+def begins(file: BinaryIO, at: int) -> bool:
+    """Whether a sound begins there, by its own head or a tag in front of it."""
+    file.seek(at)
+    return bool(HEAD.match(file.read(HEAD_BYTES))) or mp3.begins(file, at)
+
+
+class Search:
+    """Where sounds begin in one file. However many there are, the work has a bound."""
+
+    def __init__(self) -> None:
+        self._left = MOST
+
+    def next_begin(self, file: BinaryIO, begin: int) -> int | None:
+        """Of the first that begins there or behind; None if none does."""
+        return next((at for at in self.candidates(file, begin, CANDIDATES, CANDIDATE_BYTES) if begins(file, at)), None)
+
+    def next_head(self, file: BinaryIO, begin: int, end: int) -> int | None:
+        """Of the first between the two that begins with a head of its own."""
+        return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
+
+    def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
+        """Where something begins so, which has so many bytes at most, until enough of them were looked at."""
+        for at in found(file, begin, head, most_bytes):
+            if not self._left:
+                return
+            self._left -= 1
+            yield at
+
+
+def found(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
+    """Where something begins so, which has so many bytes at most."""
+    block = FIRST_BLOCK
+    while True:
+        file.seek(begin)
+        data = file.read(block + most_bytes - 1)
+        for one in head.finditer(data):
+            if one.start() < block:
+                yield begin + one.start()
+        if len(data) < block:
+            return
+        begin += block
+        block = BLOCK
