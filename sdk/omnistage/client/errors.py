@@ -225,7 +225,7 @@ BY_REASON: Mapping[str, type[OmniError]] = {
 }
 
 HINTS: Mapping[str, str] = {
-    "DRAINING": "That router is there, and is ending or not ready yet: ask again after the delay, or ask another one.",
+    "DRAINING": "That router is ending, or not ready yet. Ask again after the delay, or ask another router.",
 }
 """Where the class alone does not tell what to do."""
 
@@ -249,23 +249,26 @@ BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
 of its own in another way."""
 
 AGAIN = "Ask again in a moment"
-AT_THE_DOOR = "what answered is no router, or a proxy before it"
+LOOK = "If it fails each time, look into the log of the router, or of the proxy in front of it."
+OTHER = "A proxy in front of the router, or another server,"
+UNSAID = f"Check the address and the request. {OTHER} refused the request and did not say which field is wrong."
+REFUSED = f"Check the address. {OTHER} refused this call."
 
 HINTS_BY_CODE: Mapping[grpc.StatusCode, str] = {
-    grpc.StatusCode.CANCELLED: f"{AGAIN}: the call was cut off, by a router with too much to do or a proxy before it.",
-    grpc.StatusCode.INTERNAL: f"{AGAIN}. If it fails each time, the log of the router, or of a proxy before it, says why.",
-    grpc.StatusCode.UNKNOWN: f"{AGAIN}. If it fails each time, the log of the router, or of a proxy before it, says why.",
+    grpc.StatusCode.CANCELLED: f"{AGAIN}. A router with too much to do, or a proxy in front of it, cut the call off.",
+    grpc.StatusCode.INTERNAL: f"{AGAIN}. {LOOK}",
+    grpc.StatusCode.UNKNOWN: f"{AGAIN}. {LOOK}",
     grpc.StatusCode.ABORTED: f"{AGAIN}.",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: f"{AGAIN}: the router, or a proxy before it, takes no more now.",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: f"{AGAIN}. The router, or a proxy in front of it, takes no more calls now.",
     grpc.StatusCode.DATA_LOSS: f"{AGAIN}.",
-    grpc.StatusCode.NOT_FOUND: f"Check the address: {AT_THE_DOOR}.",
-    grpc.StatusCode.UNIMPLEMENTED: f"Check the address: {AT_THE_DOOR}, or a router of an older version.",
-    grpc.StatusCode.UNAUTHENTICATED: f"Check the key and the address: {AT_THE_DOOR}, takes this call from nobody without its key.",
-    grpc.StatusCode.PERMISSION_DENIED: f"Check the key and the address: {AT_THE_DOOR}, does not let this call through.",
-    grpc.StatusCode.INVALID_ARGUMENT: f"Check the address and the request: {AT_THE_DOOR}, and it did not say which field is wrong.",
-    grpc.StatusCode.OUT_OF_RANGE: f"Check the address and the request: {AT_THE_DOOR}, and it did not say which field is wrong.",
-    grpc.StatusCode.FAILED_PRECONDITION: f"Check the address: {AT_THE_DOOR}.",
-    grpc.StatusCode.ALREADY_EXISTS: f"Check the address: {AT_THE_DOOR}.",
+    grpc.StatusCode.NOT_FOUND: f"Check the address. {OTHER} does not know this call.",
+    grpc.StatusCode.UNIMPLEMENTED: "Check the address. No router answered there, or one of an older version, or a proxy in front of it.",
+    grpc.StatusCode.UNAUTHENTICATED: f"Check the key and the address. {OTHER} refused this call.",
+    grpc.StatusCode.PERMISSION_DENIED: f"Check the key and the address. {OTHER} does not allow this call.",
+    grpc.StatusCode.INVALID_ARGUMENT: UNSAID,
+    grpc.StatusCode.OUT_OF_RANGE: UNSAID,
+    grpc.StatusCode.FAILED_PRECONDITION: REFUSED,
+    grpc.StatusCode.ALREADY_EXISTS: REFUSED,
 }
 """What to do where no details of ours say it, and the class does not."""
 
