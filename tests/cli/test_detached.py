@@ -22,6 +22,7 @@ from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.served import Served, StackEnd, all_served, folder, registered
 from omnistage.client import NotAvailableError, Omni
+from omnistage.models.common.owned import NEW
 
 
 @pytest.fixture(autouse=True)
@@ -82,15 +83,15 @@ def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int, tmp
     assert family.pids() == []
 
 
-def test_what_a_launcher_leaves_that_was_killed_before_it_was_registered_goes() -> None:
+def test_what_a_launcher_leaves_that_was_killed_before_it_was_registered_goes_with_the_next_one() -> None:
+    old, young = (folder() / f"{NEW}{digit * 12}" for digit in "01")
+    old.touch()
+    young.touch()
+    os.utime(old, (time.time() - 3600,) * 2)
     with registered(Served("127.0.0.1:1", os.getpid(), "toy", "", 5.0)):
-        [mine] = folder().iterdir()
-        old, young = (mine.with_name(mine.name.replace(str(os.getpid()), pid)).with_suffix(".new") for pid in ("1", "2"))
-        old.touch()
-        young.touch()
-        os.utime(old, (time.time() - 3600,) * 2)
         assert [served.address for served in all_served()] == ["127.0.0.1:1"]
-        assert set(folder().iterdir()) == {mine, young}
+        assert not old.exists() and young.exists()
+    assert list(folder().iterdir()) == [young]
 
 
 def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: Path, slow: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from omnistage.models.common.own_folder import LOCK, OwnFolder, sweep
+from omnistage.models.common.owned import LOCK, OwnFolder, sweep
 from omnistage.models.common.progress import Progress, unseen
 from omnistage.models.errors import LoadError
 
@@ -71,9 +71,8 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
     if not 0 <= order.seed < SEEDS:
         raise MakeError(f"seed {order.seed}: it must be from 0 to {SEEDS - 1}")
     there = directory.exists()
-    for place in (directory, directory.parent):
-        if place.is_dir():
-            sweep(place)  # Of one that was killed here before.
+    if there and directory.is_dir():
+        sweep(directory)  # What a killed one left is no reason to call it full.
     if there and (not directory.is_dir() or any(directory.iterdir())):
         raise MakeError(f"{directory} is there already and is no empty folder: name another one, or remove it")
     if not there:

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from omnistage.cli.draft import Draft
 from omnistage.client.encoder import any_of
 from omnistage.client.errors import RequestError
+from omnistage.models.common.owned import OwnFile
 
 _KEPT_BY_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
@@ -57,25 +57,25 @@ class OutputFile:
             raise _not_written(self.path, error) from error
 
     def _discard(self) -> None:
-        self._draft.discard()
+        self._draft.remove()
 
 
-def _draft_for(place: Path) -> Draft:
+def _draft_for(place: Path) -> OwnFile:
     """Beside its place, or where that cannot be and the file itself may be changed, among the temporary files."""
     try:
         if not place.exists():
-            return Draft(place.parent, 0o666)
-        draft = Draft(place.parent, 0o600)
+            return OwnFile(place.parent, 0o666)
+        draft = OwnFile(place.parent, 0o600)
         try:
             draft.path.chmod(stat.S_IMODE(place.stat().st_mode))
         except OSError:
-            draft.discard()
+            draft.remove()
             raise
         return draft
     except OSError as error:
         if error.errno not in _KEPT_BY_FOLDER or not place.exists():
             raise
-        return Draft(Path(tempfile.gettempdir()), 0o600)
+        return OwnFile(Path(tempfile.gettempdir()), 0o600)
 
 
 def _put(draft: Path, place: Path) -> None:

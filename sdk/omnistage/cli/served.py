@@ -5,7 +5,6 @@ The kernel gives the lock back when the launcher ends, by whatever end: a file t
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -20,10 +19,9 @@ from typing import Any
 
 from omnistage.cli.folders import state_folder
 from omnistage.client.errors import NotAvailableError, RequestError
+from omnistage.models.common.owned import OwnFile, is_owned
 
-SUFFIX, UNNAMED = ".json", ".new"
-NEWBORN_S = 60.0
-"""A file without a name is locked and gets one within this time."""
+SUFFIX = ".json"
 
 LONGEST_S = 86400.0
 """Nobody waits longer for the end of a stack, whatever its grace."""
@@ -59,52 +57,28 @@ def _boot() -> str:
 def registered(served: Served) -> Iterator[None]:
     """Others of this user find the stack meanwhile. Where there is no place for the file, nobody finds it, and it serves all the same."""
     try:
-        path, lock = _locked(served)
+        file = OwnFile(folder(), 0o600, name=f"{_boot()}-{served.pid}{SUFFIX}", content=json.dumps(asdict(served)).encode())
     except (OSError, NotAvailableError):
-        path, lock = None, -1
+        file = None
     try:
         yield
     finally:
-        if path is not None:
+        if file is not None:
             with suppress(OSError):
-                path.unlink(missing_ok=True)
-            os.close(lock)
-
-
-def _locked(served: Served) -> tuple[Path, int]:
-    """The file of a stack and a lock on it. Raises OSError, and what `folder` raises."""
-    path = folder() / f"{_boot()}-{served.pid}{SUFFIX}"
-    path.unlink(missing_ok=True)  # Of a launcher that had the same pid.
-    unnamed = path.with_suffix(UNNAMED)
-    lock = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        # Locked before it has its name: whoever finds it finds it locked.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.write(lock, json.dumps(asdict(served)).encode())
-        unnamed.rename(path)
-    except OSError:
-        unnamed.unlink(missing_ok=True)
-        os.close(lock)
-        raise
-    return path, lock
+                file.remove()
 
 
 def all_served() -> list[Served]:
     """Those that serve now, in the order of their addresses. Files of launchers that are gone are removed; what cannot be read, as from
     another version, is left out."""
     found = []
-    for path in folder().glob(f"{_boot()}-*{UNNAMED}"):  # Of a launcher that was killed before it was registered.
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > NEWBORN_S:
-                path.unlink()
     for path in folder().glob(f"{_boot()}-*{SUFFIX}"):
         with suppress(OSError), path.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if not is_owned(file.fileno()):
                 path.unlink()
-            except BlockingIOError:
-                with suppress(ValueError, TypeError, KeyError):
-                    found.append(_read(json.load(file)))
+                continue
+            with suppress(ValueError, TypeError, KeyError):
+                found.append(_read(json.load(file)))
     return sorted(found, key=lambda served: served.address)
 
 

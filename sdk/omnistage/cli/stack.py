@@ -22,7 +22,7 @@ from omnistage.cli.keeper import Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, Layout, StageLayout
 from omnistage.cli.ports import Ports
 from omnistage.client.errors import StackError
-from omnistage.models.common.own_folder import OwnFolder, sweep
+from omnistage.models.common.owned import OwnFolder, sweep
 
 ROUTER = "router"
 
@@ -72,10 +72,11 @@ class Stack:
         """Start everything; on a failure nothing is left running. Raises StackError with the last words of the process that failed."""
         self._lifeline = os.pipe()
         self._broken = asyncio.get_running_loop().create_future()
-        sweep(Path(tempfile.gettempdir()))  # Of whoever was killed: a stack that keeps its logs elsewhere sweeps too.
         if self._owns_folder:
             self._own_folder = OwnFolder("logs")
             self.log_folder = self._own_folder.path
+        else:
+            sweep(Path(tempfile.gettempdir()))  # Of stacks that were killed: this one makes no folder there, which would do it.
         try:
             await self._start()
         except BaseException as error:

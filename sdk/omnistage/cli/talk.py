@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from omnistage.cli.draft import Draft
 from omnistage.cli.folders import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import OmniError, RequestError
 from omnistage.client.request import Options
+from omnistage.models.common.owned import OwnFile
 
 LAST, LINES = "chat.json", "chat-lines"
 """Files of the last conversation, and of what was typed."""
@@ -86,14 +86,14 @@ class Talk:
     def keep(self) -> None:
         """Put it where `last` finds it. Raises OSError."""
         folder = state_folder()
-        draft = Draft(folder, 0o600)
+        draft = OwnFile(folder, 0o600)
         try:
             draft.path.write_text(
                 json.dumps({"settings": self.settings, "turns": self.turns}, ensure_ascii=False, indent=1), encoding="utf-8"
             )
             draft.path.replace(folder / LAST)
         finally:
-            draft.discard()
+            draft.remove()
 
     def save_text(self, path: Path) -> None:
         """Write the words: as JSON, or as text with a name before each turn. Raises RequestError."""

@@ -34,7 +34,7 @@ from omnistage.models.common.messages import (
     receive,
     send,
 )
-from omnistage.models.common.own_folder import OwnFolder
+from omnistage.models.common.owned import OwnFolder
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 

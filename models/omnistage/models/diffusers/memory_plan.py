@@ -16,7 +16,7 @@ import torch
 from diffusers.hooks import apply_group_offloading
 from safetensors import SafetensorError
 
-from omnistage.models.common.own_folder import OwnFolder
+from omnistage.models.common.owned import OwnFolder
 from omnistage.models.diffusers.options import AREA, UNSAID, DiffusersOptions
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions

@@ -1,0 +1,150 @@
+"""Files and folders that go with the process that made them. Those of a process that was killed go when the next one is made beside them.
+
+The owner holds a lock for as long as it lives: on the file, or on a file in the folder. The kernel gives the lock back when the owner ends,
+by whatever end, so what can be locked belongs to nobody. Where nothing can be locked, what a killed process left stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+PREFIX = "omnistage-"
+"""Of a folder. One without LOCK is nobody's to sweep: it was kept on purpose, or nothing can be locked there."""
+LOCK = ".owner"
+
+NEW = ".omnistage-new-"
+"""Of what is not locked yet: it gets its lock first and its name then, so a sweep finds nothing of a living owner unlocked."""
+NEWBORN_S = 60.0
+"""Who made one that is still so after this time was killed."""
+
+_NEW = re.compile(re.escape(NEW) + "[0-9a-f]{12}")
+_FILE = re.compile(r"\.omnistage-[0-9a-f]{12}\.part")
+
+
+class OwnFile:
+    """A new file at `path`, until `remove`. Raises OSError if there is no place for it."""
+
+    def __init__(self, folder: Path, mode: int, *, name: str = "", content: bytes = b"") -> None:
+        """name: instead of one that no other file has; a file of that name is replaced. content: is there before it has that name."""
+        sweep(folder)
+        token = secrets.token_hex(6)
+        new = folder / f"{NEW}{token}"
+        self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            end = "part" if _lock(self._lock) else "unlocked"
+            os.write(self._lock, content)
+            self.path = new.rename(folder / (name or f".omnistage-{token}.{end}"))
+        except BaseException:
+            os.close(self._lock)
+            new.unlink(missing_ok=True)
+            raise
+
+    def remove(self) -> None:
+        """Remove it, if it has not been moved to its place."""
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            os.close(self._lock)
+
+
+class OwnFolder:
+    """A new folder, until `remove` or `keep`, or to the end of a `with`. Raises OSError if there is no place for it."""
+
+    def __init__(self, purpose: str, parent: Path | None = None) -> None:
+        """purpose: a part of its name. parent: in which it is; None: where temporary files are."""
+        parent = parent or Path(tempfile.gettempdir())
+        sweep(parent)
+        token = secrets.token_hex(6)
+        new = parent / f"{NEW}{token}"
+        new.mkdir(0o700)
+        self._lock = -1
+        try:
+            self._lock = os.open(new / LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            if not _lock(self._lock):
+                (new / LOCK).unlink()
+            self.path = new.rename(parent / f"{PREFIX}{purpose}-{token}")
+        except BaseException:
+            self._release()
+            (new / LOCK).unlink(missing_ok=True)  # A shutil.rmtree would need a descriptor, and there may be none left.
+            new.rmdir()
+            raise
+
+    def remove(self) -> None:
+        """Nobody needs it any more. What is no longer there, as moved to its place, is not missed."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+
+    def keep(self) -> None:
+        """It stays: a person has been told to look into it, or it becomes what it was made for."""
+        (self.path / LOCK).unlink(missing_ok=True)
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def is_owned(file: int) -> bool:
+    """Whether the process lives that holds the lock on this open file. Raises OSError where nothing can be locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Shared: who looks at the same time is not taken for the owner.
+    except BlockingIOError:
+        return True
+    return False
+
+
+def sweep(parent: Path) -> None:
+    """Remove what killed processes left there; only what is one's own, and never through a link."""
+    for path in (*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")):
+        try:
+            if _is_left(path):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        except OSError:
+            pass  # Gone by now, or not to be opened or locked.
+
+
+def _is_left(path: Path) -> bool:
+    """Whether it was made here, by a process that has ended. Raises OSError where that cannot be seen."""
+    found = path.lstat()
+    is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
+    if found.st_uid != os.geteuid() or not (is_folder or is_file):
+        return False
+    if _NEW.fullmatch(path.name):
+        return time.time() - found.st_mtime > NEWBORN_S
+    if is_folder and path.name.startswith(PREFIX):
+        lock = path / LOCK
+    elif is_file and _FILE.fullmatch(path.name):
+        lock = path
+    else:
+        return False
+    file = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return not is_owned(file)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Lock a new file. False where nothing can be locked, as on some disks of a network."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True

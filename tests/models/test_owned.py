@@ -1,0 +1,133 @@
+"""Files and folders of one process: nobody's after a kill, and gone with the next one; never one that somebody has or wants."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from omnistage.models.common.owned import LOCK, PREFIX, OwnFile, OwnFolder, sweep
+
+
+def test_a_folder_that_is_kept_on_purpose_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept, removed = OwnFolder("logs"), OwnFolder("logs")
+    for folder in (kept, removed):
+        (folder.path / "talker.log").write_text("words")
+    kept.keep()
+    removed.remove()
+    another = OwnFolder("logs")
+    assert (kept.path / "talker.log").read_text() == "words"
+    assert not removed.path.exists()
+    assert sorted(path.name for path in another.path.iterdir()) == [LOCK]
+    another.remove()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from omnistage.models.common.owned import OwnFile, OwnFolder
+where = Path(sys.argv[1])
+for purpose in ("offload", "ranks", "partial"):
+    (OwnFolder(purpose, where).path / "weights").write_text("x")
+OwnFile(where, 0o600)
+if sys.argv[2] == "in the middle":
+    Path.rename = lambda self, target: os.kill(os.getpid(), signal.SIGKILL)
+    OwnFile(where, 0o600) if sys.argv[3] == "file" else OwnFolder("offload", where)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize("moment", ["later", "in the middle"])
+def test_what_a_killed_process_leaves_goes_with_the_next_one(moment: str, what: str, tmp_path: Path) -> None:
+    """Whenever it was killed. What has no name yet may be of one that lives, so it stays for a minute."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment, what], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 4 + (moment == "in the middle")
+    living = OwnFolder("logs", tmp_path)
+    file = OwnFile(tmp_path, 0o600)
+    unnamed = set(tmp_path.iterdir()) - {living.path, file.path}
+    assert len(unnamed) == (moment == "in the middle")
+    for path in unnamed:
+        os.utime(path, (time.time() - 3600,) * 2)
+    another = OwnFolder("logs", tmp_path)
+    OwnFile(tmp_path, 0o600).remove()
+    assert set(tmp_path.iterdir()) == {living.path, file.path, another.path}
+    for folder in (living, another):
+        folder.remove()
+    file.remove()
+
+
+def test_a_sweep_leaves_what_is_not_its_own(tmp_path: Path) -> None:
+    """A link to somewhere else, a folder whose lock is a link, a file with such a name, and a folder of another user."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / LOCK).touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    linked = tmp_path / f"{PREFIX}linked"
+    linked.mkdir()
+    (linked / LOCK).symlink_to(elsewhere / LOCK)
+    (tmp_path / f"{PREFIX}file").touch()
+    strange = tmp_path / f"{PREFIX}strange"
+    strange.mkdir()
+    (strange / LOCK).touch()
+    if os.geteuid() == 0:
+        os.chown(strange, 12345, 12345)
+    orphan = tmp_path / f"{PREFIX}orphan"
+    orphan.mkdir()
+    (orphan / LOCK).touch()
+    sweep(tmp_path)
+    assert not orphan.exists()
+    assert (elsewhere / LOCK).exists()
+    assert linked.exists()
+    assert (tmp_path / f"{PREFIX}file").exists()
+    assert strange.exists() == (os.geteuid() == 0)
+
+
+def open_files() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def no_locks(file: int, operation: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_where_nothing_can_be_locked_they_are_made_all_the_same_and_nobody_sweeps_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not even who can lock something there later."""
+    before = open_files()
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        made = [OwnFolder("offload", tmp_path), OwnFile(tmp_path, 0o600), OwnFolder("logs", tmp_path)]
+        assert {path.name for path in tmp_path.iterdir()} == {one.path.name for one in made}
+    sweep(tmp_path)
+    for one in made:
+        assert one.path.exists()
+        one.remove()
+    assert (list(tmp_path.iterdir()), open_files()) == ([], before)
+
+
+@pytest.mark.parametrize("step", ["open", "rename"])
+def test_nothing_is_left_of_one_that_cannot_be_made(step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither a name nor a descriptor."""
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = open_files()
+    monkeypatch.setattr(*((os, "open") if step == "open" else (Path, "rename")), fail)
+    for _ in range(3):
+        with pytest.raises(OSError, match="Too many open files"):
+            OwnFolder("logs", tmp_path)
+        with pytest.raises(OSError, match="Too many open files"):
+            OwnFile(tmp_path, 0o600)
+    monkeypatch.undo()
+    assert (list(tmp_path.iterdir()), open_files()) == ([], before)
