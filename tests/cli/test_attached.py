@@ -156,7 +156,7 @@ def test_what_cannot_be_asked_is_a_line_and_a_hint(words: tuple[str, ...], told:
         ((), "--video"),
         (("--video-sound", "x"), "--video"),
         (("--background", "#ffffff", "x"), "--image"),
-        (("--background", "white", "--image", "cat.png", "x"), "#ffffff"),
+        (("--background", "white", "--image", "cat.png", "x"), "'white'; it must be a colour as #rrggbb, such as #ffffff for white"),
     ],
 )
 def test_a_wrong_command_line(words: tuple[str, ...], told: str, files: Path) -> None:

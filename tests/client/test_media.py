@@ -209,7 +209,7 @@ def test_all_that_is_seen_lies_on_the_colour_that_is_named(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("background", ["white", "#fff", "#ffffff\n", "", 0, (255, 255, 255), b"#ffffff"])
 def test_what_is_no_colour_or_lies_under_nothing_is_told(background: Any) -> None:
-    with pytest.raises(BadRequestError, match=r"background: is .*give a colour as #rrggbb"):
+    with pytest.raises(BadRequestError, match=r"background: is .*; it must be a colour as #rrggbb, such as #ffffff for white"):
         requests.for_prompt("x", [PNG], (), (), Options(background=background))
     for request in (
         requests.for_prompt("x", (), [WAV], (), Options(background="#ffffff")),

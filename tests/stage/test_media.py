@@ -109,7 +109,7 @@ async def test_a_ground_that_is_no_colour_is_refused_by_field(background: str):
     shown = stage_pb2.Media(data=b"x", media_type="image/png", background=background)
     on_port = stage_pb2.Part(port="media0", media_type="image/png", background=background)
     for part, field in ((stage_pb2.Part(media=shown), "thinker.messages.parts.media"), (on_port, "thinker.messages.parts")):
-        with pytest.raises(StageError, match="#rrggbb") as refused:
+        with pytest.raises(StageError, match="must be a colour as #rrggbb, such as #ffffff for white") as refused:
             await asked(said_by("user", part))
         assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", f"{field}.background")
     with pytest.raises(StageError) as refused:

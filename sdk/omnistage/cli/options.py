@@ -10,7 +10,7 @@ import typer
 
 def _colour(typed: str | None) -> str | None:
     if typed is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", typed) is None:
-        raise typer.BadParameter(f"{typed} is no colour; give red, green and blue in hexadecimal, such as '#ffffff' for white")
+        raise typer.BadParameter(f"is {typed!r}; it must be a colour as #rrggbb, such as #ffffff for white")
     return typed
 
 
@@ -24,7 +24,9 @@ Address = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]
 Background = Annotated[
     str | None,
-    typer.Option(metavar="#RRGGBB", callback=_colour, help="What is transparent in what is shown lies on this colour; default: white."),
+    typer.Option(
+        metavar="#RRGGBB", callback=_colour, help="Colour under what is transparent in what is shown; default: white, and none for layers."
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same answer.")]
 PipelineName = Annotated[

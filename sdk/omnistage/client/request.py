@@ -219,7 +219,7 @@ def _colour(background: object) -> str:
     if background is None:
         return ""
     if not isinstance(background, str) or re.fullmatch(r"#[0-9a-fA-F]{6}", background) is None:
-        raise BadRequestError.of("background", f"is {str(background)[:64]!r}; give a colour as #rrggbb, such as #ffffff for white")
+        raise BadRequestError.of("background", f"is {str(background)[:64]!r}; it must be a colour as #rrggbb, such as #ffffff for white")
     return background
 
 
