@@ -7,12 +7,12 @@ import resource
 from omnistage.wire.channel import MAX_CONNECTIONS
 
 WANTED = 65_536
-"""As many as all connections, files and processes of a server ever need. Not more: some libraries look at each descriptor that there might
-be, and a limit may be a thousand million."""
+"""Enough for all connections, files and processes of a server. Not more: some libraries look at every descriptor that the limit allows, and
+the limit may be a thousand million."""
 
 
 def raise_limit() -> None:
-    """Have as many descriptors as the system allows, at most WANTED. Most shells give 1,024, which a visitor or two use up."""
+    """Have as many descriptors as the system allows, at most WANTED. Most shells allow 1,024, which one or two visitors can use up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -20,7 +20,7 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Connections that a server takes at once: half of its descriptors at most. The others are for its log, its metrics, its neighbours,
-    files that are put aside and processes that decode, whoever is at the door."""
+    """Connections that a server takes at once: half of its descriptors at most. However many visitors there are, the other half is left for
+    its log, its metrics, its neighbours, files that are put aside and processes that decode."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, soft // 2), 1)

@@ -1,7 +1,7 @@
-"""Threads that a process can do without: those of comfort, as larger pages, a page of metrics, or the log.
+"""Threads that a process can do without, such as those for larger pages of memory, for the page of metrics, and for the log.
 
-A thread of any other kind that ends by an error ends the process, because what it did is done by nobody then (process.py). One of these may
-meet whatever a poor machine has for it: no descriptor left, no memory, no further thread. The log says so and the process goes on.
+A thread of any other kind that ends by an error ends the process, because nobody else does its work (process.py). One of these may find no
+descriptor, no memory or no further thread on a poor machine: the log says so and the process goes on.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def is_spare(thread: threading.Thread | None) -> bool:
 
 
 def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = None) -> threading.Thread:
-    """Do `work` on a daemon thread that the process can do without. Where it fails the log says so, and that is all.
+    """Do `work` on a daemon thread that the process can do without. If it fails, the log says so, and that is all.
 
-    again_s: try again after so long, then after twice as long, and so on; None: do not. Where no thread can be started, nothing is done;
-    the thread that comes back then never runs.
+    again_s: after a failure try again after so long, then after twice as long, and so on; None: do not try again. Where no thread can be
+    started, the log says so, and the thread that is returned never runs.
     """
     thread = threading.Thread(target=_work, args=(name, work, again_s), name=name, daemon=True)
     _SPARE.add(thread)
@@ -46,7 +46,7 @@ def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = 
 
 @contextmanager
 def starting_spare() -> Iterator[None]:
-    """The process can do without the threads that are started meanwhile; for those of libraries."""
+    """The process can do without the threads that are started meanwhile. For libraries, which start threads of their own."""
     before = set(threading.enumerate())
     try:
         yield

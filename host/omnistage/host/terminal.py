@@ -1,8 +1,8 @@
 """What others say never steers a terminal: the words of a router, a model, a checkpoint, a file's name.
 
 A process guards its standard streams once, when it begins. Whatever is then printed on a terminal shows its control characters as
-escapes, such as \\x1b, so that a name can still be read and copied. Only who draws on the terminal asks for the stream below, and writes to
-that what it made itself. Pipes and files get every character as it is.
+escapes, such as \\x1b, so that a name can still be read and copied. Code that draws on the terminal asks for the stream below the guarded
+one, and writes only its own sequences to it. Pipes and files get every character as it is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TextIO
 
 ESCAPES: Mapping[int, str] = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"},
-    # They turn the order in which a line is shown, also that of our words beside them.
+    # They turn the direction of a line, and with it our words beside them.
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
-    # Bytes of a name that is no UTF-8, which some settings of Python write as they are.
+    # Bytes of a name that is no UTF-8. With some settings Python writes them as they are.
     **{0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)},
 }
-"""What steers a terminal, or the order of what it shows, and what stands for it."""
+"""Characters that steer a terminal or turn the direction of a line, and what is shown in their place."""
 
 
 def shown(text: str) -> str:
@@ -29,9 +29,9 @@ def shown(text: str) -> str:
 
 
 class Guarded(io.TextIOWrapper):
-    """A stream to a terminal that shows text and is not steered by it.
+    """A stream to a terminal that shows control characters as escapes.
 
-    below: the stream that is. What is written to both comes out in the order in which it was written.
+    below: the stream to the terminal without this guard. What is written to both comes out in the order in which it was written.
     """
 
     def __init__(self, below: io.TextIOWrapper) -> None:
@@ -54,5 +54,6 @@ def guard_standard_streams() -> None:
 
 
 def steered(stream: TextIO) -> TextIO:
-    """For who draws: the stream that obeys what is written. Nothing that others said may be written to it but by `shown`."""
+    """For code that draws: the stream on which sequences steer the terminal. The words of others go through `shown` before they are written
+    to it."""
     return stream.below if isinstance(stream, Guarded) else stream

@@ -1,4 +1,4 @@
-"""The consoles of the command: rich's, with colours of ours and without a way for the words of others to steer the terminal."""
+"""The console of the command: that of rich, on which the words of others cannot steer the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.host.terminal import Guarded, shown, steered
 
 
 class Console(rich.console.Console):
-    """Shows control characters in whatever it prints as escapes. It draws on the stream below a guarded one: its own colours, and lines
-    that are drawn anew, are what a terminal is to obey."""
+    """Shows control characters in whatever it prints as escapes. It writes below a guarded stream, because the terminal is to obey the
+    sequences of rich itself: colours, and the cursor of lines that are drawn anew."""
 
     @property
     def file(self) -> IO[str]:
@@ -27,8 +27,8 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text with its markup. What others said is escaped before it gets here; where it still reads as markup that cannot be, because
-        it ends with several backslashes, it is shown as it is."""
+        """Text with its markup. The words of others are escaped before they get here. Several backslashes at their end undo that, and what
+        follows may be no valid markup: such a text is shown without markup."""
         text = self._clean(text)
         try:
             return super().render_str(text, **options)
@@ -36,10 +36,10 @@ class Console(rich.console.Console):
             return super().render_str(text, **{**options, "markup": False})
 
     def render(self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Also texts that were made elsewhere."""
+        """Cleans also texts that do not come through `render_str`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=self._clean(segment.text))
 
     def _clean(self, text: str) -> str:
-        """Raw for a pipe or a file: whoever reads that wants what was said."""
+        """A pipe or a file gets every character as it is."""
         return shown(text) if self.is_terminal or isinstance(super().file, Guarded) else text

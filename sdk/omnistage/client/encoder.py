@@ -23,7 +23,7 @@ INSTALL = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs n
 
 
 MP3_KBIT_S = ((32_000, 32, 320, 64), (16_000, 8, 160, 64), (0, 8, 64, 32))
-"""From so many samples a second on an MP3 may have at least and at most so many, and has the last."""
+"""(from this sample rate on, least kbit/s, most, the one we use)"""
 
 
 @dataclass(frozen=True, slots=True)

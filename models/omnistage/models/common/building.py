@@ -22,15 +22,15 @@ from omnistage.models.common.header import Stored, check_finite, check_says_unpa
 SPARE_WEIGHTS = 256
 SPARE_NUMBERS = 1 << 24
 TIMES = 4
-"""A model has some weights that are another one once more and are not stored, or that are made anew."""
+"""A model may have weights that the files lack: tied ones, and ones it computes."""
 
 MODULES = 64
-"""For each weight: those without any stand between them."""
+"""For each weight: a model has modules that have no weights of their own."""
 
 
 def check_numbers(values: Mapping[str, Any], place: Path) -> None:
-    """Raises BadCheckpoint for a whole number in a config that says of nothing how many there are: lists as long are made of it before any
-    module is. Rotary frequencies have a base, which counts nothing."""
+    """Raises BadCheckpoint for a whole number larger than any count can be. Libraries make lists of that length before they build a module.
+    The base of rotary frequencies is no count, and may be larger."""
     for where, number in whole_numbers(values):
         if abs(number) > MOST and not where.endswith("theta'"):
             raise BadCheckpoint(f"{place}: {where} is {str(number)[:80]}, and {MOST} is the most that anything has")
@@ -44,14 +44,14 @@ def check_header(header: Mapping[str, Stored], values: Mapping[str, Any], folder
 
 @contextmanager
 def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
-    """In it this thread builds modules. Raises BadCheckpoint where they become more than the files have weights for."""
+    """For the time in which this thread builds modules. Raises BadCheckpoint when they have many times more weights than the files."""
     thread = threading.get_ident()
     most = TIMES * len(header) + SPARE_WEIGHTS
     most_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS
     weights = numbers = modules = 0
 
     def more(name: str) -> BadCheckpoint:
-        told = f"its files have {len(header)} weights, and by config.json it has many times more"
+        told = f"its files have {len(header)} weights, and by config.json the model has many times more"
         return BadCheckpoint(f"{folder}: {told}: stopped at {name!r}, the {weights}th")
 
     def parameter(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
@@ -77,8 +77,8 @@ def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
 
 
 def check_tensors(model: torch.nn.Module, folder: Path) -> None:
-    """Raises BadCheckpoint for a weight with numbers that are none, in the type that it is computed in. What is packed by choice when it is
-    loaded is no plain tensor any more, and left out; so is what a model makes by itself, as masks."""
+    """Raises BadCheckpoint for a weight with NaN or infinity, in the type that it is computed in. Left out are weights that were packed by
+    choice while they were loaded, which are no plain tensors any more, and what a model makes by itself, such as masks."""
     for name, value in model.state_dict().items():
         if type(value) is torch.Tensor:
             check_finite(value, name, folder)

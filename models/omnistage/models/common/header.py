@@ -1,4 +1,4 @@
-"""Whether weights can be computed with: by what the headers of their files say, before any is read, and by their numbers when they are."""
+"""Whether a model can compute with its weights: what the headers of the files say before a weight is read, and the numbers when it is."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ SHOWN = 5
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
-"""Types of safetensors: of weights, and of the places and masks that libraries keep beside them. Weights of any other are packed."""
+"""Types of safetensors: those of weights, and those of positions and masks, which libraries keep beside them. A weight of any other type is
+packed."""
 
 LARGEST = torch.finfo(torch.bfloat16).max
-"""A number beyond it becomes infinite in one of the types that are computed in."""
+"""A larger number becomes infinite in one of the types that models compute in."""
 
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a config under which the libraries say how weights are packed."""
@@ -46,13 +47,13 @@ def stored_in(file: safe_open) -> dict[str, Stored]:
 
 
 def tell_unread(folder: Path, read: Collection[Path]) -> None:
-    """Say in the log which files with weights nobody reads: a LoRA that lies beside them does nothing."""
+    """Name in the log the files with weights that nobody reads, such as a LoRA beside the others: it has no effect."""
     if unread := sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors") if path not in read):
         log.warning("not read, and without effect: %s in %s", ", ".join(unread[:SHOWN]) + (", ..." if unread[SHOWN:] else ""), folder)
 
 
 def check_unpacked(header: Mapping[str, Stored], place: object) -> None:
-    """Raises BadCheckpoint for weights that are packed, whatever method did it."""
+    """Raises BadCheckpoint for weights that are packed, by whatever method."""
     if packed := sorted(name for name, stored in header.items() if stored.dtype not in PLAIN):
         dtypes = ", ".join(sorted({header[name].dtype for name in packed}))
         raise BadCheckpoint(f"{place}: {len(packed)} weights are of {dtypes}, the first is {packed[0]}: quantized weights {UNPACKED}")
@@ -68,11 +69,11 @@ def check_says_unpacked(values: object, place: str) -> None:
 
 
 def check_finite(tensor: torch.Tensor, name: str, place: object) -> None:
-    """Raises BadCheckpoint for a weight with a number that is none, or infinite where it is computed with. Reads it once."""
+    """Raises BadCheckpoint for a weight with NaN, or with a number that is infinite in a type that models compute in. Reads it once."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
     least, most = (each.item() for each in torch.aminmax(tensor.detach()))
-    if not -LARGEST <= least <= most <= LARGEST:  # No number is in no order.
+    if not -LARGEST <= least <= most <= LARGEST:  # NaN is never at most anything.
         raise BadCheckpoint(f"{place}: {name} has numbers that are not finite: it is damaged, or was not saved as it was trained")
 
 
@@ -85,7 +86,7 @@ def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
 
 
 def _entries(values: object) -> Iterator[tuple[str, str, Any]]:
-    """(where, key, value) of every object in it, that of inner ones too."""
+    """(where, key, value) of every object in it, inner ones too."""
     left: list[tuple[str, object]] = [("", values)]
     while left:
         where, inner = left.pop()

@@ -1,7 +1,8 @@
-"""Loading reaches no hub and no other host: a checkpoint's folder may be anybody's, and its configs may name what a library would fetch.
+"""Loading a model reaches no hub and no other host. A checkpoint's folder may be anybody's, and its configs may name what a library would
+fetch.
 
-Only the launcher fetches, before a model is loaded (`models/hub.py`). Libraries are told so in their own way. Whatever does not listen is
-stopped where every library in Python goes through, at the socket.
+Only the launcher fetches, before a model is loaded (`models/hub.py`). Libraries are told by their own variables to be offline. One that
+does not heed them is stopped at the socket, which all Python code needs to reach a host.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ SAID = {
     **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "DO_NOT_TRACK"), "1"),
     "DIFFUSERS_TRUST_REMOTE_KERNELS": "0",
 }
-"""Variables that libraries read when they are imported, and child processes inherit. The token of whoever runs this is for fetching."""
+"""Variables that libraries read when they are imported; child processes inherit them. The user's token for the hub is left alone too: only
+fetching needs it."""
 
 CONSTANTS = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
-"""What huggingface_hub has made of them, where it was imported before."""
+"""Where huggingface_hub keeps their values once it is imported."""
 
 DIALS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
 
 
 class Unreachable(OSError):
-    """What is loaded would have been fetched."""
+    """Loading tried to reach another host."""
 
 
 class _Thread(threading.local):
@@ -39,13 +41,14 @@ _thread = _Thread()
 
 
 def say_offline() -> None:
-    """Tell libraries of this process, and of those that it starts, to fetch nothing. For its whole life, so before they are imported."""
+    """Tell the libraries of this process, and of those that it starts, to fetch nothing, for its whole life. Call it before they are
+    imported."""
     os.environ.update(SAID)
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """In it libraries fetch nothing, whenever they were imported, and this thread connects to no host."""
+    """Meanwhile libraries fetch nothing, whenever they were imported, and this thread connects to no host."""
     _watch_sockets()
     hub: Any = sys.modules.get("huggingface_hub.constants")
     before = {name: os.environ.get(name) for name in SAID}
@@ -69,13 +72,13 @@ def offline() -> Iterator[None]:
 
 @cache
 def _watch_sockets() -> None:
-    """For the life of the process: Python knows no way back."""
+    """For the life of the process: Python cannot remove an audit hook."""
     sys.addaudithook(_refuse)
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
     if event in DIALS and _thread.loads:
         target = arguments[1] if event == "socket.connect" else arguments[0]
-        # What a path names is another process of this machine, such as another rank.
+        # A path is the socket of another process of this machine, such as another rank.
         if event != "socket.connect" or not isinstance(target, str | bytes):
             raise Unreachable(f"it names something that would have to be fetched from {target}, and loading fetches nothing")
