@@ -20,7 +20,7 @@ from helpers.command import omnistage
 from helpers.header_bomb import header_bomb
 from helpers.processes import Family, Started, wait_end
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.bounds import LEAST_BYTES, ROUTER_BYTES, STAGE_OOM_SCORE
+from omnistage.cli.bounds import STAGE_OOM_SCORE, Bounds, for_router, memory_of_machine
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
 
@@ -203,6 +203,19 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: Family, alone: 
     assert family.pids() == []
 
 
+@pytest.mark.parametrize(
+    ("gib", "bounds"),
+    [
+        *[(gib, Bounds(oom_score=STAGE_OOM_SCORE)) for gib in (1, 2, 4, 7.9)],
+        (8, Bounds(memory_bytes=6 << 30)),
+        *[(gib, Bounds(memory_bytes=8 << 30)) for gib in (16, 1024)],
+    ],
+)
+def test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not(gib: float, bounds: Bounds) -> None:
+    """Requests that a router took have made it map more than 5 GiB (bounds.py)."""
+    assert for_router(int(gib * (1 << 30))) == bounds
+
+
 def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Family, alone: str) -> None:
     """By headers that grow in it a thousandfold. Its stages stay, who started it is told why, and it is there again."""
     with serve(alone, "--address", "127.0.0.1:0") as server:
@@ -210,14 +223,15 @@ def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Fam
         [thinker] = replicas_once_serving(address)
         router = pid_of("omnistage.router", family)
         most, hard = resource.prlimit(router, resource.RLIMIT_DATA)
-        assert LEAST_BYTES <= most <= ROUTER_BYTES
+        bounds = for_router(memory_of_machine())
+        assert most == (bounds.memory_bytes or resource.RLIM_INFINITY)
         assert resource.prlimit(thinker.pid, resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
-        assert oom_score(thinker.pid) == max(STAGE_OOM_SCORE, oom_score(os.getpid())) and oom_score(router) == oom_score(os.getpid())
+        assert oom_score(thinker.pid) == max(STAGE_OOM_SCORE, oom_score(os.getpid()))
+        assert oom_score(router) == max(bounds.oom_score, oom_score(os.getpid()))
         # What it has mapped by now and 128 MiB: nobody is to fill gigabytes for this test.
         resource.prlimit(router, resource.RLIMIT_DATA, (mapped(router) + (128 << 20), hard))
         header_bomb(address, 1000)
-        may = f"it may map {most / (1 << 30):.1f} GiB of memory, and one that needs more ends so"
-        assert told(server, "lost") == f"router (pid {router}) ended with signal SIGABRT; {may}"
+        assert told(server, "lost") == f"router (pid {router}) ended with signal SIGABRT{bounds.told()}"
         assert told(server, "restarted").startswith("router (pid ")
         assert resource.prlimit(pid_of("omnistage.router", family), resource.RLIMIT_DATA)[0] == most
         with Omni(address=address) as omni:

@@ -9,30 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROUTER_BYTES = 8 << 30
-"""Of memory, for a router: two dozen requests of 50 MiB that come at once took 3.4 GiB, as measured. Headers of a few KiB that name each
-other on the wire become gigabytes before anybody looks at them (docs/security.md): a router that has this much ends alone, and is started
-again."""
+"""Of memory that a router may map. Headers of a few KiB that name each other on the wire become gigabytes before anybody looks at them
+(docs/security.md): a router that needs more than this is killed, and nothing else with it, and is started again."""
 
 ROUTER_SHARE = 0.75
-"""The same as a part of the memory of this machine, where that is less."""
+"""The part of the memory of this machine that it may map, where that is less."""
 
-LEAST_BYTES = 3 << 30
-"""A router that does nothing has mapped a GiB, most of which it never touches, and one with all its threads two; all of that counts."""
+HONEST_BYTES = 6 << 30
+"""No router has a lower bound: one that is busy with what it should do would be killed. Two dozen requests of 50 MiB that came at once took
+3.4 GiB, as measured; and a router has mapped up to 2 GiB that it never touches, which count too."""
 
 STAGE_OOM_SCORE = 500
-"""As /proc/PID/oom_score_adj: where no memory is left, the kernel ends a stage, which is started again while others go on, before a shell
-or a desktop; or a decoder of a stage, which is its child."""
+"""As /proc/PID/oom_score_adj. Where no memory is left, the kernel kills a stage, or its child that decodes, before a shell or a desktop:
+the stage is started again while others go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one process and its children. memory_bytes: that it may map for itself; None: any. oom_score: how readily the kernel ends it."""
+    """Of one process and its children. memory_bytes: how much memory it may map; None: any. oom_score: how readily the kernel kills it
+    where none is left."""
 
     memory_bytes: int | None = None
     oom_score: int = 0
 
     def put_on(self, pid: int) -> None:
-        """From now on. One that has ended needs none. Where the kernel does not let anybody say whom to end, it chooses by size."""
+        """From now on; nothing happens to one that has ended. Where a process may not say whom the kernel kills, the kernel chooses by
+        size."""
         with suppress(ProcessLookupError):
             if self.memory_bytes is not None:
                 hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
@@ -44,15 +46,20 @@ class Bounds:
                 score.write_text(str(max(int(score.read_text()), self.oom_score)))
 
     def told(self) -> str:
-        """What may have ended a process that gave up; empty where nothing was bounded."""
+        """What may have ended a process that gave up, for a line behind its end; empty where its memory has no bound."""
         if self.memory_bytes is None:
             return ""
-        return f"; it may map {self.memory_bytes / (1 << 30):.1f} GiB of memory, and one that needs more ends so"
+        return f"; it may map {self.memory_bytes / (1 << 30):.1f} GiB of memory, and ends so when it needs more"
 
 
-def for_router() -> Bounds:
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Bounds(memory_bytes=max(min(ROUTER_BYTES, int(ROUTER_SHARE * physical)), LEAST_BYTES))
+def memory_of_machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def for_router(machine_bytes: int) -> Bounds:
+    """On a machine with so much memory. One that is too small for a bound kills its router as readily as a stage."""
+    most = min(ROUTER_BYTES, int(ROUTER_SHARE * machine_bytes))
+    return Bounds(memory_bytes=most) if most >= HONEST_BYTES else Bounds(oom_score=STAGE_OOM_SCORE)
 
 
 def for_stage() -> Bounds:

@@ -159,7 +159,8 @@ class Stack:
         arguments = self._layout.router_arguments([(kind, child.address) for kind, child in stages])
         if router_address != servers.address:
             arguments += KEPT_PORT
-        router = self._child(ROUTER, ROUTER, arguments, router_address, servers.metrics_address, bounds.for_router())
+        bounded = bounds.for_router(bounds.memory_of_machine())
+        router = self._child(ROUTER, ROUTER, arguments, router_address, servers.metrics_address, bounded)
         self._children[ROUTER] = [router]
         await self._start_in_order(stages, router)
 
