@@ -1,15 +1,11 @@
-"""Checkpoints that somebody else made: loading ends, soon, with a model or with what is wrong and where; nothing is fetched for it."""
+"""Checkpoints that somebody else made: loading ends, soon, with a model or with what is wrong and where"""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.drawings import writable
-from helpers.lengths import LONG, draw_of, some_or_all
+from helpers.lengths import draw_of, some_or_all
 from helpers.omni_checkpoint import omni_checkpoint as made_omni
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.header import check_finite
@@ -394,84 +390,3 @@ def test_voices_have_the_numbers_that_they_say(omni: Path, tmp_path: Path, kind:
     how(folder / "spk_dict.pt")
     with pytest.raises(BadCheckpoint, match=r"spk_dict\.pt"):
         load("qwen2_5_omni", kind, LoadOptions(path=folder))
-
-
-# Whatever would be fetched --------------------------------------------------------------------------------------------------------------
-
-FETCH = """
-import sys
-from pathlib import Path
-token = Path.home() / "hub" / "token"
-token.parent.mkdir(parents=True)
-token.write_text("hf_secret")
-opened = []
-sys.addaudithook(lambda event, what: opened.append(str(what[0])) if event == "open" else None)
-if sys.argv[2] == "imported before":
-    import huggingface_hub, transformers, diffusers
-from omnistage.models.errors import LoadError
-from omnistage.models.options import LoadOptions
-from omnistage.models.registry import load
-try:
-    load("diffusers", "diffusion", LoadOptions(path=Path(sys.argv[1])))
-except LoadError as error:
-    print(f"{type(error).__name__}: {error}")
-print([name for name in opened if name == str(token)])
-"""
-FETCHING: dict[str, dict[str, Any]] = {
-    "a backbone": {"model_type": "dpt", "backbone": "evil/evil", "use_pretrained_backbone": True, "is_hybrid": False},
-    "a config": {"model_type": "dpt", "backbone": "evil/evil", "use_pretrained_backbone": False, "is_hybrid": False},
-}
-
-
-@pytest.mark.parametrize(
-    ("what", "when"),
-    [
-        ("a backbone", "imported before"),
-        pytest.param("a config", "imported by it", marks=LONG),
-        pytest.param("a backbone", "imported by it", marks=LONG),
-    ],
-)
-def test_nobody_is_asked_for_what_a_config_names(what: str, when: str, tmp_path: Path) -> None:
-    """A socket that listens where the hub is said to be: nobody connects, and the token of whoever runs this is not read."""
-    folder = writable("z-image", tmp_path / "m")
-    change(folder / "model_index.json", lambda values: values.update(text_encoder=["transformers", "DPTForDepthEstimation"]))
-    (folder / "text_encoder" / "config.json").write_text(json.dumps(FETCHING[what]))
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
-        others = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-        environment = {**others, "HF_ENDPOINT": endpoint, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
-        done = subprocess.run([sys.executable, "-c", FETCH, folder, when], capture_output=True, text=True, timeout=200, env=environment)
-        hub.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            hub.accept()
-    said, opened = done.stdout.splitlines()
-    assert said.startswith(f"BadCheckpoint: {folder}/text_encoder")
-    assert opened == "[]"
-
-
-DIAL = """
-import socket, sys
-from omnistage.models.common.offline import Unreachable, offline
-address = ("127.0.0.1", int(sys.argv[1]))
-for dial, *where in ((socket.create_connection, address), (socket.getaddrinfo, "localhost", 1), (socket.gethostbyname, "localhost")):
-    with offline():
-        try:
-            dial(*where)
-        except Unreachable as error:
-            print(error)
-socket.create_connection(address).close()
-ours, theirs = socket.socketpair()
-with offline():
-    ours.send(b"x")
-    print(theirs.recv(1))
-"""
-
-
-def test_a_library_that_listens_to_nobody_is_stopped_at_the_socket() -> None:
-    """While a model is loaded, and no longer; what is between processes of ours goes on."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        command = [sys.executable, "-c", DIAL, str(listening.getsockname()[1])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    *refused, exchanged = done.stdout.splitlines()
-    assert len(refused) == 3 and all("loading fetches nothing" in line for line in refused)
-    assert exchanged == "b'x'"
