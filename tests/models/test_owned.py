@@ -106,7 +106,7 @@ def test_where_nothing_can_be_locked_they_are_made_all_the_same_and_nobody_sweep
     before = open_files()
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", no_locks)
-        made = [OwnFolder("offload", tmp_path), OwnFile(tmp_path, 0o600), OwnFolder("logs", tmp_path)]
+        made: list[OwnFolder | OwnFile] = [OwnFolder("offload", tmp_path), OwnFile(tmp_path, 0o600), OwnFolder("logs", tmp_path)]
         assert {path.name for path in tmp_path.iterdir()} == {one.path.name for one in made}
     sweep(tmp_path)
     for one in made:
@@ -123,7 +123,10 @@ def test_nothing_is_left_of_one_that_cannot_be_made(step: str, monkeypatch: pyte
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     before = open_files()
-    monkeypatch.setattr(*((os, "open") if step == "open" else (Path, "rename")), fail)
+    if step == "open":
+        monkeypatch.setattr(os, "open", fail)
+    else:
+        monkeypatch.setattr(Path, "rename", fail)
     for _ in range(3):
         with pytest.raises(OSError, match="Too many open files"):
             OwnFolder("logs", tmp_path)
