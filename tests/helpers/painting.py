@@ -21,7 +21,7 @@ from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.plan import Plan, planned
+from omnistage.models.diffusers.plan import Plan, Source, planned
 from omnistage.models.interface import DrawRequest
 
 SMALL_AREA = 128 * 128
@@ -44,8 +44,8 @@ class Pair:
     name: str
     pipe: Any
     painter: Painter
-    sent: dict[tuple[bytes, ...], tuple[Pixels, ...]] = field(default_factory=dict)
-    """Pictures of plans, by their digests."""
+    sent: dict[tuple[Source, ...], tuple[Pixels, ...]] = field(default_factory=dict)
+    """Pictures of plans, by their sources."""
 
     @property
     def edits(self) -> int:
@@ -59,9 +59,9 @@ class Pair:
         if not self.edits and not request.width:
             request = replace(request, width=SIDE, height=SIDE)
         plan = planned(request, self.painter.limits, self.name)
-        given = tuple(self.painter.given(plan, self._shown(image)) for image in images)
-        made = self.painter.sized(replace(plan, images=given, digests=tuple(image.tobytes()[:999] for image in images)))
-        self.sent[made.digests] = tuple(images)
+        given = tuple(self.painter.edited(plan, self._shown(image)) for image in images)
+        made = self.painter.sized(replace(plan, images=given, sources=tuple(Source(image.tobytes()[:999]) for image in images)))
+        self.sent[made.sources] = tuple(images)
         return made
 
     def _shown(self, image: Pixels) -> Image.Image:
@@ -102,10 +102,10 @@ class Pair:
         if self.name == "longcat-image":
             said["enable_prompt_rewrite"] = False
         if self.edits:
-            images = [self._shown(image) for image in self.sent[plan.digests]]
+            images = [self._shown(image) for image in self.sent[plan.sources]]
             said["image"] = images if self.name == "qwen-image-edit-plus" else images[0]
             if self.name == "qwen-image-layered":
-                width, height = plan.images[0].fits[0].size
+                width, height = plan.images[0].resized[0].size
                 said |= {"layers": plan.layers, "resolution": 1024 if width * height > SMALL_AREA * 3 / 5 else 640}
         else:
             said |= {"width": plan.width, "height": plan.height}

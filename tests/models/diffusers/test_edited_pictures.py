@@ -159,7 +159,7 @@ async def test_a_pipeline_by_whole_calls_gets_a_picture_as_it_was_sent(tmp_path:
         clear = image.copy()
         clear[..., 3] = 0
         (given,) = (await whole.prepare(request((png(clear),), BACKGROUND))).images
-        assert given.fits[0].getcolors() == [(400 * 500, BACKGROUND)]
+        assert given.resized[0].getcolors() == [(400 * 500, BACKGROUND)]
     pipe: Any = load_pipeline(folder, torch.float32)
     pipe.set_progress_bar_config(disable=True)
     said = {"width": 96, "height": 64, "num_inference_steps": 3, "true_cfg_scale": 1.0}

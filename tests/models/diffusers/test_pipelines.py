@@ -150,7 +150,7 @@ def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: Pair, seed: i
 def test_different_seeds_and_words_give_different_pictures(name: str, seed: int) -> None:
     both = pair(lengths.draw(name, NAMES, seed))
     plan, *_ = plans(both, seed, 1)
-    images = both.sent[plan.digests]
+    images = both.sent[plan.sources]
     canvases = both.drawn(
         both.plan("a dog", images, seed=1, steps=2),
         both.plan("a dog", images, seed=2, steps=2),
@@ -290,7 +290,7 @@ def test_special_tokens_are_no_words(both: Pair, text: str) -> None:
 def test_steps_that_change_little_are_not_computed_whole(name: str, together: bool, seed: int) -> None:
     """And a picture beside others, which asked for none of it, is as it ever was."""
     both = pair(lengths.draw(name, NAMES, seed))
-    images = both.sent[plans(both, seed, 1)[0].digests]
+    images = both.sent[plans(both, seed, 1)[0].sources]
     asked = [
         both.plan(f"{n} hills", images, steps=8 + n, seed=seed + n, step_cache=threshold) for n, threshold in enumerate((5.0, 0.0, 3.0))
     ]
@@ -307,7 +307,7 @@ def test_steps_that_change_little_are_not_computed_whole(name: str, together: bo
 @lengths.one_or_all("name", NAMES)
 def test_cached_steps_of_a_batch_are_those_of_each_picture_alone(name: str, seed: int) -> None:
     both = pair(lengths.draw(name, NAMES, seed))
-    images = both.sent[plans(both, seed, 1)[0].digests]
+    images = both.sent[plans(both, seed, 1)[0].sources]
     asked = [both.plan(f"{n}{' hills' * (1 + 25 * n)}", images, steps=6 + n, seed=seed + n, step_cache=0.9) for n in range(3)]
     for one, other in zip(both.drawn(*asked), both.drawn(*asked, together=False), strict=True):
         assert [row.reused for row in one.residuals] == [row.reused for row in other.residuals]

@@ -14,7 +14,7 @@ from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.checkpoints import CHECKPOINT, check, latents_of, steps_of, words_of
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.plan import Given, Limits, Plan
+from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.previews import LinearMap, is_due, sized
 from omnistage.models.interface import Array, Content, Drawn, ElementType, Picture, PortSpec, Preview, Progress, Rows, Wanted
 
@@ -55,9 +55,9 @@ class StepDrawing:
         """See Painter."""
         return self._painter.sized(plan)
 
-    def given(self, plan: Plan, image: Image) -> Given:
+    def edited(self, plan: Plan, image: Image) -> EditedPicture:
         """See Painter."""
-        return self._painter.given(plan, image)
+        return self._painter.edited(plan, image)
 
     @property
     def draws_its_image(self) -> bool:

@@ -32,7 +32,7 @@ from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, PictureModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
-from omnistage.models.diffusers.plan import PNG, Plan, planned
+from omnistage.models.diffusers.plan import PNG, Plan, Source, planned
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
@@ -171,8 +171,8 @@ def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0,
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
     plan = planned(request, limits, name)
-    images = tuple(artist.given(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))
-    return artist.sized(replace(plan, images=images, digests=(b"",) * count))
+    images = tuple(artist.edited(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))
+    return artist.sized(replace(plan, images=images, sources=(Source(b""),) * count))
 
 
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:

@@ -139,7 +139,7 @@ class LongCatEditPainter(LongCatPainter):
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), sized=False)
 
     def sized(self, plan: Plan) -> Plan:
-        width, height = plan.images[0].fits[0].size
+        width, height = plan.images[0].resized[0].size
         return replace(plan, width=width, height=height)
 
     def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
@@ -148,17 +148,17 @@ class LongCatEditPainter(LongCatPainter):
 
     def text(self, plan: Plan, text: str) -> Tensor:
         """The text encoder gets half of each side, of what the VAE gets."""
-        image = plan.images[0].fits[0]
+        image = plan.images[0].resized[0]
         rows: Tensor = self.pipe._encode_prompt([text], self.pipe.image_processor.resize(image, image.height // 2, image.width // 2))[0]
         return rows
 
     def _image_latents(self, plan: Plan) -> Tensor:
-        key = (plan.digests, plan.width, plan.height)
+        key = (plan.sources, plan.width, plan.height)
         return self._pictures.get(key, partial(self._latents, plan))
 
     def _latents(self, plan: Plan) -> Tensor:
         """[tokens, channels]."""
-        pixels = self.pipe.image_processor.preprocess(plan.images[0].fits[0], plan.height, plan.width).to(self.device, self.dtype)
+        pixels = self.pipe.image_processor.preprocess(plan.images[0].resized[0], plan.height, plan.width).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
         packed: Tensor = self.pipe._pack_latents(latents, 1, CHANNELS, *latents.shape[2:])
         return packed[0]

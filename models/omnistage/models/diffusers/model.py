@@ -21,7 +21,7 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import IMAGE
 from omnistage.models.diffusers.output import encoded
-from omnistage.models.diffusers.plan import PNG, Given, Limits, Plan, check_size, planned
+from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, check_size, planned
 from omnistage.models.interface import (
     Activity,
     BadRequest,
@@ -62,7 +62,7 @@ class Artist(Drawing[J], Protocol[J]):
     def sized(self, plan: Plan) -> Plan:
         """With the size that follows from its images."""
 
-    def given(self, plan: Plan, image: Image) -> Given:
+    def edited(self, plan: Plan, image: Image) -> EditedPicture:
         """What is kept of a picture that is edited, RGB or RGBA. On any thread. Raises BadMedia."""
 
     @property
@@ -134,9 +134,9 @@ class PictureModel(Generic[J]):
                 await asyncio.to_thread(self._artist.check_text, text)
             except ValueError as error:
                 raise BadRequest(f"diffusion.{field}", str(error)) from None
-        images = [await self._given(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
-        digests = tuple(image.digest + bytes(image.background or ()) for image in request.images)
-        plan = self._artist.sized(replace(plan, images=tuple(images), digests=digests))
+        images = [await self._edited(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
+        sources = tuple(Source(image.digest, image.background) for image in request.images)
+        plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources))
         if min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
         asked = [side for side in ("width", "height") if getattr(request, side)]
@@ -147,7 +147,7 @@ class PictureModel(Generic[J]):
             raise BadRequest("diffusion.results" if plan.results > 1 else "diffusion.width", why)
         return plan
 
-    async def _given(self, plan: Plan, image: Media, number: int, client: str) -> Given:
+    async def _edited(self, plan: Plan, image: Media, number: int, client: str) -> EditedPicture:
         """One at a time is as large as it was sent."""
         check_medium(image, self._info, "diffusion.images", medium=str(number))
         alpha, most = bool(self._artist.limits.max_layers), self._image_pixels
@@ -155,7 +155,7 @@ class PictureModel(Generic[J]):
         try:
             async with self._fitting.taken(client):
                 decoded = await self._decoder.picture(image.data, ask, client=client)
-                given = await asyncio.to_thread(lambda: self._artist.given(plan, pillow.fromarray(decoded.pixels)))
+                given = await asyncio.to_thread(lambda: self._artist.edited(plan, pillow.fromarray(decoded.pixels)))
         except BadMedia as error:
             raise BadRequest("diffusion.images", str(error), medium=str(number)) from None
         except (DecoderFull, DecoderFailed) as error:
@@ -165,7 +165,7 @@ class PictureModel(Generic[J]):
         self._hold(given)
         return given
 
-    def _hold(self, given: Given) -> None:
+    def _hold(self, given: EditedPicture) -> None:
         """Until it is encoded, or nobody wants it any more. Raises Full."""
         with self._held_lock:
             if self._held and self._held + given.bytes > HELD_BYTES:

@@ -19,8 +19,6 @@ MOST_SAID = 60_000
 """Bytes there, all of them ASCII."""
 SHORT = 2000
 """Characters of a prompt where there are too many: 12 bytes each at most."""
-DIGEST_BYTES = 32
-"""Of SHA-256."""
 QUALITY = 92
 FASTER = 4
 """zlib's level: at 6 a PNG takes twice as long and is hardly smaller."""
@@ -30,7 +28,7 @@ def parameters(plan: Plan, number: int, model: str, reused: int = 0, largest: fl
     """As JSON: with these, and the pictures that it was drawn from, the same model draws the picture with that number again. images: what
     SHA-256 says of their files. backgrounds: the colours that they lie on, where one was named; empty: the usual. reused, largest: see
     stepcache.Residuals."""
-    backgrounds = [f"#{named.hex()}" if (named := digest[DIGEST_BYTES:]) else "" for digest in plan.digests]
+    backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
     said = {
         "prompt": plan.prompt,
         "negative_prompt": plan.negative,
@@ -40,7 +38,7 @@ def parameters(plan: Plan, number: int, model: str, reused: int = 0, largest: fl
         "guidance_scale": plan.guidance,
         "seed": plan.seed_of(number),
         "layers": plan.layers,
-        "images": [digest[:DIGEST_BYTES].hex() for digest in plan.digests],
+        "images": [source.digest.hex() for source in plan.sources],
         "backgrounds": backgrounds if any(backgrounds) else [],
         "step_cache": plan.step_cache,
         "steps_reused": reused,

@@ -24,7 +24,7 @@ from torch import Tensor
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.options import Defaults
-from omnistage.models.diffusers.plan import Given, Limits, Plan
+from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
 from omnistage.models.errors import LoadError
@@ -171,13 +171,14 @@ class Painter(ABC):
         """With the size that follows from its images, where the family takes it from them."""
         return plan
 
-    def given(self, plan: Plan, image: Image) -> Given:
+    def edited(self, plan: Plan, image: Image) -> EditedPicture:
         """A picture that is edited, RGB or RGBA, in the sizes that encoders take. On any thread. Raises BadMedia for one that they cannot
         look at."""
         sizes = self._fits(plan, image.width / image.height)
         if min(map(min, sizes)) < 1:
             raise BadMedia("it is too long and thin to be looked at: send one that is less long")
-        return Given(image.width, image.height, tuple(self.pipe.image_processor.resize(image, height, width) for width, height in sizes))
+        resized = tuple(self.pipe.image_processor.resize(image, height, width) for width, height in sizes)
+        return EditedPicture(image.width, image.height, resized)
 
     def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
         """Widths and heights that encoders take of a picture. ratio: of its width to its height."""
@@ -203,7 +204,7 @@ class Painter(ABC):
     def texts(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
         """Of the prompt, and of what guidance leads away from; kept for who asks again."""
         positive, negative = (
-            None if text is None else self._texts.get((text, plan.digests), partial(self.text, plan, text))
+            None if text is None else self._texts.get((text, plan.sources), partial(self.text, plan, text))
             for text in (plan.prompt, plan.negative)
         )
         assert positive is not None

@@ -9,7 +9,8 @@ one step too few.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,25 +65,32 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Given:
-    """A picture that is edited. width, height: as it was sent. fits: what the family needs of it, each resized from that;
+class EditedPicture:
+    """A picture that is edited. width, height: as it was sent. resized: it in each size that the family needs;
     nothing else of it is kept."""
 
     width: int
     height: int
-    fits: tuple[Image, ...]
+    resized: tuple[Image, ...]
 
     @property
     def bytes(self) -> int:
         """In memory: Pillow has four a pixel."""
-        return sum(4 * fit.width * fit.height for fit in self.fits)
+        return sum(4 * each.width * each.height for each in self.resized)
+
+
+class Source(NamedTuple):
+    """Which picture is edited. digest: SHA-256 of its file. background: the colour under what is transparent; None: the usual one."""
+
+    digest: bytes
+    background: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. digests: SHA-256
-    of their files, and behind each the three bytes of the colour that it lies on, if one was named. negative: None where there is no
-    guidance. layers: 0 is none. step_cache: see stepcache.Residuals. history: see checkpoints."""
+    """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. sources: which
+    pictures those are; caches know them by it. negative: None where there is no guidance. layers: 0 is none. step_cache: see
+    stepcache.Residuals. history: see checkpoints."""
 
     prompt: str
     negative: str | None
@@ -99,8 +107,8 @@ class Plan:
     client: str
     step_cache: float = 0.0
     history: NDArray[np.uint32] | None = None
-    images: tuple[Given, ...] = ()
-    digests: tuple[bytes, ...] = field(default=())
+    images: tuple[EditedPicture, ...] = ()
+    sources: tuple[Source, ...] = ()
 
     @property
     def pictures(self) -> int:

@@ -144,7 +144,7 @@ class _FromPictures(QwenImagePainter):
 
     def _sizes(self, plan: Plan) -> list[tuple[int, int]]:
         """Width and height of each picture for the VAE."""
-        return [image.fits[0].size for image in plan.images]
+        return [image.resized[0].size for image in plan.images]
 
     def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
         width, height = calculate_dimensions(self._area, ratio)
@@ -154,13 +154,14 @@ class _FromPictures(QwenImagePainter):
         return (*super()._shapes(plan), *(self._shape(*size) for size in self._sizes(plan)))
 
     def _image_latents(self, plan: Plan) -> Tensor:
-        parts = enumerate(zip(plan.digests, self._sizes(plan), strict=True))
-        return torch.cat([self._pictures.get((digest, size), partial(self._latents, plan, n, size)) for n, (digest, size) in parts])
+        parts = enumerate(zip(plan.sources, self._sizes(plan), strict=True))
+        return torch.cat([self._pictures.get((source, size), partial(self._latents, plan, n, size)) for n, (source, size) in parts])
 
     def _latents(self, plan: Plan, number: int, size: tuple[int, int]) -> Tensor:
         """[tokens, channels]."""
         width, height = size
-        pixels = self.pipe.image_processor.preprocess(plan.images[number].fits[0], height, width).unsqueeze(2).to(self.device, self.dtype)
+        image = plan.images[number].resized[0]
+        pixels = self.pipe.image_processor.preprocess(image, height, width).unsqueeze(2).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
         return self._packed(latents.transpose(1, 2))[0]
 
@@ -180,7 +181,7 @@ class QwenImageEditPainter(_FromPictures):
 
     def text(self, plan: Plan, text: str) -> Tensor:
         """The text encoder gets the same pixels as the VAE."""
-        return self._encoded(text, image=plan.images[0].fits[0])
+        return self._encoded(text, image=plan.images[0].resized[0])
 
 
 class QwenImageEditPlusPainter(QwenImageEditPainter):
@@ -190,7 +191,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return replace(super()._own_limits(), images=(1, MOST_IMAGES))
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        return self._encoded(text, image=[image.fits[1] for image in plan.images])
+        return self._encoded(text, image=[image.resized[1] for image in plan.images])
 
     def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
         """For the text encoder a smaller one."""

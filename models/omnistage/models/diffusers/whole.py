@@ -18,7 +18,7 @@ from omnistage.models.diffusers.call import Call
 from omnistage.models.diffusers.drawing import IMAGE, PROGRESS
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.output import encoded, parameters
-from omnistage.models.diffusers.plan import Given, Limits, Plan, in_shape
+from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, Drawn, Picture, PortSpec, Progress, Wanted
 
@@ -101,9 +101,9 @@ class WholeDrawing:
     def sized(self, plan: Plan) -> Plan:
         return in_shape(plan, self._multiple)
 
-    def given(self, plan: Plan, image: Image) -> Given:
+    def edited(self, plan: Plan, image: Image) -> EditedPicture:
         """As it is: the pipeline resizes it by itself."""
-        return Given(image.width, image.height, (image,))
+        return EditedPicture(image.width, image.height, (image,))
 
     @property
     def draws_its_image(self) -> bool:
@@ -176,7 +176,7 @@ class WholeDrawing:
         if any(plan.negative for plan in plans):
             said["negative_prompt"] = [plan.negative or "" for plan in plans] if len(plans) > 1 else first.negative
         if first.images:
-            said["image"] = first.images[0].fits[0]
+            said["image"] = first.images[0].resized[0]
         return {name: value for name, value in said.items() if name in self._takes}
 
     def advance(self, job: Job) -> Sequence[Drawn]:
