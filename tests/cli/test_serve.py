@@ -208,7 +208,7 @@ def test_a_router_that_dies_is_started_again_at_its_port(family: Family, alone: 
     [
         *[(gib, Bounds(oom_score=STAGE_OOM_SCORE)) for gib in (1, 2, 4, 7.9)],
         (8, Bounds(memory_bytes=6 << 30)),
-        *[(gib, Bounds(memory_bytes=8 << 30)) for gib in (16, 1024)],
+        *[(gib, Bounds(memory_bytes=12 << 30)) for gib in (16, 1024)],
     ],
 )
 def test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not(gib: float, bounds: Bounds) -> None:

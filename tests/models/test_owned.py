@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.common.owned import LOCK, PREFIX, OwnFile, OwnFolder, sweep
+from omnistage.models.common.owned import LOCK, NEW, PREFIX, OwnFile, OwnFolder, sweep
 
 
 def test_a_folder_that_is_kept_on_purpose_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -70,25 +70,44 @@ def test_a_sweep_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / LOCK).touch()
-    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
-    linked = tmp_path / f"{PREFIX}linked"
+    token = "0123456789ab"
+    (tmp_path / f"{PREFIX}link-{token}").symlink_to(elsewhere)
+    linked = tmp_path / f"{PREFIX}linked-{token}"
     linked.mkdir()
     (linked / LOCK).symlink_to(elsewhere / LOCK)
-    (tmp_path / f"{PREFIX}file").touch()
-    strange = tmp_path / f"{PREFIX}strange"
+    (tmp_path / f"{PREFIX}file-{token}").touch()
+    alike = tmp_path / f"{PREFIX}my-work"
+    alike.mkdir()
+    (alike / LOCK).touch()
+    strange = tmp_path / f"{PREFIX}strange-{token}"
     strange.mkdir()
     (strange / LOCK).touch()
     if os.geteuid() == 0:
         os.chown(strange, 12345, 12345)
-    orphan = tmp_path / f"{PREFIX}orphan"
+    orphan = tmp_path / f"{PREFIX}orphan-{token}"
     orphan.mkdir()
     (orphan / LOCK).touch()
     sweep(tmp_path)
     assert not orphan.exists()
     assert (elsewhere / LOCK).exists()
     assert linked.exists()
-    assert (tmp_path / f"{PREFIX}file").exists()
+    assert (tmp_path / f"{PREFIX}file-{token}").exists()
+    assert (alike / LOCK).exists()
     assert strange.exists() == (os.geteuid() == 0)
+
+
+def test_a_sweep_leaves_one_that_is_being_made_as_long_as_its_owner_lives(tmp_path: Path) -> None:
+    """However long that takes: its owner may have been stopped, or the machine."""
+    made = OwnFolder("logs", tmp_path)
+    unnamed = made.path.rename(tmp_path / f"{NEW}0123456789ab")
+    os.utime(unnamed, (0, 0))
+    sweep(tmp_path)
+    assert unnamed.exists()
+    made.keep()
+    (unnamed / LOCK).touch()
+    os.utime(unnamed, (0, 0))
+    sweep(tmp_path)
+    assert not unnamed.exists()
 
 
 def open_files() -> set[str]:

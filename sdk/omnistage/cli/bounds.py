@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ROUTER_BYTES = 8 << 30
+ROUTER_BYTES = 12 << 30
 """Of memory that a router may map. Headers of a few KiB that name each other on the wire become gigabytes before anybody looks at them
 (docs/security.md): a router that needs more than this is killed, and nothing else with it, and is started again."""
 
@@ -33,9 +33,9 @@ class Bounds:
     oom_score: int = 0
 
     def put_on(self, pid: int) -> None:
-        """From now on; nothing happens to one that has ended. Where a process may not say whom the kernel kills, the kernel chooses by
-        size."""
-        with suppress(ProcessLookupError):
+        """From now on; nothing happens to one that has ended. Where this process may not say so, as in some sandboxes, there is no bound,
+        and the kernel chooses by size whom it kills."""
+        with suppress(OSError):
             if self.memory_bytes is not None:
                 hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
                 least = self.memory_bytes if hard == resource.RLIM_INFINITY else min(self.memory_bytes, hard)

@@ -29,6 +29,8 @@ NEWBORN_S = 60.0
 
 _NEW = re.compile(re.escape(NEW) + "[0-9a-f]{12}")
 _FILE = re.compile(r"\.omnistage-[0-9a-f]{12}\.part")
+_FOLDER = re.compile(re.escape(PREFIX) + "[a-z]+-[0-9a-f]{12}")
+"""Exact, as other folders of the same user may begin alike."""
 
 
 class OwnFile:
@@ -127,8 +129,12 @@ def _is_left(path: Path) -> bool:
     if found.st_uid != os.geteuid() or not (is_folder or is_file):
         return False
     if _NEW.fullmatch(path.name):
-        return time.time() - found.st_mtime > NEWBORN_S
-    if is_folder and path.name.startswith(PREFIX):
+        if time.time() - found.st_mtime < NEWBORN_S:
+            return False
+        lock = path / LOCK if is_folder else path
+        if not lock.exists():
+            return True
+    elif is_folder and _FOLDER.fullmatch(path.name):
         lock = path / LOCK
     elif is_file and _FILE.fullmatch(path.name):
         lock = path
