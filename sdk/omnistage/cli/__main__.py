@@ -13,7 +13,6 @@ import os
 import sys
 
 from omnistage.cli import interrupt
-from omnistage.host.terminal import guard_standard_streams
 
 
 def main() -> None:
@@ -49,6 +48,8 @@ def _open_standard_streams() -> None:
     """Whoever closed some of them wants nothing from there; files that are opened later must not get their numbers, nor the output.
 
     What a terminal cannot show becomes a question mark, and what would steer it is shown as an escape."""
+    from omnistage.host.terminal import guard_standard_streams  # Not above: Ctrl-C has no meaning yet while that is imported.
+
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
