@@ -32,6 +32,18 @@ def jpeg_with(count: int, marker: int, data: bytes) -> bytes:
     return whole[:2] + segment * (count - 4) + whole[2:]
 
 
+def exif_behind_an_end(count: int) -> bytes:
+    return b"\xff\xd8\xff\xd9" + jpeg_with(count + 4, 0xE1, b"Exif\0\0")[2:]
+
+
+def exif_behind_lengths(count: int) -> bytes:
+    """Each within what would be a segment, if its marker had a length."""
+    whole = media_files.picture(1, 64, 64, "JPEG")
+    segment = b"\xff\xe1\0\x08Exif\0\0"
+    hidden = b"".join(bytes([0xFF, marker]) + struct.pack(">H", len(segment) + 2) + segment for marker in (0xF0, 0xFD, 0xC8))
+    return whole[:2] + hidden * (count // 3) + whole[2:]
+
+
 def jpeg_filled(count: int, fill: bytes) -> bytes:
     whole = media_files.picture(1, 64, 64, "JPEG")
     return whole[:2] + fill * (count // len(fill)) + whole[2:]
@@ -81,6 +93,8 @@ KINDS: dict[str, tuple[int, Callable[[int], bytes], str]] = {
     "segments": (hidden_work.JPEG_SEGMENTS, lambda count: jpeg_with(count, 0xE9, b"what"), "1000 segments"),
     "comments": (hidden_work.JPEG_SEGMENTS, lambda count: jpeg_with(count, 0xFE, b""), "1000 segments"),
     "segments of Exif": (hidden_work.JPEG_EXIF_SEGMENTS, lambda count: jpeg_with(count + 4, 0xE1, b"Exif\0\0"), "100 segments of Exif"),
+    "Exif behind an end": (hidden_work.JPEG_EXIF_SEGMENTS, exif_behind_an_end, "100 segments of Exif"),
+    "Exif that a length would hide": (hidden_work.JPEG_EXIF_SEGMENTS, exif_behind_lengths, "100 segments of Exif"),
     "fill": (hidden_work.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\0"), "65536 bytes between"),
     "fill of marks": (hidden_work.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\xff\xd0"), "65536 bytes between"),
     "fill of bits": (hidden_work.JPEG_FILL_BYTES, lambda count: jpeg_filled(count, b"\xff"), "65536 bytes between"),

@@ -10,6 +10,8 @@ import re
 import struct
 from typing import BinaryIO
 
+from PIL.JpegImagePlugin import MARKER
+
 from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia
 
@@ -39,7 +41,7 @@ MOST_READ = 64 << 20
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 """Not a byte of the samples, nor a mark between them."""
 
-_SOI, _TEM, _EOI, _SOS, _EXIF = 0xD8, 0x01, 0xD9, 0xDA, 0xE1
+_EOI, _SOS, _EXIF = 0xD9, 0xDA, 0xE1
 _STRIPS, _TILES = 273, 324
 _RLE = (1, 2)
 
@@ -68,7 +70,8 @@ def _check(count: int, most: int, what: str) -> None:
 
 
 def _check_jpeg(file: BinaryIO) -> None:
-    """ISO/IEC 10918-1, annex B: a marker, and for most of them a length and so many bytes; samples come behind the start of a scan."""
+    """ISO/IEC 10918-1, annex B: a marker, and for most of them a length and so many bytes; samples come behind the start of a scan. Pillow
+    reads on behind an end before any scan, and takes some markers to have no length: so it is done here, to find all that it finds."""
     file.seek(0)
     data = file.read(MOST_READ)
     at = scans = segments = exif = fill = 0
@@ -77,14 +80,9 @@ def _check_jpeg(file: BinaryIO) -> None:
             fill += found.start() - at
             _check(fill, JPEG_FILL_BYTES, "bytes between its segments")
         marker, at = data[found.start() + 1], found.end()
-        if marker == _EOI:
+        if marker == _EOI and scans:
             return
-        if marker in (_SOI, _TEM):
-            length = 0
-        elif at + 2 > len(data):
-            return
-        else:
-            length = int.from_bytes(data[at : at + 2])
+        length = int.from_bytes(data[at : at + 2]) if _has_length(marker) else 0
         segments += 1
         scans += marker == _SOS
         exif += marker == _EXIF and data[at + 2 : at + 6] == b"Exif"
@@ -92,6 +90,12 @@ def _check_jpeg(file: BinaryIO) -> None:
         _check(scans, JPEG_SCANS, "scans")
         _check(exif, JPEG_EXIF_SEGMENTS, "segments of Exif")
         _check(segments, JPEG_SEGMENTS, "segments")
+
+
+def _has_length(marker: int) -> bool:
+    """Whether Pillow reads a length behind it."""
+    _, _, handler = MARKER.get(0xFF00 | marker, ("", "", None))
+    return handler is not None
 
 
 def _check_png(file: BinaryIO) -> None:
