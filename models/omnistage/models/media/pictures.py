@@ -7,19 +7,17 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageFile, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from omnistage.models.media import colours
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.hidden_work import check_hidden_work
 from omnistage.models.media.limits import MediaLimits
+from omnistage.models.media.png_notes import read_few_notes
 from omnistage.models.media.preprocessing import PicturePreprocessing, check_aspect, ground, smart_resize
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """Pillow knows more: some run other programs, some are scarcely looked after."""
-
-NOTE_BYTES = 8 << 20
-"""Of a text or a colour profile in a PNG, unpacked. Programs that draw write down how they did: Pillow refuses more than one MiB of it."""
 
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -33,7 +31,7 @@ UPRIGHT = {
 """How a picture is turned to be upright, by what EXIF calls its orientation."""
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's would be a warning
-PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
+read_few_notes()
 
 
 def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:

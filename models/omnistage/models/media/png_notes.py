@@ -1,0 +1,78 @@
+"""What is read of a PNG beside its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Those that change how the
+picture looks are read, each once, and all else is passed over.
+
+`read_few_notes` puts this in the place of what Pillow does. Runs in the decoding process.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import IO
+
+from PIL import ImageFile, PngImagePlugin
+
+NOTE_BYTES = 4 << 20
+"""Of a note, unpacked. A longer one is passed over, too."""
+
+PICTURE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
+"""Without these there is no picture, or another one: what is wrong with them is told."""
+
+WHOLE_NOTES = (b"iCCP", b"eXIf")
+TEXTS = (b"tEXt", b"zTXt", b"iTXt")
+TURNING_TEXTS = (b"XML:com.adobe.xmp", b"Raw profile type exif")
+"""Keywords of texts in which programs note how a camera was held."""
+
+KEYWORD_BYTES = 79
+"""By the standard (ISO/IEC 15948, 11.3.4)."""
+
+
+class Chunks(PngImagePlugin.PngStream):
+    """The chunks of a PNG, one after the other."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._notes: set[bytes] = set()
+        """That have been read."""
+
+    def call(self, cid: bytes, pos: int, length: int) -> bytes:
+        """Take one. AttributeError is how Pillow is told that a chunk is unknown: it goes on behind it."""
+        if cid in PICTURE:
+            return super().call(cid, pos, length)
+        note = self._note(cid, pos, length)
+        if not note or note in self._notes or not self._is_whole(cid, pos, length):
+            raise AttributeError(cid)
+        self._notes.add(note)
+        try:
+            return super().call(cid, pos, length)
+        except (LookupError, SyntaxError, ValueError):  # How Pillow says that a note is broken, or too long.
+            return b""
+
+    def crc(self, cid: bytes, data: bytes) -> None:
+        """Of notes it has been looked at, and what is passed over may be as it likes."""
+        if cid in PICTURE:
+            super().crc(cid, data)
+        else:
+            self.crc_skip(cid, data)
+
+    def _note(self, cid: bytes, pos: int, length: int) -> bytes:
+        """What a chunk notes, of that which matters; empty for all else."""
+        if cid not in TEXTS:
+            return cid if cid in WHOLE_NOTES else b""
+        assert self.fp is not None
+        keyword = self.fp.read(min(length, KEYWORD_BYTES + 1)).partition(b"\0")[0]
+        self.fp.seek(pos)
+        return keyword if keyword in TURNING_TEXTS else b""
+
+    def _is_whole(self, cid: bytes, pos: int, length: int) -> bool:
+        """Whether a note has the checksum that it says. Raises OSError where the file ends within it."""
+        assert self.fp is not None
+        data = ImageFile._safe_read(self.fp, length)
+        stored = self.fp.read(4)
+        self.fp.seek(pos)
+        return zlib.crc32(data, zlib.crc32(cid)) == int.from_bytes(stored)
+
+
+def read_few_notes() -> None:
+    """From now on this process reads PNGs so."""
+    PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
+    PngImagePlugin.PngStream = Chunks  # type: ignore[misc]
