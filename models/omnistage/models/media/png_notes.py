@@ -1,5 +1,5 @@
-"""What is read of a PNG beside its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Those that change how the
-picture looks are read, each once, and all else is passed over.
+"""What is read of a PNG beside its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Those that change
+how the picture looks are read, each once, and all else is passed over.
 
 `read_few_notes` puts this in the place of what Pillow does. Runs in the decoding process.
 """
