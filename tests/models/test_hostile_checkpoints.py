@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from helpers.drawings import writable
 from helpers.lengths import draw_of, some_or_all
 from helpers.omni_checkpoint import omni_checkpoint as made_omni
+from omnistage.models.common.building import check_stored, check_tensors
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.header import check_finite
+from omnistage.models.common.header import Stored, check_finite
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
@@ -220,27 +221,71 @@ def test_weights_that_are_no_numbers_are_refused(part: str, value: float, omni: 
 
 
 @pytest.mark.parametrize(
-    ("numbers", "dtype", "is_good"),
+    ("numbers", "dtype", "computed", "is_good"),
     [
-        ([1e39], torch.float64, False),
-        ([-1e39, 0], torch.float64, False),
-        ([3.4e38], torch.float32, False),
-        ([3.3e38, -3.3e38], torch.float32, True),
-        ([65504], torch.float16, True),
-        ([math.inf], torch.float16, False),
-        ([1, math.nan], torch.bfloat16, False),
-        ([], torch.float32, True),
-        ([2**40], torch.int64, True),
+        ([1e39], torch.float64, torch.float32, False),
+        ([-1e39, 0], torch.float64, torch.float32, False),
+        ([-1e39, 0], torch.float64, torch.float64, True),
+        ([torch.finfo(torch.float32).min], torch.float32, torch.float32, True),
+        ([0, torch.finfo(torch.float32).max], torch.float32, torch.bfloat16, False),
+        ([3.3e38, -3.3e38], torch.float32, torch.bfloat16, True),
+        ([70000], torch.bfloat16, torch.float16, False),
+        ([65504], torch.float16, torch.float16, True),
+        ([math.inf], torch.float16, torch.float32, False),
+        ([1, math.nan, -1], torch.bfloat16, torch.bfloat16, False),
+        ([], torch.float32, torch.float32, True),
+        ([2**40], torch.int64, torch.bfloat16, True),
     ],
 )
-def test_what_counts_is_what_is_computed_with(numbers: list[float], dtype: torch.dtype, is_good: bool) -> None:
+def test_what_counts_is_what_is_computed_with(numbers: list[float], dtype: torch.dtype, computed: torch.dtype, is_good: bool) -> None:
     """float32 computes with no 1e39, nor bfloat16 with the largest of float32; no type of a whole number has one that is none."""
     tensor = torch.tensor(numbers, dtype=dtype)
     if is_good:
-        check_finite(tensor, "w", "F")
+        check_finite(tensor, "w", "F", computed)
     else:
         with pytest.raises(BadCheckpoint, match="F: w has numbers that are not finite"):
-            check_finite(tensor, "w", "F")
+            check_finite(tensor, "w", "F", computed)
+
+
+@pytest.mark.parametrize("part", ["thinker of qwen", "talker of qwen", "transformer"])
+def test_the_largest_number_of_float32_is_a_weight_where_that_is_computed_in(part: str, omni: Path, tmp_path: Path) -> None:
+    """As bfloat16 it would be infinite."""
+    if part == "transformer":
+        folder = writable("z-image", tmp_path / "m")
+        file, name = shard_with(folder / part, "")
+        loads: Callable[[str], object] = lambda dtype: load_pipeline(folder, getattr(torch, dtype))  # noqa: E731
+    else:
+        folder = linked(omni, tmp_path / "m")
+        file, name = shard_with(folder, FILES[part])
+        loads = lambda dtype: load("qwen2_5_omni", part.split()[0], LoadOptions(path=folder, dtype=dtype))  # noqa: E731
+
+    def enlarge(weights: dict[str, torch.Tensor]) -> None:
+        weights[name] = weights[name].float()
+        weights[name].view(-1)[-1:].fill_(torch.finfo(torch.float32).max)
+
+    change_weights(file, enlarge)
+    loads("float32")
+    with pytest.raises(BadCheckpoint, match="has numbers that are not finite") as told:
+        loads("bfloat16")
+    assert name in str(told.value)
+
+
+def masked(model: torch.nn.Module, **masks: torch.Tensor) -> torch.nn.Module:
+    for name, mask in masks.items():
+        model.register_buffer(name, mask)
+    return model
+
+
+def test_a_mask_may_be_infinite_and_a_weight_not(tmp_path: Path) -> None:
+    least = torch.full((4,), torch.finfo(torch.float32).min)
+    check_tensors(masked(torch.nn.Linear(2, 2), mask=torch.full((4,), -math.inf), least=least), tmp_path)
+    check_tensors(masked(torch.nn.Linear(2, 2), mask=least.to(torch.bfloat16)), tmp_path)
+    with pytest.raises(BadCheckpoint, match="mask has numbers that are not finite"):
+        check_tensors(masked(torch.nn.Linear(2, 2), mask=torch.tensor([0, math.nan])), tmp_path)
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, -math.inf)
+    with pytest.raises(BadCheckpoint, match="weight has numbers that are not finite"):
+        check_tensors(model, tmp_path)
 
 
 # Packed weights -------------------------------------------------------------------------------------------------------------------------
@@ -275,6 +320,40 @@ def test_packed_weights_are_refused_by_name_with_nothing_in_the_config(omni: Pat
     with pytest.raises(BadCheckpoint, match="quantized weights are not supported yet; give the checkpoint") as told:
         load(family, kind, LoadOptions(path=folder))
     assert packed in str(told.value)
+
+
+REPORT: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
+
+
+def test_whole_numbers_are_packed_weights_only_where_weights_should_be(tmp_path: Path) -> None:
+    """What decides is the model that is loaded, whatever its library puts in front of the names."""
+    model = masked(torch.nn.Sequential(masked(torch.nn.Linear(2, 2), places=torch.zeros(2, dtype=torch.int32))))
+
+    def check(report: dict[str, list[str]] = REPORT, /, **stored: str) -> None:
+        check_stored({name.replace("__", "."): Stored(dtype, (2,)) for name, dtype in stored.items()}, model, report, tmp_path)
+
+    for dtype in ("I8", "U8", "I16", "I32", "U32", "I64", "BOOL"):
+        for name in ("0__places", "model__0__places", "places"):
+            check(**{name: dtype}, **{"0__weight": "F32", "0__bias": "BF16"})
+        check({"missing_keys": [], "unexpected_keys": ["0.order"]}, **{"0__order": dtype, "0__weight": "F32"})
+        for name in ("0__weight", "model__0__weight", "0__bias"):
+            with pytest.raises(BadCheckpoint, match=f"1 weights are of {dtype}, the first is .*: quantized weights are not supported"):
+                check(**{name: dtype})
+    for report in (REPORT, {"missing_keys": ["0.weight"], "unexpected_keys": ["0.qweight"]}):
+        with pytest.raises(BadCheckpoint, match=r"of I32, the first is 0\.qweight: quantized weights"):
+            check(report, **{"0__qweight": "I32", "0__places": "I32"})
+
+
+@pytest.mark.parametrize("part", ["transformer", "vae", "text_encoder"])
+def test_whole_numbers_that_a_model_has_no_place_for_are_nothing_to_it(part: str, tmp_path: Path) -> None:
+    folder = writable("z-image", tmp_path / "m")
+    file, name = shard_with((folder / FILES[part]).parent, "")
+    change_weights(file, lambda weights: weights.update(order=torch.arange(4, dtype=torch.int32), seen=torch.ones(4, dtype=torch.uint8)))
+    load_pipeline(folder, torch.float32)
+    change_weights(file, lambda weights: weights.update({name: torch.zeros_like(weights[name], dtype=torch.int8)}))
+    with pytest.raises(BadCheckpoint, match="quantized weights are not supported yet") as told:
+        load_pipeline(folder, torch.float32)
+    assert name in str(told.value)
 
 
 @pytest.mark.parametrize(

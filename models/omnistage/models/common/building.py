@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ import torch
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 
 from omnistage.models.common.checkpoint import MOST, BadCheckpoint
-from omnistage.models.common.header import Stored, check_finite, check_says_unpacked, check_unpacked, whole_numbers
+from omnistage.models.common.header import COMPUTED, PLAIN, Stored, check_finite, refuse_packed, whole_numbers
 
 SPARE_WEIGHTS = 256
 SPARE_NUMBERS = 1 << 24
 TIMES = 4
 """A model may have weights that the files lack: tied ones, and ones it computes."""
+
+DEPTH = 32
+"""Parts of a weight's name that are looked at."""
 
 MODULES = 64
 """For each weight: a model has modules that have no weights of their own."""
@@ -34,12 +37,6 @@ def check_numbers(values: Mapping[str, Any], place: Path) -> None:
     for where, number in whole_numbers(values):
         if abs(number) > MOST and not where.endswith("theta'"):
             raise BadCheckpoint(f"{place}: {where} is {str(number)[:80]}, and {MOST} is the most that anything has")
-
-
-def check_header(header: Mapping[str, Stored], values: Mapping[str, Any], folder: Path) -> None:
-    """Raises BadCheckpoint for weights that are packed, by the files or by the config."""
-    check_says_unpacked(values, str(folder / "config.json"))
-    check_unpacked(header, folder)
 
 
 @contextmanager
@@ -76,9 +73,37 @@ def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
             hook.remove()
 
 
+def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
+    """Raises BadCheckpoint for weights that are packed: whole numbers, or some of a few bits, that are not where the model itself has whole
+    numbers (places, masks). What it has no place for is nothing to it, if it lacks nothing.
+
+    report: of loading, by the libraries. They call weights by the names of a whole model, or of a part of it.
+    """
+    others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
+    numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    without_place = set() if report["missing_keys"] else set(map(str, report["unexpected_keys"]))
+    spare = without_place | _named_alike(others, numbers)
+    bad = _named_alike(others, weights) | {name for name, stored in others.items() if stored.dtype not in PLAIN}
+    refuse_packed({name: others[name] for name in bad - spare}, folder)
+
+
+def _named_alike(names: Iterable[str], wanted: Collection[str]) -> set[str]:
+    """Those that are one of the wanted, or would be with some parts of a name more or fewer in front."""
+    ends = {end for name in wanted for end in _ends(name)}
+    return {name for name in names if name in ends or any(end in wanted for end in _ends(name))}
+
+
+def _ends(name: str) -> Iterator[str]:
+    """The name, and what is left of it from a dot on."""
+    parts = name.rsplit(".", DEPTH)
+    return (".".join(parts[at:]) for at in range(len(parts)))
+
+
 def check_tensors(model: torch.nn.Module, folder: Path) -> None:
-    """Raises BadCheckpoint for a weight with NaN or infinity, in the type that it is computed in. Left out are weights that were packed by
-    choice while they were loaded, which are no plain tensors any more, and what a model makes by itself, such as masks."""
+    """Raises BadCheckpoint for a weight with numbers that are none, in the type that it is computed in. What is packed by choice when it is
+    loaded is no plain tensor any more, and left out. A buffer may be a mask, which is infinite."""
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, value in model.state_dict().items():
         if type(value) is torch.Tensor:
-            check_finite(value, name, folder)
+            check_finite(value, name, folder, value.dtype, may_be_infinite=name not in weights)

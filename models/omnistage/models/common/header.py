@@ -20,11 +20,7 @@ SHOWN = 5
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
-"""Types of safetensors: those of weights, and those of positions and masks, which libraries keep beside them. A weight of any other type is
-packed."""
-
-LARGEST = torch.finfo(torch.bfloat16).max
-"""A larger number becomes infinite in one of the types that models compute in."""
+"""Types of safetensors: of weights, and of the places and masks that libraries mostly keep beside them."""
 
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a config under which the libraries say how weights are packed."""
@@ -53,10 +49,15 @@ def tell_unread(folder: Path, read: Collection[Path]) -> None:
 
 
 def check_unpacked(header: Mapping[str, Stored], place: object) -> None:
-    """Raises BadCheckpoint for weights that are packed, by whatever method."""
-    if packed := sorted(name for name, stored in header.items() if stored.dtype not in PLAIN):
-        dtypes = ", ".join(sorted({header[name].dtype for name in packed}))
-        raise BadCheckpoint(f"{place}: {len(packed)} weights are of {dtypes}, the first is {packed[0]}: quantized weights {UNPACKED}")
+    """Raises BadCheckpoint for weights that are packed, whatever method did it."""
+    refuse_packed({name: stored for name, stored in header.items() if stored.dtype not in PLAIN}, place)
+
+
+def refuse_packed(packed: Mapping[str, Stored], place: object) -> None:
+    """Raises BadCheckpoint for them, if there are any."""
+    if packed:
+        dtypes = ", ".join(sorted({stored.dtype for stored in packed.values()}))
+        raise BadCheckpoint(f"{place}: {len(packed)} weights are of {dtypes}, the first is {min(packed)}: quantized weights {UNPACKED}")
 
 
 def check_says_unpacked(values: object, place: str) -> None:
@@ -68,12 +69,14 @@ def check_says_unpacked(values: object, place: str) -> None:
             raise BadCheckpoint(f"{place}: {where}{key!r} is there: weights {told} {UNPACKED}")
 
 
-def check_finite(tensor: torch.Tensor, name: str, place: object) -> None:
-    """Raises BadCheckpoint for a weight with NaN, or with a number that is infinite in a type that models compute in. Reads it once."""
+def check_finite(
+    tensor: torch.Tensor, name: str, place: object, computed: torch.dtype = torch.float32, *, may_be_infinite: bool = False
+) -> None:
+    """Raises BadCheckpoint for a weight with a number that is none, or infinite in the type that it is computed in. Reads it once."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    least, most = (each.item() for each in torch.aminmax(tensor.detach()))
-    if not -LARGEST <= least <= most <= LARGEST:  # NaN is never at most anything.
+    ends = torch.stack(torch.aminmax(tensor.detach())).to(computed)  # Both are NaN where any is.
+    if ends.isnan().any() or (ends.isinf().any() and not may_be_infinite):
         raise BadCheckpoint(f"{place}: {name} has numbers that are not finite: it is damaged, or was not saved as it was trained")
 
 

@@ -27,11 +27,19 @@ class Weights:
     """The weights in a folder by name, open between `with` and its end. Remembers which were read.
 
     others: how names of weights begin that are for parts which the model does not have. renamed: how some names begin in files of another
-    time, and how they are called here.
+    time, and how they are called here. computed: the type that they are computed in.
     """
 
-    def __init__(self, directory: Path, others: tuple[str, ...] = (), renamed: Mapping[str, str] = NONE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        others: tuple[str, ...] = (),
+        renamed: Mapping[str, str] = NONE,
+        *,
+        computed: torch.dtype = torch.float32,
+    ) -> None:
         self.directory = directory
+        self._computed = computed
         self._others, self._renamed = others, renamed
         self._files = ExitStack()
         self._shards: dict[str, safe_open] = {}
@@ -69,7 +77,7 @@ class Weights:
         if not tensor.is_floating_point():
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
         if name not in self._read:  # Once: all are read again where the first way to multiply is refused.
-            check_finite(tensor, name, path)
+            check_finite(tensor, name, path, self._computed)
             self._read.add(name)
         return tensor
 

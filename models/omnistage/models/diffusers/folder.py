@@ -19,9 +19,9 @@ from safetensors import safe_open
 from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 
-from omnistage.models.common.building import bounded, check_header, check_numbers, check_tensors
+from omnistage.models.common.building import bounded, check_numbers, check_stored, check_tensors
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
-from omnistage.models.common.header import Stored, stored_in, tell_unread
+from omnistage.models.common.header import Stored, check_says_unpacked, check_unpacked, stored_in, tell_unread
 from omnistage.models.diffusers.processor import SAFE, load_processor
 from omnistage.models.diffusers.quiet import quiet
 
@@ -184,10 +184,15 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
             return kind.from_pretrained(folder, **SAFE)
     owner = "transformers" if issubclass(kind, transformers.PreTrainedModel) else "diffusers"
     header = _check_files(folder, WEIGHTS[owner])
-    check_header(header, values, folder)
-    with _translated(folder), bounded(header, folder):
-        word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
-        model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
+    check_says_unpacked(values, str(folder / "config.json"))
+    word = {"dtype": dtype} if owner == "transformers" else {"torch_dtype": dtype, "low_cpu_mem_usage": True}
+    try:
+        with _translated(folder), bounded(header, folder):
+            model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
+    except BadCheckpoint:
+        check_unpacked(header, folder)  # Of packed weights a library says what it stumbled over, not what they are.
+        raise
+    check_stored(header, model, report, folder)
     _check_weights(folder, model, report)
     check_tensors(model, folder)
     return model

@@ -131,7 +131,7 @@ class Parts:
 def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
     """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody reads;
     ValueError for an ill-shaped one."""
-    with Weights(folder, _OTHERS, RENAMED) as weights:
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
         _check_encoders(weights, config)
         decoder = _decoder(weights, config, dtype, device, group)
         build = partial(_encoders, weights, config, dtype, device)
@@ -146,8 +146,9 @@ def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: 
 
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
     """A `rank.Reader`."""
-    with Weights(folder, _OTHERS, RENAMED) as weights:
-        return _decoder(weights, read_thinker_config(folder), chosen_dtype(options), torch.device(options.device), group)
+    dtype = chosen_dtype(options)
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
+        return _decoder(weights, read_thinker_config(folder), dtype, torch.device(options.device), group)
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:

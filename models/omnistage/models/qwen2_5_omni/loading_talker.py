@@ -37,7 +37,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
-    with Weights(folder, _OTHERS, RENAMED) as weights:
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
         text = weights.need(_TEXT)
         for name, token in (("end", config.text_end), ("pad", config.text_pad)):
             if not 0 <= token < len(text):

@@ -129,7 +129,7 @@ class SmolThinker(EngineThinker[Prepared]):
 
 def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU) -> PackedDecoder:
     """The language model of a folder that `convert_thinker` wrote. Raises BadCheckpoint, or ValueError for ill-shaped weights."""
-    with Weights(directory, _UNUSED) as weights:
+    with Weights(directory, _UNUSED, computed=dtype) as weights:
         head = LM_HEAD if LM_HEAD in weights.names else ""
         decoder = PackedDecoder(_read_config(directory), decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head))
         weights.check_read()
