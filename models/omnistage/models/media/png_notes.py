@@ -75,4 +75,4 @@ class Chunks(PngImagePlugin.PngStream):
 def read_few_notes() -> None:
     """From now on this process reads PNGs so."""
     PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
-    PngImagePlugin.PngStream = Chunks  # type: ignore[misc]
+    PngImagePlugin.PngStream = Chunks  # type: ignore[misc, assignment]
