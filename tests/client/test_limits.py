@@ -110,7 +110,7 @@ async def test_a_router_that_ends_is_not_called_absent() -> None:
         with pytest.raises(UnavailableError, match="this router ends") as caught:
             await omni.generate("Hi")
         await omni.close()
-    assert "is there" in caught.value.hint
+    assert "is ending" in caught.value.hint
     assert "Check the address" not in caught.value.hint
 
 

@@ -8,6 +8,7 @@ import random
 import resource
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +99,11 @@ def wanted(files: dict[str, File]) -> dict[str, bytes]:
 def partials(home: Path) -> list[int]:
     """Sizes of the files that were begun. Folders may come and go meanwhile."""
     begun = [Path(folder) / name for folder, _, names in os.walk(home) for name in names if name.endswith(".incomplete")]
-    return [path.stat().st_size for path in begun if path.exists()]
+    sizes = []
+    for path in begun:
+        with suppress(FileNotFoundError):  # It has its name by now.
+            sizes.append(path.stat().st_size)
+    return sizes
 
 
 # Names ----------------------------------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from omnistage.models.media.errors import BadMedia, NoRoom, UnknownFormat
 from omnistage.models.media.formats import advice
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import Output
+from omnistage.models.media.png_notes import read_few_notes
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 from omnistage.models.media.wholeness import check_whole
 
@@ -115,6 +116,7 @@ def _allow(seconds: float) -> None:
 def load() -> None:
     """What libraries load or take when they first need it. Once the process is confined they would fail, and the medium be blamed."""
     Image.init()
+    read_few_notes()
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     ImageCms.createProfile("LAB")
     for module in pkgutil.walk_packages(av.__path__, "av."):

@@ -13,7 +13,6 @@ from omnistage.models.media import colours
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.hidden_work import check_hidden_work
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.png_notes import read_few_notes
 from omnistage.models.media.preprocessing import PicturePreprocessing, check_aspect, ground, smart_resize
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -31,7 +30,6 @@ UPRIGHT = {
 """How a picture is turned to be upright, by what EXIF calls its orientation."""
 
 Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's would be a warning
-read_few_notes()
 
 
 def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
