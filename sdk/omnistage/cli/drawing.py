@@ -130,8 +130,8 @@ async def draw_order(work: Interruptible, order: Order, target: str | Layout, ve
 
     The JSON object goes to stdout and everything else to stderr.
     """
-    if isinstance(target, Layout) and all(stage.kind != "diffusion" for stage in target.stages):
-        raise RequestError(f"{target.pipeline} has no diffusion, which draw needs", hint="Give another --pipeline: `omnistage pipelines`.")
+    if isinstance(target, Layout) and "diffusion" not in target.kinds:
+        raise RequestError(f"{target.names} has no diffusion, which draw needs", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Before anything is started or asked: a drawing that cannot be kept is lost.
         opened = order.open_files(files)

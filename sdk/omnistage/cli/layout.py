@@ -55,6 +55,16 @@ class Layout:
     stages: Sequence[StageLayout]
     servers: ServerOptions = field(default_factory=ServerOptions)
 
+    @property
+    def names(self) -> str:
+        """The pipelines, for people."""
+        return self.pipeline
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of all stages."""
+        return frozenset(stage.kind for stage in self.stages)
+
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of all that it may dial."""
         servers = self.servers

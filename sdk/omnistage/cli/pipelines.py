@@ -171,9 +171,12 @@ def shared(layout: Layout) -> Layout:
     return replace(layout, stages=stages)
 
 
-def layout_for(pipeline: str, inputs: Collection[str], outputs: Collection[str]) -> Layout:
-    """The private stack of one call with these inputs, for these outputs. Raises RequestError where it has not all of them."""
-    return layout_of(Choice(pipeline=pipeline, inputs=inputs, outputs=outputs))
+def layout_for(
+    pipeline: str, inputs: Collection[str], outputs: Collection[str], *, kind: str = "", devices: Mapping[str, str] | None = None
+) -> Layout:
+    """The private stack of one call with these inputs, for these outputs, of a stage of this kind. Raises RequestError where it has not
+    all of them."""
+    return layout_of(Choice(pipeline=pipeline, devices=devices or {}, kind=kind, inputs=inputs, outputs=outputs))
 
 
 def _dtypes(stage: StageSpec) -> tuple[str, ...]:

@@ -135,9 +135,9 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """
-    if isinstance(target, Layout) and all(stage.kind != "thinker" for stage in target.stages):
+    if isinstance(target, Layout) and "thinker" not in target.kinds:
         raise RequestError(
-            f"{target.pipeline} has no thinker, which ask and say need", hint="Give another --pipeline, or none for the default."
+            f"{target.names} has no thinker, which ask and say need", hint="Give another --pipeline, or none for the default."
         )
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.

@@ -63,11 +63,11 @@ def target_for(
         notices.say(f"[dim]starting a stack{what} for this call{advice}[/]")
     # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
     interrupt.exit_at_once()
-    from omnistage.cli.pipelines import Choice, layout_of
+    from omnistage.cli.pipelines import layout_for
 
     interrupt.raise_interrupts()
     kind = need.kind if need.kind == "diffusion" else ""
-    return layout_of(Choice(pipeline, devices=devices or {}, kind=kind, inputs=need.inputs, outputs=need.outputs))
+    return layout_for(pipeline, need.inputs, need.outputs, kind=kind, devices=devices)
 
 
 async def check_target(address: str) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omnistage/v1/error.proto\x12\x0comnistage.v1*\xfb\x03\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45RROR_REASON_BAD_REQUEST\x10\x01\x12\x1e\n\x1a\x45RROR_REASON_UNKNOWN_MODEL\x10\x02\x12\x1b\n\x17\x45RROR_REASON_OVERLOADED\x10\x03\x12\x19\n\x15\x45RROR_REASON_PROTOCOL\x10\x04\x12 \n\x1c\x45RROR_REASON_CREDIT_EXCEEDED\x10\x05\x12\x1c\n\x18\x45RROR_REASON_HALF_CLOSED\x10\x06\x12\x1b\n\x17\x45RROR_REASON_STAGE_LOST\x10\x07\x12\x1f\n\x1b\x45RROR_REASON_REPLAY_EXPIRED\x10\x08\x12 \n\x1c\x45RROR_REASON_STALE_REFERENCE\x10\t\x12\"\n\x1e\x45RROR_REASON_REVISION_MISMATCH\x10\n\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x0b\x12\x19\n\x15\x45RROR_REASON_DEADLINE\x10\x0c\x12\x1f\n\x1b\x45RROR_REASON_CLIENT_STALLED\x10\r\x12\x1b\n\x17\x45RROR_REASON_SUPERSEDED\x10\x0e\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x0f\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omnistage/v1/error.proto\x12\x0comnistage.v1*\x96\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45RROR_REASON_BAD_REQUEST\x10\x01\x12\x1e\n\x1a\x45RROR_REASON_UNKNOWN_MODEL\x10\x02\x12\x1b\n\x17\x45RROR_REASON_OVERLOADED\x10\x03\x12\x19\n\x15\x45RROR_REASON_PROTOCOL\x10\x04\x12 \n\x1c\x45RROR_REASON_CREDIT_EXCEEDED\x10\x05\x12\x1c\n\x18\x45RROR_REASON_HALF_CLOSED\x10\x06\x12\x1b\n\x17\x45RROR_REASON_STAGE_LOST\x10\x07\x12\x1f\n\x1b\x45RROR_REASON_REPLAY_EXPIRED\x10\x08\x12 \n\x1c\x45RROR_REASON_STALE_REFERENCE\x10\t\x12\"\n\x1e\x45RROR_REASON_REVISION_MISMATCH\x10\n\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x0b\x12\x19\n\x15\x45RROR_REASON_DEADLINE\x10\x0c\x12\x1f\n\x1b\x45RROR_REASON_CLIENT_STALLED\x10\r\x12\x1b\n\x17\x45RROR_REASON_SUPERSEDED\x10\x0e\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x0f\x12\x19\n\x15\x45RROR_REASON_STARTING\x10\x10\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omnistage.v1.error_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORREASON']._serialized_start=43
-  _globals['_ERRORREASON']._serialized_end=550
+  _globals['_ERRORREASON']._serialized_end=577
 # @@protoc_insertion_point(module_scope)

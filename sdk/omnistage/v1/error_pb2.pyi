@@ -22,6 +22,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_CLIENT_STALLED: _ClassVar[ErrorReason]
     ERROR_REASON_SUPERSEDED: _ClassVar[ErrorReason]
     ERROR_REASON_UNAUTHENTICATED: _ClassVar[ErrorReason]
+    ERROR_REASON_STARTING: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_BAD_REQUEST: ErrorReason
 ERROR_REASON_UNKNOWN_MODEL: ErrorReason
@@ -38,3 +39,4 @@ ERROR_REASON_DEADLINE: ErrorReason
 ERROR_REASON_CLIENT_STALLED: ErrorReason
 ERROR_REASON_SUPERSEDED: ErrorReason
 ERROR_REASON_UNAUTHENTICATED: ErrorReason
+ERROR_REASON_STARTING: ErrorReason

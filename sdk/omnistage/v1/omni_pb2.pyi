@@ -18,10 +18,12 @@ class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPLICA_STATE_SERVING: _ClassVar[ReplicaState]
     REPLICA_STATE_DRAINING: _ClassVar[ReplicaState]
     REPLICA_STATE_LOST: _ClassVar[ReplicaState]
+    REPLICA_STATE_STARTING: _ClassVar[ReplicaState]
 REPLICA_STATE_UNSPECIFIED: ReplicaState
 REPLICA_STATE_SERVING: ReplicaState
 REPLICA_STATE_DRAINING: ReplicaState
 REPLICA_STATE_LOST: ReplicaState
+REPLICA_STATE_STARTING: ReplicaState
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "outputs", "seed", "thinker", "talker", "code2wav", "diffusion", "conversation_id", "request_id", "resume", "revisions", "batches")
@@ -149,10 +151,12 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListModelsResponse(_message.Message):
-    __slots__ = ("models",)
+    __slots__ = ("models", "starting")
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[Model]
-    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
+    starting: _containers.RepeatedCompositeFieldContainer[Model]
+    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "stages", "inputs", "outputs", "voices", "description", "on_request")

@@ -62,6 +62,7 @@ REASONS: Mapping[str, Reason] = {
     "CLIENT_STALLED": Reason(grpc.StatusCode.CANCELLED),
     "SUPERSEDED": Reason(grpc.StatusCode.ABORTED),
     "UNAUTHENTICATED": Reason(grpc.StatusCode.UNAUTHENTICATED, another_replica=True),
+    "STARTING": Reason(grpc.StatusCode.UNAVAILABLE, retry_delay_s=1.0),
 }
 """By the name of an `ErrorReason` without its prefix; error.proto says what each one is about."""
 
