@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=MINUTES)
     given = parser.parse_args()
     report = Report("soak")
-    with report.part("memory"), stack() as (launcher, address, _):
+    with report.part("memory"), stack("smol") as (launcher, address, _):
         pids = {_kind(pid): pid for pid in with_children(launcher)[1:]}
         ready = {kind: anonymous_mib(pid) for kind, pid in pids.items()}
         asked, seen = _soak(address, pids, 60 * given.minutes)

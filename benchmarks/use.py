@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import idle
 from benchmarks.figures import Figure, Report, arguments, median
 from benchmarks.processes import with_children
+from omnistage.client import Omni
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "omnistage.cli"]
@@ -25,9 +26,10 @@ ONE_TOKEN = ("--max-tokens", "1")
 """Of the answer: what is left then is the command, the stack and the way to it."""
 
 COMMANDS = 20
-STARTS = 3
+STARTS = 5
 ASKS = 3
 LIMIT_S = 600.0
+LOOK_S = 0.2
 
 SETTLE_S = 30.0
 """After the last answer: the router stops listening to the stages after 10 s."""
@@ -70,13 +72,17 @@ def _asks(report: Report) -> None:
     """The first question starts a stack of its own; the others find one."""
     firsts = [_run(*QUESTION) for _ in range(ASKS)]
     first_tokens = [_run(*QUESTION, *ONE_TOKEN) for _ in range(ASKS)]
-    starts = []
-    for _ in range(STARTS - 1):
-        with stack() as (_, _, seconds):
-            starts.append(seconds)
+    smol, bare = _starts()
     with stack() as (pid, address, seconds):
-        starts.append(seconds)
-        report.add(Figure("stack_start", median(starts), "s", "<= 5", f"serve smol until it says that it serves, median of {STARTS}"))
+        _wait_ready(address)
+        report.add(
+            Figure("stack_start", median(smol), "s", "<= 5", f"serve smol until it says that it serves, median of {STARTS}"),
+            Figure("bare_start", median([*bare, seconds]), "s", note="serve without a name: the picture pipeline loads after that"),
+            Figure("bare_start_over_smol", median([*bare, seconds]) / median(smol), "ratio", "<= 1.3", "starts in turns"),
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            drawn = _median_of(("draw", "a red circle on a blue background", "--out", str(Path(folder, "drawn.png"))), address)
+        report.add(Figure("draw_beside", drawn, "s", note="omnistage draw, a running stack found: its whole time"))
         first, second = median(firsts), _found(address)
         report.add(
             Figure("first_ask", first, "s", note=f"omnistage ask --text-only with a stack of its own, median of {ASKS}"),
@@ -99,17 +105,45 @@ def _asks(report: Report) -> None:
         )
 
 
+def _starts() -> tuple[list[float], list[float]]:
+    """Seconds of starts in turns: of the pipeline that answers alone, and of all default ones, one start fewer."""
+    smol, bare = [], []
+    for number in range(STARTS):
+        with stack("smol") as (_, _, seconds):
+            smol.append(seconds)
+        if number < STARTS - 1:
+            with stack() as (_, _, seconds):
+                bare.append(seconds)
+    return smol, bare
+
+
+def _wait_ready(address: str) -> None:
+    """Until all its pipelines are. Raises RuntimeError where one is not within the limit."""
+    with Omni(address=address) as omni:
+        until = time.monotonic() + LIMIT_S
+        while starting := [pipeline.name for pipeline in omni.pipelines() if pipeline.state != "ready"]:
+            if time.monotonic() > until:
+                raise RuntimeError(f"{', '.join(starting)} did not start")
+            time.sleep(LOOK_S)
+
+
 def _found(address: str, *words: str) -> float:
-    """Median of a question to a running stack; the one before warms it up."""
-    return median([_run(*QUESTION, *words, router=address) for _ in range(ASKS + 1)][1:])
+    """Median of a question to a running stack."""
+    return _median_of((*QUESTION, *words), address)
+
+
+def _median_of(words: Sequence[str], address: str) -> float:
+    """Seconds of a command that finds a running stack, the median; the one before warms it up."""
+    return median([_run(*words, router=address) for _ in range(ASKS + 1)][1:])
 
 
 @contextmanager
-def stack() -> Iterator[tuple[int, str, float]]:
-    """A stack of the default pipeline: the process that started it, the address of its router, and the seconds until it served."""
+def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
+    """A stack of these pipelines, or of the default ones: the process that started it, the address of its router, and the seconds until it
+    served."""
     ready, told = os.pipe()
     begun = time.monotonic()
-    words = [*COMMAND, "serve", "--address", "127.0.0.1:0", "--ready-fd", str(told)]
+    words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--ready-fd", str(told)]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(words, pass_fds=(told,), stdout=output, stderr=output, env=_environment("none"))
         try:

@@ -1,7 +1,8 @@
-// Asks a router, prints the text as it comes and writes the speech to answer.wav. Ctrl-C cancels.
+// Asks a router, prints the text as it comes, writes the speech to answer.wav and a picture to picture.png. Ctrl-C cancels.
 //
 //     omnistage protos protos --errors && npm install
-//     node ask.js HOST:PORT QUESTION [SEED [MODEL]]
+//     node ask.js HOST:PORT QUESTION [SEED [MODEL [OUTPUT,...]]]
+//     node ask.js HOST:PORT "A red circle on blue." 7 "" image
 import { writeFileSync } from 'node:fs';
 import grpc from '@grpc/grpc-js';
 import loader from '@grpc/proto-loader';
@@ -32,21 +33,24 @@ function wavHead(bytes, { sampleRateHz: rate, channelCount: channels }) {
   return head;
 }
 
-const [address, question, seed, model] = process.argv.slice(2);
-if (!question) throw new Error('usage: node ask.js HOST:PORT QUESTION [SEED [MODEL]]');
+const [address, question, seed, model, outputs] = process.argv.slice(2);
+if (!question) throw new Error('usage: node ask.js HOST:PORT QUESTION [SEED [MODEL [OUTPUT,...]]]');
 const client = new OmniService(address, grpc.credentials.createInsecure());
 const thinker = { messages: [{ role: 'user', parts: [{ text: question }] }] };
-const call = client.Generate({ model, seed, thinker }, { deadline: Date.now() + 120_000 });
+// Who wants a picture says so; what draws it, the router finds.
+const call = client.Generate({ model, seed, thinker, outputs: outputs?.split(',') }, { deadline: Date.now() + 120_000 });
 process.on('SIGINT', () => call.cancel());
-const sound = [];
+const [sound, picture] = [[], []];
 try {
   for await (const { chunk } of call) {
     if (chunk?.text) process.stdout.write(chunk.text.text);
     if (chunk?.audio) sound.push(chunk.audio);
+    if (chunk?.image) picture.push(chunk.image.data.data);
   }
   console.log();
   const samples = Buffer.concat(sound.map((piece) => piece.data));
   if (sound.length) writeFileSync('answer.wav', Buffer.concat([wavHead(samples.length, sound[0]), samples]));
+  if (picture.length) writeFileSync('picture.png', Buffer.concat(picture));
 } catch (error) {
   console.error(`\n${explain(error)}`);
   process.exitCode = 1;

@@ -1,0 +1,103 @@
+"""One `omnistage serve` that talks and draws: a client in any language asks one address, and need not name a pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from helpers.command import omnistage
+from helpers.processes import Family, Started
+from helpers.waiting import until
+from omnistage.client import AsyncOmni, Omni
+from tools.examples import Example
+from tools.languages import LANGUAGES, build
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+DRAWN = "a large red circle on a blue background"
+QUESTION = "What is a kite?"
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """HOST:PORT of a stack of both, when both are ready."""
+    family = Family()
+    command = [sys.executable, "-m", "omnistage.cli", "serve", "smol", "picture", "--address", "127.0.0.1:0"]
+    with Started(command, stderr=subprocess.PIPE, text=True, env=family.environment) as server:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        assert line.startswith("serving on "), line + server.stderr.read()
+        address = line.split()[2]
+        with Omni(address=address) as omni:
+            asyncio.run(until(lambda: [one.state for one in omni.pipelines()] == ["ready"] * 2))
+        yield address
+        server.terminate()
+        server.communicate(timeout=60)
+    assert family.wait_ended() == []
+
+
+def check_drawn(data: bytes) -> None:
+    """Red on blue."""
+    with Image.open(io.BytesIO(data)) as image:
+        shown = np.asarray(image.convert("RGB"))
+    assert shown[shown.shape[0] // 2, shown.shape[1] // 2].argmax() == 0 and shown[2, 2].argmax() == 2
+
+
+def test_python_talks_and_draws(address: str) -> None:
+    with Omni(address=address) as omni:
+        answer = omni.generate(QUESTION, seed=SEED, max_tokens=8)
+        assert (answer.pipeline, answer.audio is not None) == ("smol", True) and answer.text
+        drawing = omni.draw(DRAWN, seed=SEED)
+        assert drawing.pipeline == "picture"
+        check_drawn(drawing.pictures[0].data)
+        prompt = omni.generate(DRAWN, seed=SEED, outputs=["image"])
+        assert (prompt.pipeline, prompt.pictures[0].data) == ("picture", drawing.pictures[0].data)
+        said = omni.say("Good morning.")
+        assert (said.pipeline, said.audio is not None) == ("smol", True)
+
+
+async def test_they_do_so_at_once(address: str) -> None:
+    """Each gives what it gives alone."""
+    async with AsyncOmni(address=address) as omni:
+        drawn, told = await omni.draw(DRAWN, seed=SEED), await omni.generate(QUESTION, seed=SEED, max_tokens=8)
+        both = await asyncio.gather(omni.generate(QUESTION, seed=SEED, max_tokens=8), omni.draw(DRAWN, seed=SEED))
+    assert (both[0].text, both[1].pictures[0].data) == (told.text, drawn.pictures[0].data)
+    assert both[0].audio is not None and told.audio is not None
+    assert np.array_equal(both[0].audio.samples, told.audio.samples)
+
+
+def test_the_command_talks_and_draws(address: str, tmp_path: Path) -> None:
+    """It finds the router, as the one that runs, and starts nothing."""
+    variables = {"OMNISTAGE_ROUTER": address}
+    asked = omnistage("ask", QUESTION, "--max-tokens", "8", "--seed", str(SEED), "--json", variables=variables)
+    assert asked.returncode == 0, asked.stderr
+    assert json.loads(asked.stdout)["pipeline"] == "smol"
+    drawn = omnistage("draw", DRAWN, "--seed", str(SEED), "--out", tmp_path / "kite.png", "--json", variables=variables)
+    assert drawn.returncode == 0, drawn.stderr
+    assert json.loads(drawn.stdout)["pipeline"] == "picture"
+    check_drawn((tmp_path / "kite.png").read_bytes())
+    status = omnistage("status", "--json", variables=variables)
+    assert {one["pipeline"] for one in json.loads(status.stdout)["replicas"]} == {"smol", "picture"}
+
+
+@pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason="Node is not on this machine")
+def test_node_talks_and_draws(address: str, tmp_path: Path) -> None:
+    example = Example(build(LANGUAGES["node"]), tmp_path)
+    status, out, err = example.run(address, str(SEED))
+    assert (status, err) == (0, "") and out.strip()
+    assert (tmp_path / "answer.wav").stat().st_size > 44
+    status, _, err = example.run(address, str(SEED), "", "image")
+    assert (status, err) == (0, "")
+    with Image.open(tmp_path / "picture.png") as image:
+        assert image.size == (128, 128)
