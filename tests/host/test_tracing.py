@@ -12,7 +12,8 @@ from helpers.collector import collector
 from omnistage.host.commandline import read
 from omnistage.host.errors import StartError
 from omnistage.host.otlp import MAX_WAITING, OtlpTracer
-from omnistage.host.tracing import Tracer, tracing
+from omnistage.host.spans import Tracer
+from omnistage.host.tracing import tracing
 from omnistage.router.settings import RouterSettings
 
 PARENT = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")

@@ -19,8 +19,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from omnistage.host.errors import StartError
+from omnistage.host.spans import NO_ATTRIBUTES, Attributes, Metadata, Span, Tracer
 from omnistage.host.spare import start_spare, starting_spare
-from omnistage.host.tracing import NO_ATTRIBUTES, Attributes, Metadata, Span, Tracer
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ import time
 
 import structlog
 
-from omnistage.host.tracing import Span, Value
+from omnistage.host.spans import Span, Value
 from omnistage.router.admission import Place
 from omnistage.router.tally import Tally
 from omnistage.v1 import chunk_pb2

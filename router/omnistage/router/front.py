@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from omnistage.host.tracing import Tracer
+from omnistage.host.spans import Tracer
 from omnistage.link.channels import Channels
 from omnistage.router.account import Account
 from omnistage.router.admission import STALLED_S, Admission, Place

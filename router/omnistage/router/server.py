@@ -13,8 +13,9 @@ import structlog
 from omnistage.host.errors import StartError
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
+from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
-from omnistage.host.tracing import Tracer, tracing
+from omnistage.host.tracing import tracing
 from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission

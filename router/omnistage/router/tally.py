@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnistage.host.tracing import Attributes
+from omnistage.host.spans import Attributes
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.kinds import KINDS, kind_name
 

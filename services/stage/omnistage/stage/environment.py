@@ -7,7 +7,7 @@ from typing import Protocol
 
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Sender
-from omnistage.host.tracing import Tracer
+from omnistage.host.spans import Tracer
 from omnistage.link.channels import Channels
 from omnistage.stage.allowlist import AllowList
 from omnistage.stage.logic import StageLogic

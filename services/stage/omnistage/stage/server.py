@@ -19,8 +19,9 @@ from omnistage.host.addresses import check_can_listen
 from omnistage.host.errors import StartError
 from omnistage.host.lasting import LastingTasks
 from omnistage.host.process import serve
+from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
-from omnistage.host.tracing import Tracer, tracing
+from omnistage.host.tracing import tracing
 from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.stage.allowlist import AllowList

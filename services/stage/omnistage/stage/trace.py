@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from omnistage.host.tracing import Span, Value
+from omnistage.host.spans import Span, Value
 from omnistage.stage.meter import Meter
+from omnistage.stage.opening import Opening
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import kind_name
 
-if TYPE_CHECKING:
-    from omnistage.stage.session import Session
+
+class Traced(Protocol):
+    """What a trace is told of a session."""
+
+    opening: Opening
+    meter: Meter
+
+    def report(self) -> stage_pb2.Report: ...
 
 
 class SessionTrace:
@@ -51,7 +58,7 @@ class SessionTrace:
         told |= {"why": failover.reason, "pause_s": failover.pause.ToTimedelta().total_seconds()}
         self.span.event("failover", {f"omnistage.{name}": value for name, value in told.items()})
 
-    def end(self, reason: str, session: Session | None) -> None:
+    def end(self, reason: str, session: Traced | None) -> None:
         """The session is over. session: None where there was none, as what was asked for could not be."""
         if not self.span.trace_id:
             return
@@ -89,7 +96,7 @@ class SessionTrace:
         return {"omnistage.pieces": self._pieces, "omnistage.waited_s": round(self._waited_s, 6), **tensors, **sizes}
 
 
-def _attributes(session: Session) -> dict[str, Value]:
+def _attributes(session: Traced) -> dict[str, Value]:
     request, report = session.opening.request, session.report()
     told: dict[str, Value] = {
         "session_id": request.session_id,
