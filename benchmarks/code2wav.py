@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from benchmarks.asr import heard, recogniser, word_error_rate
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from helpers.speech import rows_of
-from omnistage.models.interface import PROFILES, Code2WavModel, Piece, WaveRequest
+from omnistage.models.interface import Code2WavModel, Piece, Profile, WaveRequest
 from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
-from omnistage.models.smol.code2wav import SmolCode2Wav
+from omnistage.models.smol.code2wav import load_code2wav as load_smol_code2wav
 from omnistage.models.smol.store import model_directory
-from omnistage.models.smol.talker import SmolTalker
+from omnistage.models.smol.talker import load_talker
 
 ROUNDS = 3
 CODES = 500
@@ -118,18 +118,18 @@ async def lines(
     voice: str, model: Code2WavModel[Any], speeches: Sequence[Array], seconds_of_item: float
 ) -> tuple[list[Line], Mapping[str, list[Sounded]]]:
     """Each profile beside the whole; costs are medians of rounds in turn."""
-    made: dict[str, list[Sounded]] = {profile: [] for profile in PROFILES}
+    made: dict[str, list[Sounded]] = {profile: [] for profile in Profile}
     await sounded(model, WaveRequest(0), speeches[0])
-    costs: dict[str, list[float]] = {profile: [] for profile in PROFILES}
-    firsts: dict[str, list[float]] = {profile: [] for profile in PROFILES}
+    costs: dict[str, list[float]] = {profile: [] for profile in Profile}
+    firsts: dict[str, list[float]] = {profile: [] for profile in Profile}
     for turn in range(ROUNDS):
-        for profile in PROFILES:
+        for profile in Profile:
             each = [await sounded(model, WaveRequest(n, profile), items) for n, items in enumerate(speeches)]
             costs[profile].append(sum(one.cost_s for one in each))
             firsts[profile].append(median([one.first_s for one in each]))
             made[profile] = each if turn == 0 else made[profile]
     found = []
-    for profile in PROFILES:
+    for profile in Profile:
         pairs = [(one.samples, whole.samples) for one, whole in zip(made[profile], made["offline"], strict=True)]
         found.append(
             Line(
@@ -191,7 +191,7 @@ async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], item
 async def default_voice(report: Report) -> list[Line]:
     """What is spoken is heard by a recogniser."""
     folder = model_directory()
-    talker, model = SmolTalker.from_directory(folder / "talker"), SmolCode2Wav.from_directory(folder / "code2wav")
+    talker, model = load_talker(folder / "talker"), load_smol_code2wav(folder / "code2wav")
     speeches = [await rows_of(talker, text) for text in TEXTS]
     found, made = await lines("default", model, speeches, 1 / 40)
     listener = await asyncio.to_thread(recogniser)

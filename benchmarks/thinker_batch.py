@@ -15,7 +15,7 @@ from omnistage.engine.types import Sampling
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextPiece, TextRequest, no_inputs
 from omnistage.models.smol.store import model_directory
-from omnistage.models.smol.thinker import SmolThinker
+from omnistage.models.smol.thinker import SmolThinker, load_thinker
 
 CONCURRENT = {1: 1.0, 8: 4.5, 32: 8.0}
 """Concurrent requests, and how many times the tokens per second of one request they should reach."""
@@ -93,7 +93,7 @@ def measure(report: Report) -> None:
     async def run() -> None:
         directory = model_directory() / "thinker"
         started = time.perf_counter()
-        model = SmolThinker.from_directory(directory)
+        model = load_thinker(directory)
         report.add(Figure("thinker_load", time.perf_counter() - started, "s", "", "from the converted folder, imports not counted"))
         try:
             await _speed(model, report)

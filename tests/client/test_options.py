@@ -20,7 +20,7 @@ from omnistage.client.encoder import ENCODINGS
 from omnistage.client.settings import SETTINGS
 from omnistage.code2wav.resampling import RATES_HZ
 from omnistage.diffusion import stage as diffusion
-from omnistage.models.interface import PROFILES
+from omnistage.models.interface import Profile
 from omnistage.router.settings import RouterSettings
 from omnistage.stage.settings import StageSettings
 from omnistage.talker import stage as talker
@@ -142,7 +142,7 @@ def test_ranges_that_the_contract_tells_are_those_of_the_options() -> None:
 
 
 def test_words_that_are_allowed_are_those_that_the_servers_allow() -> None:
-    assert OPTIONS["profile"].about.allowed == PROFILES
+    assert OPTIONS["profile"].about.allowed == tuple(Profile)
     assert OPTIONS["sample_rate_hz"].about.allowed == tuple(map(str, RATES_HZ))
     assert OPTIONS["encoding"].about.allowed == ENCODINGS
     assert keyword(SETTINGS, "dtype").about.allowed == get_args(StageSettings.model_fields["dtype"].annotation)

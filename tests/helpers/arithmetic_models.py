@@ -35,6 +35,7 @@ from omnistage.models.interface import (
     TextPiece,
     TextRequest,
     Wanted,
+    with_resumed,
 )
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of
@@ -51,7 +52,7 @@ class OnEngine(EngineModel):
     """On an engine of their own."""
 
     def __init__(self, info: ModelInfo, own: Engine | None = None) -> None:
-        super().__init__(own or engine(200, max_sequences=8, max_waiting=2 * SESSIONS), info)
+        super().__init__(own or engine(200, max_sequences=8, max_waiting=with_resumed(SESSIONS)), info)
 
     async def warm_up(self) -> None:
         return

@@ -23,7 +23,19 @@ from omnistage.engine.scheduler import Limits
 from omnistage.models.common.feed import Feed, next_rows
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.family import Family, ModelEntry
-from omnistage.models.interface import Array, BadRequest, Content, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
+from omnistage.models.interface import (
+    Array,
+    BadRequest,
+    Content,
+    FinishReason,
+    Frames,
+    ModelInfo,
+    Piece,
+    PortSpec,
+    SpeechRequest,
+    Wanted,
+    with_resumed,
+)
 from omnistage.models.options import LoadOptions
 from omnistage.models.toy import formulas
 from omnistage.models.toy.omni import OmniOptions
@@ -32,9 +44,9 @@ OPTIONS = "omnistage.models.toy.omni:OmniOptions"
 
 FAMILY = Family(
     models={
-        "thinker": ModelEntry("helpers.engine_family:SlowThinker", options=OPTIONS),
-        "talker": ModelEntry("helpers.engine_family:StarvingTalker", options=OPTIONS),
-        "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav", options=OPTIONS),
+        "thinker": ModelEntry("helpers.engine_family:load_thinker", options=OPTIONS),
+        "talker": ModelEntry("helpers.engine_family:load_talker", options=OPTIONS),
+        "code2wav": ModelEntry("omnistage.models.toy.omni:load_code2wav", options=OPTIONS),
     },
     needs=("torch",),
 )
@@ -103,15 +115,17 @@ class _SlowDecoder(CountingDecoder):
 
 def _engine(options: LoadOptions) -> Engine:
     decoder = _SlowDecoder(OmniOptions.from_settings(dict(options.family)).interval_s)
-    return Engine(decoder, CountingHead(), pages=PAGES, limits=Limits(max_sequences=SESSIONS, max_waiting=2 * SESSIONS), poison=True)
+    return Engine(
+        decoder, CountingHead(), pages=PAGES, limits=Limits(max_sequences=SESSIONS, max_waiting=with_resumed(SESSIONS)), poison=True
+    )
 
 
 class SlowThinker(ArithmeticThinker):
     """The Thinker on the engine, with steps that take time."""
 
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> SlowThinker:
-        return cls(_engine(options))
+
+def load_thinker(folder: Path | None, options: LoadOptions) -> SlowThinker:
+    return SlowThinker(_engine(options))
 
 
 class StarvingTalker(OnEngine):
@@ -121,10 +135,6 @@ class StarvingTalker(OnEngine):
         rate = formulas.SAMPLE_RATE_HZ / formulas.SAMPLES_PER_FRAME
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=SPEC.codebooks, compact=True)
         super().__init__(ModelInfo("engine-talker", "1", (PROMPT, HIDDEN), (codes,), SESSIONS, voices=VOICES), own)
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> StarvingTalker:
-        return cls(_engine(options))
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", *VOICES):
@@ -186,3 +196,7 @@ async def _prompt_and_early(inputs: AsyncIterator[Piece]) -> tuple[NDArray[np.fl
         last[piece.port] = piece.last
     empty = np.empty((0, TAPS), np.float32)
     return np.concatenate([empty, *parts[PROMPT.name]]), np.concatenate([empty, *parts[HIDDEN.name]]), last[HIDDEN.name]
+
+
+def load_talker(folder: Path | None, options: LoadOptions) -> StarvingTalker:
+    return StarvingTalker(_engine(options))

@@ -13,7 +13,7 @@ from omnistage.models.family import Family, ModelEntry
 from omnistage.models.options import LoadOptions, checked_options
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 
-FAMILY = Family(models={"thinker": ModelEntry("helpers.loading:LoadingThinker", options="helpers.loading:LoadingOptions")})
+FAMILY = Family(models={"thinker": ModelEntry("helpers.loading:load_thinker", options="helpers.loading:LoadingOptions")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,10 @@ class LoadingOptions:
         return cls(**checked_options(options, cls(), "the model that waits"))
 
 
-class LoadingThinker(ToyThinker):
-    """The toy one, once it is there."""
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> LoadingThinker:
-        Path(LoadingOptions.from_settings(dict(options.family)).pipe).read_bytes()
-        return cls(ToyOptions())
+def load_thinker(folder: Path | None, options: LoadOptions) -> ToyThinker:
+    """The toy one, once the pipe has ended."""
+    Path(LoadingOptions.from_settings(dict(options.family)).pipe).read_bytes()
+    return ToyThinker(ToyOptions())
 
 
 def loading_pipeline(folder: Path) -> tuple[Path, Path]:

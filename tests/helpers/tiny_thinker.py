@@ -15,12 +15,12 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import EngineStream
-from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest
+from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest, with_resumed
 
 
 def engine() -> Engine:
     decoder = PackedDecoder(replace(TINY, taps=True), tiny_weights(torch.bfloat16))
-    limits = Limits(max_sequences=8, max_waiting=2 * SESSIONS)
+    limits = Limits(max_sequences=8, max_waiting=with_resumed(SESSIONS))
     return Engine(decoder, TokenHead(decoder.logits), pages=100, limits=limits, poison=True)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.smol.code2wav import SmolCode2Wav
+from omnistage.models.smol.code2wav import SmolCode2Wav, load_code2wav
 from omnistage.models.smol.store import model_directory
-from omnistage.models.smol.talker import SmolTalker
+from omnistage.models.smol.talker import SmolTalker, load_talker
 
 
 @pytest.fixture(scope="session")
@@ -21,13 +21,13 @@ def default_model() -> Path:
 
 @pytest.fixture(scope="session")
 def talker(default_model: Path) -> Iterator[SmolTalker]:
-    model = SmolTalker.from_directory(default_model / "talker")
+    model = load_talker(default_model / "talker")
     yield model
     asyncio.run(model.close())
 
 
 @pytest.fixture(scope="session")
 def code2wav(default_model: Path) -> Iterator[SmolCode2Wav]:
-    model = SmolCode2Wav.from_directory(default_model / "code2wav")
+    model = load_code2wav(default_model / "code2wav")
     yield model
     asyncio.run(model.close())

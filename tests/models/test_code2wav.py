@@ -19,7 +19,7 @@ from helpers.speech import Array, arrays, chunks_of, rows_of, samples_of
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.weights import load_weights
 from omnistage.models.interface import BadRequest, Piece, WaveRequest
-from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession, chunk_rows
+from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession, chunk_rows, load_code2wav
 from omnistage.models.smol.decoder import SpectrumNet
 from omnistage.models.smol.prosody import COUNT, F0, FEATURE_WIDTH, INDEX
 from omnistage.models.smol.talker import SmolTalker
@@ -223,4 +223,4 @@ def test_incomplete_weights_are_refused(default_model: Path, tmp_path: Path, dam
     save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "hibari-code2wav", "source_sha256": "0"}))
     with pytest.raises(BadCheckpoint, match=r"dec\.[39]\.pw1\.weight"):
-        SmolCode2Wav.from_directory(tmp_path)
+        load_code2wav(tmp_path)

@@ -13,7 +13,7 @@ from helpers.servers import all_free, local_stage, stage_stub
 from helpers.waiting import turning
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import BadRequest, TextRequest
-from omnistage.models.smol.thinker import SmolThinker
+from omnistage.models.smol.thinker import SmolThinker, load_thinker
 from omnistage.thinker.stage import ThinkerStage
 
 EMOJI = "\U0001f600"
@@ -21,7 +21,7 @@ EMOJI = "\U0001f600"
 
 @pytest.fixture
 async def thinker(default_model: Path) -> AsyncIterator[SmolThinker]:
-    model = SmolThinker.from_directory(default_model / "thinker")
+    model = load_thinker(default_model / "thinker")
     yield model
     await model.close()
 

@@ -15,7 +15,7 @@ from omnistage.models.common.constraint import Grammar
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol.thinker import Prepared, SmolThinker
+from omnistage.models.smol.thinker import Prepared, SmolThinker, load_thinker
 
 
 class Hanging(SmolThinker):
@@ -32,7 +32,8 @@ class Hanging(SmolThinker):
 
 @pytest.fixture
 async def thinker(default_model: Path) -> AsyncIterator[Hanging]:
-    model = Hanging.from_directory(default_model / "thinker", LoadOptions(kv_cache_bytes=384 << 20))
+    model = load_thinker(default_model / "thinker", LoadOptions(kv_cache_bytes=384 << 20))
+    model.__class__ = Hanging
     assert isinstance(model, Hanging)
     model.go = threading.Event()
     yield model

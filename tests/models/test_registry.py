@@ -19,7 +19,7 @@ from helpers.speech import pieces
 from omnistage.models import registry
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.errors import LoadError
-from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
+from omnistage.models.family import Family, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import Frames, SpeechRequest, TalkerModel
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import FAMILIES, UnknownCheckpoint, UnknownFamily, families, has_default, load, missing_packages, recognise
@@ -112,10 +112,10 @@ def test_the_default_model_is_recognised(default_model: Path) -> None:
     assert recognise(default_model) == "smol"
 
 
-def test_every_entry_names_classes_that_are_there() -> None:
-    for family in FAMILIES.values():
-        for entry in family.models.values():
-            assert callable(cast(type[Loader], registry._named(entry.loader)).loaded)
+def test_every_entry_names_what_is_there() -> None:
+    for name, family in FAMILIES.items():
+        for kind, entry in family.models.items():
+            assert callable(registry._loader(name, kind))
             if entry.options:
                 assert callable(cast(type[OptionsReader], registry._named(entry.options)).from_settings)
         if family.default:
@@ -150,7 +150,7 @@ def brought(folder: Path, entry: str, package: str = "bringing") -> None:
 def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bringing.py").write_text(
         "from omnistage.models.family import Family, Mark, ModelEntry\n"
-        "TOY = ModelEntry('omnistage.models.toy.stages:ToyThinker')\n"
+        "TOY = ModelEntry('omnistage.models.toy.stages:load_thinker')\n"
         "FAMILY = Family({'thinker': TOY}, marks=((Mark('config.json', 'model_type', ('brought',)),),))\n"
     )
     brought(tmp_path, "brought = bringing:FAMILY\nsmol = bringing:FAMILY")
@@ -186,7 +186,7 @@ def test_a_package_that_cannot_be_imported_hinders_no_other_family(tmp_path: Pat
     (tmp_path / "misspelt.py").write_text("def\n")
     (tmp_path / "sound.py").write_text(
         "from omnistage.models.family import Family, Mark, ModelEntry\n"
-        "TOY = ModelEntry('omnistage.models.toy.stages:ToyThinker')\n"
+        "TOY = ModelEntry('omnistage.models.toy.stages:load_thinker')\n"
         "FAMILY = Family({'thinker': TOY}, marks=((Mark('config.json', 'model_type', ('sound',)),),))\n"
     )
     for package in ("raising", "misspelt", "sound"):
@@ -203,6 +203,27 @@ def test_a_package_that_cannot_be_imported_hinders_no_other_family(tmp_path: Pat
         load("raising", "thinker", LoadOptions())
 
 
+@pytest.mark.parametrize(
+    ("loader", "what"),
+    [
+        ("omnistage.models.toy.stages:ToyThinker", "is a class"),
+        ("omnistage.models.toy.stages:Thinker", "is not there"),
+        ("omnistage.models.toy.stages:REVISION", "is no function"),
+    ],
+)
+def test_an_entry_that_names_no_function_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str, what: str) -> None:
+    """As one that names a class with `loaded`, which was how it was said before."""
+    code = f"from omnistage.models.family import Family, ModelEntry\nFAMILY = Family({{'thinker': ModelEntry('{loader}')}})\n"
+    module = f"entry_that_{what.replace(' ', '_')}"
+    (tmp_path / f"{module}.py").write_text(code)
+    brought(tmp_path, f"brought = {module}:FAMILY")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LoadError) as raised:
+        load("brought", "thinker", LoadOptions())
+    told = f"the thinker of brought is loaded by {loader}, which {what}: name a function of (folder, options) that returns the model, "
+    assert str(raised.value) == told + "as docs/models.md says"
+
+
 def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("one", "other"):
         brought(tmp_path, "brought = json:dumps", package)
@@ -214,7 +235,7 @@ def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch
 def test_a_family_with_weights_and_no_checkpoint_of_its_own_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needing.py").write_text(
         "from omnistage.models.family import Family, ModelEntry\n"
-        "FAMILY = Family({'thinker': ModelEntry('omnistage.models.toy.stages:ToyThinker', files=('config.json',))})\n"
+        "FAMILY = Family({'thinker': ModelEntry('omnistage.models.toy.stages:load_thinker', files=('config.json',))})\n"
     )
     brought(tmp_path, "brought = needing:FAMILY")
     monkeypatch.syspath_prepend(tmp_path)

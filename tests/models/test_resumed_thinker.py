@@ -20,7 +20,7 @@ from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import BadRequest, TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol.thinker import SmolThinker
+from omnistage.models.smol.thinker import SmolThinker, load_thinker
 
 SMALL_CACHE = 384 << 20
 EMOJI = "Smile \U0001f600\U0001f9d1\u200d\U0001f680 e\u0301 数学 ok?"
@@ -38,7 +38,7 @@ def loaded(default_model: Path) -> Iterator[Callable[[str], SmolThinker]]:
     def of(dtype: str) -> SmolThinker:
         if dtype not in models:
             options = LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE)
-            models[dtype] = SmolThinker.from_directory(default_model / "thinker", options, poison=True)
+            models[dtype] = load_thinker(default_model / "thinker", options, poison=True)
         return models[dtype]
 
     yield of

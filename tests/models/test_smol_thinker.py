@@ -24,7 +24,7 @@ from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.conversation import Constraint, Media, Streamed, Turn
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker
+from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker, load_thinker
 
 SMALL_CACHE = 384 << 20
 """A little more than a whole context takes in float32."""
@@ -38,7 +38,7 @@ def directory(default_model: Path) -> Path:
 @pytest.fixture(scope="module")
 def thinker(directory: Path) -> Iterator[SmolThinker]:
     """Loaded once: its callers' event loops come and go, and it holds nothing between two tests."""
-    model = SmolThinker.from_directory(directory, LoadOptions(kv_cache_bytes=SMALL_CACHE), poison=True)
+    model = load_thinker(directory, LoadOptions(kv_cache_bytes=SMALL_CACHE), poison=True)
     yield model
     asyncio.run(model.close())
 
@@ -72,7 +72,7 @@ async def test_transformers_loads_the_folder_and_greedy_tokens_are_equal(directo
     )
     oracle, found = loaded
     assert not any(found[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    model = SmolThinker.from_directory(directory, LoadOptions(dtype="float32", kv_cache_bytes=SMALL_CACHE))
+    model = load_thinker(directory, LoadOptions(dtype="float32", kv_cache_bytes=SMALL_CACHE))
     for text in ("What is the capital of France?", "Tell me about the sea. " * 12):
         request = ask(text, max_tokens=16, ignore_eos=True)
         prompt = model.prompt(request.turns)
@@ -251,22 +251,21 @@ def test_a_checkpoint_with_missing_or_unknown_weights_is_refused(
         weights[add] = torch.zeros(1)
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=message):
-        SmolThinker.from_directory(tmp_path)
+        load_thinker(tmp_path)
 
 
 def test_the_revision_changes_with_the_dtype(directory: Path) -> None:
     revisions = {
-        SmolThinker.from_directory(directory, LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE)).info.revision
-        for dtype in ("bfloat16", "float32")
+        load_thinker(directory, LoadOptions(dtype=dtype, kv_cache_bytes=SMALL_CACHE)).info.revision for dtype in ("bfloat16", "float32")
     }
     assert len(revisions) == 2
     with pytest.raises(ValueError, match="dtype"):
-        SmolThinker.from_directory(directory, LoadOptions(dtype="int8"))
+        load_thinker(directory, LoadOptions(dtype="int8"))
 
 
 async def test_all_sessions_that_a_replica_may_have_can_wait_at_once(directory: Path) -> None:
     """Up to twice its number, where they were begun elsewhere; none of them is turned away by the engine's queue."""
-    model = SmolThinker.from_directory(directory, LoadOptions(max_sessions=2))
+    model = load_thinker(directory, LoadOptions(max_sessions=2))
     answers = await asyncio.gather(*(text_pieces(model, ask(f"Say {number}.", max_tokens=2, ignore_eos=True)) for number in range(4)))
     assert [len(pieces) > 0 for pieces in answers] == [True] * 4
     await model.close()

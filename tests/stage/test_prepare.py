@@ -27,8 +27,8 @@ class Slow(ToyThinker):
 
 
 async def test_a_session_has_its_place_while_it_is_prepared():
-    model = Slow(ToyOptions(max_sessions=1))
-    async with local_stage(ThinkerStage(model)) as stage, stage_stub(stage.address) as stub:
+    model = Slow(ToyOptions())
+    async with local_stage(ThinkerStage(model), max_sessions=1) as stage, stage_stub(stage.address) as stub:
         first, second = Caller(stub), Caller(stub)
         await first.send(open=opening("thinker", session_id="first"))
         async with asyncio.timeout(60):

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.ask import ask, request
 from helpers.disturbed import SLOW, Step, ask_through, audio_chunks, disturbed, killed_holder
-from helpers.engine_family import SlowThinker
+from helpers.engine_family import load_thinker
 from helpers.fleet import fleet
 from helpers.metrics import PROCESS, described, documented, fetched, value
 from helpers.processes import Started
@@ -134,7 +134,7 @@ async def test_each_process_of_a_stack_shows_what_the_page_says_of_it_and_nothin
 
 async def test_stages_that_have_more_show_what_the_page_says_of_them() -> None:
     """Those of a toy stack have neither a KV cache nor batches, and draw nothing."""
-    on_engine = STAGES["thinker"](SlowThinker.loaded(None, LoadOptions(None)))
+    on_engine = STAGES["thinker"](load_thinker(None, LoadOptions(None)))
     shown = {}
     async with AsyncExitStack() as stages:
         for name, logic in (("engine", on_engine), ("picture", toy_logic("diffusion")), ("film", family_logic("toy-film", "diffusion"))):
@@ -181,7 +181,7 @@ async def test_tokens_and_batches_are_counted(tmp_path: Path) -> None:
     """On the engine, where several answers share steps."""
     alone = tmp_path / "alone.yaml"
     alone.write_text(ALONE)
-    thinker = STAGES["thinker"](SlowThinker.loaded(None, LoadOptions(None, family={"interval_s": 0.01})))
+    thinker = STAGES["thinker"](load_thinker(None, LoadOptions(None, family={"interval_s": 0.01})))
     async with (
         local_stage(thinker) as engine,
         local_router({"thinker": engine.address}, load_pipeline(str(alone))) as router,

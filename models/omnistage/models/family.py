@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,14 +10,9 @@ from typing import Any, Protocol
 from omnistage.models.interface import StageModel
 from omnistage.models.options import LoadOptions
 
-
-class Loader(Protocol):
-    """What the class that a ModelEntry names has."""
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> StageModel:
-        """The model. folder: where its files lie; None for a model without files. Raises LoadError, or ValueError, KeyError or OSError
-        for files that are not what they should be."""
+Loader = Callable[[Path | None, LoadOptions], StageModel]
+"""What the function that a ModelEntry names does: it returns the model whose files lie in that folder, None for a model without files. It
+raises LoadError, or ValueError, KeyError or OSError for files that are not what they should be."""
 
 
 class OptionsReader(Protocol):
@@ -32,8 +27,8 @@ class OptionsReader(Protocol):
 class ModelEntry:
     """The model of a family for one kind.
 
-    loader: "module:Class" of a Loader, imported when the model is loaded. devices, dtypes: what it computes on and in; auto is always one.
-    uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives them expects something of them.
+    loader: "module:function", a Loader that is imported when the model is loaded. devices, dtypes: what it computes on and in; auto is
+    always one. uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives one expects something of it.
     options: "module:Class" of an OptionsReader that needs no torch, for what only this model can be told; empty: it has no options.
     folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
     says that it is; empty: it has none. voices: that every checkpoint has; those of others are known when it is loaded.

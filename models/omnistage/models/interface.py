@@ -127,6 +127,12 @@ class ModelInfo:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
+def with_resumed(sessions: int) -> int:
+    """How many sessions a replica of so many takes when it takes another one's place: those that go on come above its own limit, since
+    they must not be turned away while there is memory for them."""
+    return 2 * sessions
+
+
 @dataclass(frozen=True, slots=True)
 class Batches:
     """steps: of the model. stepped: sessions that were in them, each counted once a step."""
@@ -364,16 +370,22 @@ class TalkerModel(Model, Protocol[P]):
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
 
 
-USUAL_PROFILE = "balanced"
+class Profile(enum.StrEnum):
+    """What a Code2Wav may be asked for, as in stage.proto: from the soonest first sound to that of the whole speech at once. Every model
+    has all of them."""
 
-PROFILES = ("latency", USUAL_PROFILE, "quality", "offline")
-"""What a Code2Wav may be asked for, as in stage.proto: from the soonest first sound to that of the whole speech at once. Every model has
-all of them."""
+    LATENCY = "latency"
+    BALANCED = "balanced"
+    QUALITY = "quality"
+    OFFLINE = "offline"
+
+
+USUAL_PROFILE = Profile.BALANCED
 
 
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
-    """What a Code2Wav is asked. profile: one of PROFILES. client: as in TextRequest. A model makes sound at its own
+    """What a Code2Wav is asked. profile: a Profile. client: as in TextRequest. A model makes sound at its own
     rate; other rates are the stage's business."""
 
     seed: int

@@ -33,6 +33,9 @@ class SettingsLike(Protocol):
     def dtype(self) -> str: ...
 
 
+USUAL_SESSIONS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """A default leaves a setting to the model.
@@ -67,6 +70,11 @@ class LoadOptions:
     def given(self, name: str) -> bool:
         """Whether somebody has said what a setting is to be."""
         return bool(getattr(self, name) != DEFAULTS[name])
+
+    @property
+    def sessions(self) -> int:
+        """Answers at once, where nobody says how many, too."""
+        return self.max_sessions or USUAL_SESSIONS
 
     @property
     def keeps_prompts(self) -> bool:

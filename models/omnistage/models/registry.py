@@ -48,26 +48,26 @@ _TOY = "omnistage.models.toy.stages:ToyOptions"
 FAMILIES: Mapping[str, Family] = {
     "toy": Family(
         models={
-            "thinker": ModelEntry("omnistage.models.toy.stages:ToyThinker", options=_TOY),
-            "talker": ModelEntry("omnistage.models.toy.stages:ToyTalker", options=_TOY, voices=("toy",)),
-            "code2wav": ModelEntry("omnistage.models.toy.stages:ToyCode2Wav", options=_TOY),
-            "diffusion": ModelEntry("omnistage.models.toy.stages:ToyDiffusion", options=_TOY),
+            "thinker": ModelEntry("omnistage.models.toy.stages:load_thinker", options=_TOY),
+            "talker": ModelEntry("omnistage.models.toy.stages:load_talker", options=_TOY, voices=("toy",)),
+            "code2wav": ModelEntry("omnistage.models.toy.stages:load_code2wav", options=_TOY),
+            "diffusion": ModelEntry("omnistage.models.toy.stages:load_diffusion", options=_TOY),
         },
     ),
     "toy-omni": Family(
         models={
-            "thinker": ModelEntry("omnistage.models.toy.omni:OmniThinker", options="omnistage.models.toy.omni:OmniThinkerOptions"),
-            "talker": ModelEntry("omnistage.models.toy.omni:OmniTalker", options="omnistage.models.toy.omni:OmniOptions"),
-            "code2wav": ModelEntry("omnistage.models.toy.omni:OmniCode2Wav", options="omnistage.models.toy.omni:OmniOptions"),
+            "thinker": ModelEntry("omnistage.models.toy.omni:load_thinker", options="omnistage.models.toy.omni:OmniThinkerOptions"),
+            "talker": ModelEntry("omnistage.models.toy.omni:load_talker", options="omnistage.models.toy.omni:OmniOptions"),
+            "code2wav": ModelEntry("omnistage.models.toy.omni:load_code2wav", options="omnistage.models.toy.omni:OmniOptions"),
         },
     ),
     "toy-film": Family(
-        models={"diffusion": ModelEntry("omnistage.models.toy.film:FilmMaker", options="omnistage.models.toy.film:FilmOptions")},
+        models={"diffusion": ModelEntry("omnistage.models.toy.film:load_film", options="omnistage.models.toy.film:FilmOptions")},
     ),
     "smol": Family(
         models={
             "thinker": ModelEntry(
-                "omnistage.models.smol.thinker:SmolThinker",
+                "omnistage.models.smol.thinker:load_thinker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
                 uses=_ON_ENGINE,
@@ -76,7 +76,7 @@ FAMILIES: Mapping[str, Family] = {
                 model_type="qwen2_5_omni_thinker",
             ),
             "talker": ModelEntry(
-                "omnistage.models.smol.talker:SmolTalker",
+                "omnistage.models.smol.talker:load_talker",
                 uses=("threads",),
                 folder="talker",
                 files=CONVERTED,
@@ -84,7 +84,7 @@ FAMILIES: Mapping[str, Family] = {
                 voices=("heart",),
             ),
             "code2wav": ModelEntry(
-                "omnistage.models.smol.code2wav:SmolCode2Wav",
+                "omnistage.models.smol.code2wav:load_code2wav",
                 devices=("cpu", "cuda"),
                 uses=("threads",),
                 folder="code2wav",
@@ -105,7 +105,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2_5_omni": Family(
         models={
             "thinker": ModelEntry(
-                "omnistage.models.qwen2_5_omni.thinker:QwenThinker",
+                "omnistage.models.qwen2_5_omni.loading:load_thinker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
                 uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE, "tensor_parallel_size"),
@@ -114,7 +114,7 @@ FAMILIES: Mapping[str, Family] = {
                 model_type="qwen2_5_omni",
             ),
             "talker": ModelEntry(
-                "omnistage.models.qwen2_5_omni.talker:QwenTalker",
+                "omnistage.models.qwen2_5_omni.loading_talker:load_talker",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
                 uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE),
@@ -123,7 +123,7 @@ FAMILIES: Mapping[str, Family] = {
                 model_type="qwen2_5_omni",
             ),
             "code2wav": ModelEntry(
-                "omnistage.models.qwen2_5_omni.wave.code2wav:FlowCode2Wav",
+                "omnistage.models.qwen2_5_omni.wave.loading:load_code2wav",
                 devices=("cpu", "cuda"),
                 uses=("threads", "max_batch_size"),
                 options="omnistage.models.qwen2_5_omni.options:Code2WavOptions",
@@ -137,7 +137,7 @@ FAMILIES: Mapping[str, Family] = {
     "diffusers": Family(
         models={
             "diffusion": ModelEntry(
-                "omnistage.models.diffusers.model:PictureModel",
+                "omnistage.models.diffusers.loading:load_pictures",
                 devices=("cpu", "cuda"),
                 dtypes=("float32", "bfloat16"),
                 uses=("threads", "max_batch_size", "enable_cache", "tensor_parallel_size"),
@@ -270,7 +270,7 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
         folder = folder / entry.folder
     try:
         with offline():
-            return cast(type[Loader], _named(entry.loader)).loaded(folder, options)
+            return _loader(family, kind)(folder, options)
     except LoadError:
         raise
     except ModuleNotFoundError as error:
@@ -294,6 +294,20 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
         if folder is None:
             raise
         raise _damaged(folder, error) from error
+
+
+def _loader(family: str, kind: str) -> Loader:
+    """The function that loads a model. Raises LoadError for an entry that names none."""
+    name = _entry(family, kind).loader
+    module, _, attribute = name.partition(":")
+    found = getattr(importlib.import_module(module), attribute, None)
+    if not callable(found) or isinstance(found, type):
+        what = "is a class" if isinstance(found, type) else "is not there" if found is None else "is no function"
+        raise LoadError(
+            f"the {kind} of {family} is loaded by {name}, which {what}: name a function of (folder, options) that returns the model, "
+            f"as docs/models.md says"
+        )
+    return cast(Loader, found)
 
 
 def _damaged(folder: Path, error: Exception) -> BadCheckpoint:

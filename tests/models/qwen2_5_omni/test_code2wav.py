@@ -20,7 +20,7 @@ from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 from omnistage.models.qwen2_5_omni.wave.loading import read_parts
-from omnistage.models.qwen2_5_omni.wave.schedule import PROFILES, Schedule
+from omnistage.models.qwen2_5_omni.wave.schedule import SCHEDULES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
@@ -96,10 +96,10 @@ def test_a_block_depends_on_no_more_than_its_neighbours(omni_checkpoint: Path, s
 # The same bits ---------------------------------------------------------------------------------------------------------------------
 
 
-@lengths.one_or_all("profile", PROFILES)
+@lengths.one_or_all("profile", SCHEDULES)
 async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, seed: int, profile: str) -> None:
     source = random.Random(seed)
-    profile = lengths.draw(profile, PROFILES, seed)
+    profile = lengths.draw(profile, SCHEDULES, seed)
     codes = drawn(source, source.randint(60, 250))
     whole = await samples(quick, codes, WaveRequest(seed, profile))
     assert len(whole) == SAMPLES * len(codes)
@@ -109,12 +109,12 @@ async def test_the_bits_do_not_depend_on_how_codes_come(quick: FlowCode2Wav, see
     assert not np.array_equal(await samples(quick, codes, WaveRequest(seed + 1, profile)), whole)
 
 
-@lengths.one_or_all("profile", PROFILES)
+@lengths.one_or_all("profile", SCHEDULES)
 @lengths.rounds(1, 20)
 async def test_sound_goes_on_at_any_sample_with_the_same_bits(quick: FlowCode2Wav, seed: int, profile: str, rounds: int) -> None:
     """From the code that the model asks for, from that which a sound before said is needed, or from any before it."""
     source = random.Random(seed)
-    profile = lengths.draw(profile, PROFILES, seed)
+    profile = lengths.draw(profile, SCHEDULES, seed)
     codes, request = drawn(source, source.randint(220, 350)), WaveRequest(seed, profile)
     made = await sounds(quick, codes, request)
     whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await quick.prepare(request)
@@ -133,7 +133,7 @@ async def test_sound_goes_on_in_what_would_be_the_next_window(quick: FlowCode2Wa
     """A speech that ends where a window is already whole but for what it looks ahead at: there the last one reaches beyond its chunk, also
     where the next would be fresh."""
     profile = lengths.draw(profile, STREAMED, seed)
-    source, (sizes, ahead) = random.Random(seed), PROFILES[profile]
+    source, (sizes, ahead) = random.Random(seed), SCHEDULES[profile]
     schedule = Schedule(sizes, ahead, BLOCK)
     fresh = next(number for number in range(1, 99) if schedule.first_code(number) < schedule.begin(number))
     codes, request = drawn(source, schedule.begin(fresh) + source.randint(2, ahead * BLOCK - 1)), WaveRequest(seed, profile)
@@ -181,9 +181,9 @@ async def test_voices_differ_and_the_seed_counts(quick: FlowCode2Wav, seed: int)
 # Lengths and ends ------------------------------------------------------------------------------------------------------------------
 
 
-@lengths.one_or_all("profile", PROFILES)
+@lengths.one_or_all("profile", SCHEDULES)
 async def test_a_code_has_480_samples(quick: FlowCode2Wav, seed: int, profile: str) -> None:
-    source, profile = random.Random(seed), lengths.draw(profile, PROFILES, seed)
+    source, profile = random.Random(seed), lengths.draw(profile, SCHEDULES, seed)
     for count in (0, 1, 11, 12, 13, 24, 25, source.randint(26, 200)):
         assert len(await samples(quick, drawn(source, count), WaveRequest(seed, profile))) == SAMPLES * count
 

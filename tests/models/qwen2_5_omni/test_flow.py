@@ -14,7 +14,7 @@ from helpers import lengths
 from omnistage.models.qwen2_5_omni.wave.forecast import HORIZON_S, Arrivals, prebuffer_s
 from omnistage.models.qwen2_5_omni.wave.halving import Halving
 from omnistage.models.qwen2_5_omni.wave.noise import noise
-from omnistage.models.qwen2_5_omni.wave.schedule import CONTEXT, PROFILES, Schedule, Window
+from omnistage.models.qwen2_5_omni.wave.schedule import CONTEXT, SCHEDULES, Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import METHODS, Solver, Trajectory
 
 BLOCK = 12
@@ -30,10 +30,10 @@ def all_windows(schedule: Schedule, codes: int, steps: list[int]) -> list[Window
     return made
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", SCHEDULES)
 def test_windows_are_a_function_of_their_number(profile: str, seed: int) -> None:
     """They follow each other without a gap, begin and end with blocks, and are fresh where the schedule says."""
-    source, (sizes, ahead) = random.Random(seed), PROFILES[profile]
+    source, (sizes, ahead) = random.Random(seed), SCHEDULES[profile]
     schedule = Schedule(sizes, ahead, BLOCK)
     for codes in (1, 11, 12, 24, 25, *(source.randrange(1, 1500) for _ in range(30))):
         at_once = all_windows(schedule, codes, [codes])
@@ -95,7 +95,7 @@ def test_who_waits_as_told_never_runs_dry(seed: int, rounds: int) -> None:
     """Codes that come one by one and windows that are computed one after the other, both at any pace; who waits less runs dry."""
     source = random.Random(seed)
     for _ in range(rounds):
-        sizes, ahead = PROFILES[source.choice(["latency", "balanced", "quality"])]
+        sizes, ahead = SCHEDULES[source.choice(["latency", "balanced", "quality"])]
         schedule, code_s = Schedule(sizes, ahead, BLOCK), 0.02
         interval_s, start_s, block_s = source.uniform(0.002, 0.03), source.uniform(0, 0.05), source.uniform(0.005, 0.28)
 

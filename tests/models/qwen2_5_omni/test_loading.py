@@ -37,7 +37,7 @@ from omnistage.models.qwen2_5_omni.sizes import (
     _patch_bytes,
 )
 from omnistage.models.registry import FAMILIES, chosen, recognise
-from omnistage.models.smol.thinker import SmolThinker
+from omnistage.models.smol import thinker as smol
 
 GIB = 1 << 30
 ROW_BYTES = 36 << 10
@@ -140,7 +140,7 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
 
 
 def test_a_dtype_that_no_thinker_computes_in_is_told(omni_checkpoint: Path, default_model: Path) -> None:
-    for load, folder in ((load_thinker, omni_checkpoint), (SmolThinker.loaded, default_model / "thinker")):
+    for load, folder in ((load_thinker, omni_checkpoint), (smol.load_thinker, default_model / "thinker")):
         with pytest.raises(LoadError, match="dtype must be one of bfloat16, float32, got 'float16'"):
             load(folder, LoadOptions(path=folder, dtype="float16"))
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from omnistage.engine.pages import PAGE_ROWS, pages_for
-from omnistage.models.common.engine_model import MAX_SESSIONS
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.errors import LoadError
 from omnistage.models.humans import bytes_told
@@ -35,21 +34,20 @@ class CacheSize:
     def chosen(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
         """row_bytes: keys and values of one row. context: that the model was made for; wanted: that somebody asked for, 0: nobody did.
         free: bytes, after the weights are loaded; None: measured. Raises LoadError where what somebody asked for cannot be."""
-        sessions = options.max_sessions or MAX_SESSIONS
         if free is None:
             free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
         most = int(free * KV_SHARE[options.device.partition(":")[0]])
-        rows, kv_bytes = _sizes(min(wanted or context, context), options, sessions, row_bytes, most, is_wanted=bool(wanted))
+        rows, kv_bytes = _sizes(min(wanted or context, context), options, row_bytes, most, is_wanted=bool(wanted))
         shared = f", with {options.memory_share:g} of the memory for this server" if options.given(MEMORY_SHARE) else ""
         why = {
             "free_memory": f"{bytes_told(free)} after the weights{shared}",
-            "kv_cache_bytes": f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {sessions} sessions",
+            "kv_cache_bytes": f"{kv_bytes}, for {kv_bytes // row_bytes} tokens of {options.sessions} sessions",
             "context": f"{rows} of the {context} that the model was made for",
         }
         return cls(rows, kv_bytes, free, why)
 
 
-def _sizes(whole: int, options: LoadOptions, sessions: int, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
+def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
     """The context and the bytes of its cache, which holds one whole context at least. most: bytes that there is room for.
 
     A context that there is no room for becomes a power of two: it decides when an answer ends, so replicas whose free memory differs a
@@ -60,7 +58,7 @@ def _sizes(whole: int, options: LoadOptions, sessions: int, row_bytes: int, most
             raise LoadError(f"kv_cache_bytes {given}: one context of {whole} tokens takes {least}; give more, or a smaller context")
         room = given
     else:
-        room = min(max(least, sessions * min(USUAL_ROWS, whole) * row_bytes), most)
+        room = min(max(least, options.sessions * min(USUAL_ROWS, whole) * row_bytes), most)
     if room >= least:
         return whole, room
     rows = room // row_bytes // PAGE_ROWS * PAGE_ROWS

@@ -29,11 +29,8 @@ from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Activity, Batches, Load, ModelInfo
+from omnistage.models.interface import Activity, Batches, Load, ModelInfo, with_resumed
 from omnistage.models.options import LoadOptions
-
-MAX_SESSIONS = 64
-"""Where nobody says how many."""
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 """[rows, hidden] to [rows, vocabulary]."""
@@ -156,9 +153,9 @@ def _name(dtype: torch.dtype) -> str:
 def limits_of(options: LoadOptions, rows: int = 0) -> Limits:
     """Of the engine. rows: of a step, where nobody says how many; 0: what is usual. Raises LoadError.
 
-    A replica that takes another one's place has up to twice its sessions: all of them may wait at once."""
-    sessions, rows = options.max_sessions or MAX_SESSIONS, options.max_batch_tokens or rows
-    limits = Limits(max_sequences=options.max_batch_size or sessions, max_waiting=2 * sessions)
+    All sessions may wait at once, those too that another replica has lost."""
+    rows = options.max_batch_tokens or rows
+    limits = Limits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
     if not rows:
         return limits
     if rows < PAGE_ROWS:

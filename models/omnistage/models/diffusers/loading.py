@@ -63,7 +63,6 @@ CODE_REVISION = "3"
 """Raised with every change of what is drawn."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MAX_SESSIONS = 64
 ADMITTED_STEPS = 4
 """What is drawn at once has so many times the latent tokens of one step, or those of the largest picture that may be asked for: latents are
 small beside what a step computes."""
@@ -123,7 +122,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
         ),
         accepts=(),
         produces=artist.ports,
-        max_sessions=options.max_sessions or MAX_SESSIONS,
+        max_sessions=options.sessions,
         inputs=("text", "image") if artist.limits.images[1] else ("text",),
         settings={
             "dtype": options.told("dtype", dtype),

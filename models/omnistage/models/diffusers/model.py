@@ -8,7 +8,6 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -40,7 +39,6 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
 from omnistage.models.media.turns import Turns
-from omnistage.models.options import LoadOptions
 
 MAX_FITTING = 256
 """Pictures that wait to be decoded and resized."""
@@ -106,13 +104,6 @@ class PictureModel(Generic[J]):
         self._fitting = Turns(1, MAX_FITTING)
         self._held, self._held_lock = 0, threading.Lock()
         self.stepper = Stepper[J](artist, self._unit, budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> PictureModel[J]:
-        from omnistage.models.diffusers.loading import load_pictures
-
-        assert folder is not None
-        return load_pictures(folder, options)
 
     @property
     def info(self) -> ModelInfo:

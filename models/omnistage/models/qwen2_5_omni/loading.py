@@ -21,7 +21,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import FORMS
-from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.revision import computed
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.common.spool import MEDIA_PORTS
@@ -91,7 +91,7 @@ def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Tea
         revision=started.revision(CODE_REVISION, results=encoded, settings=f"{cache.context} {sizes.medium_rows}"),
         accepts=MEDIA_PORTS,
         produces=thinker_ports(config.text.hidden_size, started.dtype),
-        max_sessions=options.max_sessions or MAX_SESSIONS,
+        max_sessions=options.sessions,
         inputs=("text", "image", "audio", "video"),
         constraints=FORMS,
         settings={

@@ -13,7 +13,7 @@ from omnistage.engine.linear import Linears
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.weights import Weights
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
@@ -60,7 +60,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         revision=started.revision(CODE_REVISION, settings=str(cache.context)),
         accepts=row_ports(config.row_size, started.dtype),
         produces=(CODES_PORT,),
-        max_sessions=options.max_sessions or MAX_SESSIONS,
+        max_sessions=options.sessions,
         voices=tuple(voices),
         settings={**started.settings, **cache.why},
     )

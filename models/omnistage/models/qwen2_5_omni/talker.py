@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
-from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.opening import Opening
 from omnistage.models.qwen2_5_omni.ports import AXES, CODE_RATE_HZ, CODES, HIDDEN, PLACES, PROMPT
@@ -86,13 +84,6 @@ class QwenTalker(EngineModel):
         self._worker = Worker("rows", threads=1)
         super().__init__(engine, info, [self._worker])
         self.config, self._text, self._context = config, text, context
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenTalker:
-        from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-
-        assert folder is not None
-        return load_talker(folder, options)
 
     async def warm_up(self) -> None:
         """Speak a little, which touches every weight, and then with several at once, to tell how many speak in real time."""

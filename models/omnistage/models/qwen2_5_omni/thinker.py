@@ -6,7 +6,6 @@ import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from omnistage.models.conversation import Media, Streamed, Turn
 from omnistage.models.interface import BadRequest, Failed, Full, Load, ModelInfo, Piece, Rows, TextRequest, Wanted
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
-from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 from omnistage.models.qwen2_5_omni.features import Features
 from omnistage.models.qwen2_5_omni.media import MediaReader, Medium, rows_of
@@ -70,13 +68,6 @@ class QwenThinker(EngineThinker[Prepared]):
         self.config, self.reader = config, reader
         self._unread = 0
         self._spool = Spool()
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> QwenThinker:
-        from omnistage.models.qwen2_5_omni.loading import load_thinker
-
-        assert folder is not None
-        return load_thinker(folder, options)
 
     def load(self) -> Load:
         """Who waits for media waits as well."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from omnistage.models.interface import (
     ModelInfo,
     Piece,
     PortSpec,
+    Profile,
     Sound,
     Wanted,
     WaveRequest,
@@ -58,14 +59,13 @@ CONTEXT_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
 MAX_PHRASE_ROWS = 4096
 WARM_UP_ROWS = 150
 """3.75 s."""
-MAX_SESSIONS = 64
 _FADE = torch.sin(torch.arange(1, 121) / 121 * math.pi / 2) ** 2
 """5 ms at both ends of a phrase: what is left of a sound there would click."""
-SCHEDULES = {
-    "latency": (4, 8, 16, 32),
-    "balanced": (8, 16, 32),
-    "quality": (16, 32, 64),
-    "offline": (128,),
+SCHEDULES: Mapping[str, tuple[int, ...]] = {
+    Profile.LATENCY: (4, 8, 16, 32),
+    Profile.BALANCED: (8, 16, 32),
+    Profile.QUALITY: (16, 32, 64),
+    Profile.OFFLINE: (128,),
 }
 """Rows of the first chunk of a session, the second and so on; the last size is repeated. 8 rows are 0.2 s."""
 
@@ -284,29 +284,6 @@ class SmolCode2Wav:
         self._info = info
         self._worker = Worker(info.name, threads)
 
-    @classmethod
-    def from_directory(cls, directory: Path, *, threads: int = 1, max_sessions: int = MAX_SESSIONS, device: str = "cpu") -> SmolCode2Wav:
-        """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
-        read_config(directory, "hibari-code2wav")
-        net = SpectrumNet()
-        load_weights(net, directory)
-        net.to(device)
-        heard = computed(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], threads)
-        info = ModelInfo(
-            name="hibari-code2wav",
-            revision=revision(directory, CODE_REVISION, dtype="float32", device=hardware(device), threads=threads, results=heard),
-            accepts=(PortSpec("features", Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH, window=True),),
-            produces=(PortSpec("audio", Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
-            max_sessions=max_sessions,
-        )
-        return cls(net, info, threads)
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> SmolCode2Wav:
-        assert folder is not None
-        sessions = options.max_sessions or MAX_SESSIONS
-        return cls.from_directory(folder, threads=options.threads, device=options.device, max_sessions=sessions)
-
     @property
     def info(self) -> ModelInfo:
         return self._info
@@ -361,3 +338,21 @@ class SmolCode2Wav:
     async def close(self) -> None:
         """End the thread. No session is running."""
         await self._worker.close()
+
+
+def load_code2wav(folder: Path, options: LoadOptions | None = None) -> SmolCode2Wav:
+    """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
+    options = options or LoadOptions()
+    read_config(folder, "hibari-code2wav")
+    net = SpectrumNet()
+    load_weights(net, folder)
+    net.to(options.device)
+    heard = computed(lambda: [sound for profile in SCHEDULES for sound in _fixed_sounds(net, profile)], options.threads)
+    info = ModelInfo(
+        name="hibari-code2wav",
+        revision=revision(folder, CODE_REVISION, dtype="float32", device=hardware(options.device), threads=options.threads, results=heard),
+        accepts=(PortSpec("features", Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH, window=True),),
+        produces=(PortSpec("audio", Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
+        max_sessions=options.sessions,
+    )
+    return SmolCode2Wav(net, info, options.threads)

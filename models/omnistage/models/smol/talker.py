@@ -46,7 +46,6 @@ VOICE = "heart"
 FEATURES = "features"
 ALIGNMENT = "alignment"
 ROW_US = 1_000_000 // FRAME_RATE_HZ
-MAX_SESSIONS = 64
 SILENCE = {
     Pause.NONE: Silence(before=2, after=2),
     Pause.CLAUSE: Silence(before=2, after=4),
@@ -66,33 +65,6 @@ class SmolTalker:
         self._phonemizer = phonemizer
         self._info = info
         self._worker = Worker(info.name, threads)
-
-    @classmethod
-    def from_directory(cls, directory: Path, *, threads: int = 1, max_sessions: int = MAX_SESSIONS) -> SmolTalker:
-        """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
-        config = read_config(directory, "hibari-talker")
-        with torch.device("meta"):  # Its sizes are not looked at before it is filled.
-            net = FeatureNet(config.size("embeddings"), config.size("heads"))
-        load_weights(net, directory)
-        phonemizer = Phonemizer(config.table("symbols", int))
-        spoken = computed(partial(_first_rows, net, phonemizer), threads)
-        info = ModelInfo(
-            name="hibari-talker",
-            revision=revision(directory, CODE_REVISION, dtype="float32", device="cpu", threads=threads, results=(spoken,)),
-            accepts=(PortSpec("text", Content.TEXT),),
-            produces=(
-                PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH),
-                PortSpec(ALIGNMENT, Content.ALIGNMENT),
-            ),
-            max_sessions=max_sessions,
-            voices=(VOICE,),
-        )
-        return cls(net, phonemizer, info, threads)
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> SmolTalker:
-        assert folder is not None
-        return cls.from_directory(folder, threads=options.threads, max_sessions=options.max_sessions or MAX_SESSIONS)
 
     @property
     def info(self) -> ModelInfo:
@@ -264,3 +236,26 @@ def _with_full_stop(phrase: Phrase) -> str:
     if phrase.pause in (Pause.NONE, Pause.CLAUSE) or phrase.text[-1] in ".!?…:;,\"'”’)":
         return phrase.text
     return phrase.text + "."
+
+
+def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
+    """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
+    options = options or LoadOptions()
+    config = read_config(folder, "hibari-talker")
+    with torch.device("meta"):  # Its sizes are not looked at before it is filled.
+        net = FeatureNet(config.size("embeddings"), config.size("heads"))
+    load_weights(net, folder)
+    phonemizer = Phonemizer(config.table("symbols", int))
+    spoken = computed(partial(_first_rows, net, phonemizer), options.threads)
+    info = ModelInfo(
+        name="hibari-talker",
+        revision=revision(folder, CODE_REVISION, dtype="float32", device="cpu", threads=options.threads, results=(spoken,)),
+        accepts=(PortSpec("text", Content.TEXT),),
+        produces=(
+            PortSpec(FEATURES, Content.TENSOR, rate_hz=FRAME_RATE_HZ, width=FEATURE_WIDTH),
+            PortSpec(ALIGNMENT, Content.ALIGNMENT),
+        ),
+        max_sessions=options.sessions,
+        voices=(VOICE,),
+    )
+    return SmolTalker(net, phonemizer, info, options.threads)

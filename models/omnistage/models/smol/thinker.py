@@ -20,7 +20,7 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS, Grammar
-from omnistage.models.common.engine_model import MAX_SESSIONS, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
@@ -64,41 +64,13 @@ class SmolTokenizer(TextTokenizer):
 
 
 class SmolThinker(EngineThinker[Prepared]):
-    """Implements `ThinkerModel`. Build it with `from_directory`."""
+    """Implements `ThinkerModel`. Build it with `load_thinker`."""
 
     tokenizer: SmolTokenizer
 
     def __init__(self, engine: Engine, tokenizer: SmolTokenizer, info: ModelInfo, context: int) -> None:
         super().__init__(engine, tokenizer, info, context)
         self._newline, self._opening = tokenizer.encode("\n"), tokenizer.encode("assistant\n")
-
-    @classmethod
-    def from_directory(cls, directory: Path, options: LoadOptions | None = None, *, poison: bool = False) -> SmolThinker:
-        """Load from a folder that `convert_thinker` wrote. poison: see `Engine`. Raises LoadError, or ValueError for ill-shaped weights.
-
-        The KV cache holds at least one full context; memory is used as it is touched."""
-        options = options or LoadOptions()
-        torch.set_num_threads(options.threads)
-        decoder = read_decoder(directory, chosen_dtype(options), torch.device(options.device))
-        kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
-        if (least := page_bytes(decoder.spec) * pages_for(decoder.spec.context)) > kv_bytes:
-            raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least}")
-        started = Started.of(decoder, TokenHead, directory, options, limits=limits_of(options), kv_bytes=kv_bytes, poison=poison)
-        info = ModelInfo(
-            name="smollm2-135m-instruct",
-            revision=started.revision(_CODE_REVISION),
-            accepts=(),
-            produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
-            max_sessions=options.max_sessions or MAX_SESSIONS,
-            constraints=FORMS,
-            settings={**started.settings, "kv_cache_bytes": options.told("kv_cache_bytes", kv_bytes)},
-        )
-        return cls(started.engine, SmolTokenizer(directory, decoder.spec.item_ids), info, decoder.spec.context)
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> SmolThinker:
-        assert folder is not None
-        return cls.from_directory(folder, options)
 
     def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         """See EngineThinker.prompt: in the model's chat form (ChatML)."""
@@ -125,6 +97,29 @@ class SmolThinker(EngineThinker[Prepared]):
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         assert prepared.begun is not None, "a finished answer has no port that anybody could want"
         return prepared.begun
+
+
+def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bool = False) -> SmolThinker:
+    """Load from a folder that `convert_thinker` wrote. poison: see `Engine`. Raises LoadError, or ValueError for ill-shaped weights.
+
+    The KV cache holds at least one full context; memory is used as it is touched."""
+    options = options or LoadOptions()
+    torch.set_num_threads(options.threads)
+    decoder = read_decoder(folder, chosen_dtype(options), torch.device(options.device))
+    kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
+    if (least := page_bytes(decoder.spec) * pages_for(decoder.spec.context)) > kv_bytes:
+        raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least}")
+    started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=kv_bytes, poison=poison)
+    info = ModelInfo(
+        name="smollm2-135m-instruct",
+        revision=started.revision(_CODE_REVISION),
+        accepts=(),
+        produces=(PortSpec(TEXT, content=Content.TEXT, compact=True),),
+        max_sessions=options.sessions,
+        constraints=FORMS,
+        settings={**started.settings, "kv_cache_bytes": options.told("kv_cache_bytes", kv_bytes)},
+    )
+    return SmolThinker(started.engine, SmolTokenizer(folder, decoder.spec.item_ids), info, decoder.spec.context)
 
 
 def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU) -> PackedDecoder:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,6 @@ class FilmOptions:
     max_chunk: int = 4
     budget: int = 1 << 16
     step_budget: int = 1 << 12
-    max_sessions: int = MAX_SESSIONS
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> FilmOptions:
@@ -104,7 +103,7 @@ class FilmMaker(Toy):
     """Implements `DiffusionModel`, and the `Drawing` of its stepper."""
 
     def __init__(self, options: FilmOptions) -> None:
-        super().__init__(ToyOptions(options.interval_s, options.max_chunk, max_sessions=options.max_sessions))
+        super().__init__(ToyOptions(options.interval_s, options.max_chunk))
         self.info = ModelInfo(
             "toy-film",
             REVISION,
@@ -115,17 +114,13 @@ class FilmMaker(Toy):
                 PortSpec("audio", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1),
                 PortSpec("progress", Content.PROGRESS),
             ),
-            max_sessions=options.max_sessions,
+            max_sessions=MAX_SESSIONS,
             inputs=("text", "image"),
         )
         self.stepper = Stepper[Job](self, self._unit, budget=options.budget, step_budget=options.step_budget)
         self._film = options
         self.groups: list[int] = []
         """How many stepped together, step for step."""
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
-        return cls(FilmOptions.from_settings(dict(options.family)))
 
     def load(self) -> Load:
         return self.stepper.load
@@ -227,3 +222,8 @@ class FilmMaker(Toy):
             count = min(1000 * self._cut(), scene.samples - sample)
             yield Sound(formulas.film_sound(scene.request.seed, scene.steer, sample, count))
             sample += count
+
+
+def load_film(folder: Path | None, options: LoadOptions) -> FilmMaker:
+    """Of the table of families."""
+    return FilmMaker(FilmOptions.from_settings(dict(options.family)))

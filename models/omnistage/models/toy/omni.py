@@ -67,7 +67,6 @@ class OmniOptions:
     max_chunk: int = 4
     length: int = formulas.NATURAL_LENGTH
     samples_per_frame: int = formulas.SAMPLES_PER_FRAME
-    max_sessions: int = MAX_SESSIONS
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> Self:
@@ -75,7 +74,7 @@ class OmniOptions:
 
     @property
     def common(self) -> ToyOptions:
-        return ToyOptions(self.interval_s, self.max_chunk, samples_per_frame=self.samples_per_frame, max_sessions=self.max_sessions)
+        return ToyOptions(self.interval_s, self.max_chunk, samples_per_frame=self.samples_per_frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,6 @@ class _Omni(Toy):
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options.common)
         self.omni = options
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
-        return cls(OmniOptions.from_settings(dict(options.family)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +113,10 @@ class OmniThinker(_Omni):
             REVISION,
             accepts=(MICROPHONE,) * options.microphone + MEDIA_PORTS * options.films,
             produces=(TEXT, PROMPT, PLACES, HIDDEN),
-            max_sessions=options.max_sessions,
+            max_sessions=MAX_SESSIONS,
             inputs=("text", "image", "audio", *films),
         )
         self._spool = Spool()
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
-        return cls(OmniThinkerOptions.from_settings(dict(options.family)))
 
     async def prepare(self, request: TextRequest) -> Prepared:
         check_parts(request, self.info)
@@ -251,7 +242,7 @@ class OmniTalker(_Omni):
         super().__init__(options)
         rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=formulas.OMNI_CODEBOOKS, compact=True)
-        self.info = ModelInfo("toy-omni-talker", REVISION, (PROMPT, PLACES, HIDDEN), (codes,), options.max_sessions, voices=VOICES)
+        self.info = ModelInfo("toy-omni-talker", REVISION, (PROMPT, PLACES, HIDDEN), (codes,), MAX_SESSIONS, voices=VOICES)
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", *VOICES):
@@ -325,6 +316,17 @@ class OmniCode2Wav(ToyCode2Wav):
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options.common, formulas.OMNI_CODEBOOKS)
 
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
-        return cls(OmniOptions.from_settings(dict(options.family)))
+
+# What the table of families names -------------------------------------------------------------------------------------------------------
+
+
+def load_thinker(folder: Path | None, options: LoadOptions) -> OmniThinker:
+    return OmniThinker(OmniThinkerOptions.from_settings(dict(options.family)))
+
+
+def load_talker(folder: Path | None, options: LoadOptions) -> OmniTalker:
+    return OmniTalker(OmniOptions.from_settings(dict(options.family)))
+
+
+def load_code2wav(folder: Path | None, options: LoadOptions) -> OmniCode2Wav:
+    return OmniCode2Wav(OmniOptions.from_settings(dict(options.family)))

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 
 MAX_SESSIONS = 1024
+"""Of a toy: they hold nothing."""
+
 REVISION = "1"
 DIFFERENCE = 7
 """What a Talker that differs adds to its codes."""
@@ -65,7 +67,6 @@ class ToyOptions:
     chunk_samples: int = 0
     context: int = 2
     differs: bool = False
-    max_sessions: int = MAX_SESSIONS
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
@@ -89,10 +90,6 @@ class Toy:
     def __init__(self, options: ToyOptions) -> None:
         self.options = options
 
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> Self:
-        return cls(ToyOptions.from_settings(dict(options.family)))
-
     def load(self) -> Load:
         return Load()
 
@@ -113,7 +110,7 @@ class ToyThinker(Toy):
         super().__init__(options)
         hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
         text = PortSpec("text", Content.TEXT, compact=True)
-        self.info = ModelInfo("toy-thinker", REVISION, (), (text, hidden), options.max_sessions)
+        self.info = ModelInfo("toy-thinker", REVISION, (), (text, hidden), MAX_SESSIONS)
 
     async def prepare(self, request: TextRequest) -> TextRequest:
         check_parts(request, self.info)
@@ -191,7 +188,7 @@ class ToyTalker(Toy):
         super().__init__(options)
         hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
         codes = PortSpec("codes", Content.CODES, rate_hz=self._rate(), width=options.codebooks, compact=True)
-        self.info = ModelInfo("toy-talker", REVISION, (hidden,), (codes,), options.max_sessions, voices=("toy",))
+        self.info = ModelInfo("toy-talker", REVISION, (hidden,), (codes,), MAX_SESSIONS, voices=("toy",))
 
     def _rate(self) -> float:
         return formulas.SAMPLE_RATE_HZ / self.options.samples_per_frame
@@ -242,7 +239,7 @@ class ToyCode2Wav(Toy):
         rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=codebooks or options.codebooks, window=True)
         audio = PortSpec("audio", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1)
-        self.info = ModelInfo("toy-code2wav", REVISION, (codes,), (audio,), options.max_sessions)
+        self.info = ModelInfo("toy-code2wav", REVISION, (codes,), (audio,), MAX_SESSIONS)
 
     async def prepare(self, request: WaveRequest) -> WaveRequest:
         return request
@@ -287,7 +284,7 @@ class ToyDiffusion(Toy):
         super().__init__(options)
         image = PortSpec("image", Content.IMAGE)
         progress = PortSpec("progress", Content.PROGRESS)
-        self.info = ModelInfo("toy-diffusion", REVISION, (), (image, progress), options.max_sessions)
+        self.info = ModelInfo("toy-diffusion", REVISION, (), (image, progress), MAX_SESSIONS)
 
     async def prepare(self, request: DrawRequest) -> DrawRequest:
         for name, value in (("width", request.width), ("height", request.height)):
@@ -317,3 +314,22 @@ class ToyDiffusion(Toy):
 
     def _pixels(self, seed: int, width: int, height: int) -> NDArray[np.uint8]:
         return ((seed % 256 + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)
+
+
+# What the table of families names -------------------------------------------------------------------------------------------------------
+
+
+def load_thinker(folder: Path | None, options: LoadOptions) -> ToyThinker:
+    return ToyThinker(ToyOptions.from_settings(dict(options.family)))
+
+
+def load_talker(folder: Path | None, options: LoadOptions) -> ToyTalker:
+    return ToyTalker(ToyOptions.from_settings(dict(options.family)))
+
+
+def load_code2wav(folder: Path | None, options: LoadOptions) -> ToyCode2Wav:
+    return ToyCode2Wav(ToyOptions.from_settings(dict(options.family)))
+
+
+def load_diffusion(folder: Path | None, options: LoadOptions) -> ToyDiffusion:
+    return ToyDiffusion(ToyOptions.from_settings(dict(options.family)))

@@ -10,7 +10,7 @@ from functools import partial
 
 from omnistage.code2wav.player import Player
 from omnistage.code2wav.resampling import Conversion, converted, warm_up
-from omnistage.models.interface import PROFILES, USUAL_PROFILE, Code2WavModel, P, Piece, Sound, WaveRequest
+from omnistage.models.interface import USUAL_PROFILE, Code2WavModel, P, Piece, Profile, Sound, WaveRequest
 from omnistage.stage.logic import Input, Kept, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import bad_request, check_kind, refusals
@@ -35,8 +35,8 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "code2wav")
         params = request.params.code2wav
-        if params.profile and params.profile not in PROFILES:
-            raise bad_request("code2wav.profile", f"must be one of {', '.join(PROFILES)}")
+        if params.profile and params.profile not in tuple(Profile):
+            raise bad_request("code2wav.profile", f"must be one of {', '.join(Profile)}")
         encoding = params.encoding or chunk_pb2.AUDIO_ENCODING_PCM16
         if encoding not in chunk_pb2.AudioEncoding.values():
             raise bad_request("code2wav.encoding", f"must be one of {chunk_pb2.AudioEncoding.keys()[1:]}")

@@ -14,6 +14,7 @@ import grpc.aio
 import structlog
 
 from omnistage.connector.locality import boot_id
+from omnistage.models.interface import with_resumed
 from omnistage.stage.caller import Caller, Context
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.metrics import StageMetrics
@@ -190,12 +191,11 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             running.supersede()
 
     def _admit(self, session: Session) -> None:
-        """A session that was begun elsewhere is let in above the limit, up to twice of it: a replica that takes another one's place must
-        not turn its sessions away while there is memory for them."""
+        """A session that was begun elsewhere is let in above the limit: see `with_resumed`."""
         if self._draining or not self._ready:
             raise StageError("DRAINING", "this replica takes no sessions now; ask another")
         limit = self._environment.description.max_sessions
-        if self._sessions >= (2 * limit if session.opening.resumption.again else limit):
+        if self._sessions >= (with_resumed(limit) if session.opening.resumption.again else limit):
             raise StageError("OVERLOADED", f"all {limit} sessions are taken")
 
     def _count(self, change: int) -> None:

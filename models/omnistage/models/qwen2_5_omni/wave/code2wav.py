@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from omnistage.models.common.ahead import made_ahead
 from omnistage.models.common.due import DueQueue
 from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
-from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.ports import CODES
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
@@ -49,13 +47,6 @@ class FlowCode2Wav:
         self._halving = Halving(trial.halved)
         self._queue = DueQueue[Job](workers, self._step, windows.shape, trial.most, self._halving.worth)
         self._flows = 0
-
-    @classmethod
-    def loaded(cls, folder: Path | None, options: LoadOptions) -> FlowCode2Wav:
-        from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
-
-        assert folder is not None
-        return load_code2wav(folder, options)
 
     @property
     def info(self) -> ModelInfo:

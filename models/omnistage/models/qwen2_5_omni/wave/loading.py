@@ -12,7 +12,6 @@ from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.building import bounded
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.cores import cores
-from omnistage.models.common.engine_model import MAX_SESSIONS
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import Weights
@@ -27,7 +26,7 @@ from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 from omnistage.models.qwen2_5_omni.wave.code2wav import AUDIO, FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig, read_wave_config
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
-from omnistage.models.qwen2_5_omni.wave.schedule import PROFILES, Schedule
+from omnistage.models.qwen2_5_omni.wave.schedule import SCHEDULES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker, example_net, speaker
 from omnistage.models.qwen2_5_omni.wave.trial import tried
@@ -72,7 +71,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     count = chosen.workers or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {
-        name: Schedule(sizes, chosen.lookahead or ahead if sizes else 0, config.block_codes) for name, (sizes, ahead) in PROFILES.items()
+        name: Schedule(sizes, chosen.lookahead or ahead if sizes else 0, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()
     }
     trial = computed(partial(tried, config, windows, schedules, workers, options.max_batch_size), options.threads)
     sessions, why = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
@@ -107,7 +106,7 @@ def sessions_of(each: int, options: LoadOptions, free: int | None = None) -> tup
     if options.max_sessions:
         return options.max_sessions, options.told("max_sessions", options.max_sessions)
     room = free_bytes(options.device) if free is None else free
-    sessions = min(max(int(SESSIONS_SHARE * room) // each, 1), MAX_SESSIONS)
+    sessions = min(max(int(SESSIONS_SHARE * room) // each, 1), options.sessions)
     return sessions, f"{sessions}, {bytes_told(each)} each, of {bytes_told(room)} that are free"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from omnistage.models.interface import Profile
 from omnistage.models.qwen2_5_omni.wave.config import BACK_LAYERS
 
 CONTEXT = BACK_LAYERS
@@ -105,10 +106,10 @@ class Schedule:
         return CONTEXT * self.block if number and self._is_fresh(number) else 0
 
 
-PROFILES: Mapping[str, tuple[tuple[int, ...], int]] = {
-    "latency": ((1, 1, 2, 3), 1),
-    "balanced": ((1, 2, 3, 6), 1),
-    "quality": ((2, 3, 6), 2),
-    "offline": ((), 0),
+SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
+    Profile.LATENCY: ((1, 1, 2, 3), 1),
+    Profile.BALANCED: ((1, 2, 3, 6), 1),
+    Profile.QUALITY: ((2, 3, 6), 2),
+    Profile.OFFLINE: ((), 0),
 }
 """Blocks of the chunks, and blocks that are looked at ahead."""
