@@ -22,6 +22,7 @@ from omnistage.link.pulse import TICK_S
 from omnistage.link.route import FixedRoute, Route
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.channel import server_options
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.durations import duration
 
 TIMEOUT_S = 30.0
@@ -53,7 +54,7 @@ def route_to(*addresses: str, kind: str = "talker", **fields: object) -> FixedRo
 @asynccontextmanager
 async def link_by(route: Route, request: stage_pb2.Open, *, within_s: float = TIMEOUT_S, **options: object) -> AsyncIterator[Link]:
     """A link with channels of its own. options: of Link."""
-    async with Channels() as channels:
+    async with Channels(Credentials()) as channels:
         link = Link(channels, route, request, deadline=time.monotonic() + within_s, **options)  # type: ignore[arg-type]
         try:
             yield link

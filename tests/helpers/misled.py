@@ -9,16 +9,17 @@ import sys
 from omnistage.host.program import main
 from omnistage.router.server import serve_router
 from omnistage.router.settings import RouterSettings
+from omnistage.wire.credentials import Credentials
 
 
-async def _serve(settings: RouterSettings) -> None:
+async def _serve(settings: RouterSettings, credentials: Credentials) -> None:
     loop = asyncio.get_running_loop()
 
     async def fail(*_: object, **__: object) -> None:
         raise AssertionError("told to fail")
 
     loop.add_signal_handler(signal.SIGUSR1, setattr, loop, "getaddrinfo", fail)
-    await serve_router(settings)
+    await serve_router(settings, credentials)
 
 
 if __name__ == "__main__":

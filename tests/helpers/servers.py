@@ -41,6 +41,7 @@ from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import client_options, server_options
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.kinds import kind_name
 from omnistage.wire.token import Token
 
@@ -50,6 +51,8 @@ STAGES: Mapping[str, type[ModelStage[Any]]] = {
     kind_name(stage.kind): stage for stage in (ThinkerStage, TalkerStage, Code2WavStage, DiffusionStage)
 }
 KINDS = tuple(STAGES)
+CREDENTIALS = Credentials()
+"""Of the process of the tests, for all that it serves and calls, unless a test has others."""
 CHAIN = ("thinker", "talker", "code2wav")
 READY_TIMEOUT_S = 100.0
 LOOK_S = 0.05
@@ -244,7 +247,12 @@ def family_logic(family: str, kind: str, options: Mapping[str, object] | None = 
 
 @asynccontextmanager
 async def local_stage(
-    logic: StageLogic, *, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), token: Token | None = None, **settings: Any
+    logic: StageLogic,
+    *,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    credentials: Credentials = CREDENTIALS,
+    token: Token | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Local]:
     """A stage server in this event loop. interceptors: see its calls first. token: what its callers must show.
 
@@ -253,8 +261,9 @@ async def local_stage(
     chosen = {"family": "toy", "arena_bytes": 0, "allow": NEIGHBOURS, **settings}
     kind = kind_name(logic.description.kind)
     metrics = StageMetrics(kind, logic.description.model)
-    service = StageServer(StageSettings(**chosen), logic, metrics, token)
-    async with _serving(service, metrics.registry, StageSettings(**chosen), (*interceptors, *service.interceptors)) as local:
+    service = StageServer(StageSettings(**chosen), logic, metrics, credentials, token)
+    seen_first = (*interceptors, *service.interceptors)
+    async with _serving(service, metrics.registry, StageSettings(**chosen), credentials, seen_first) as local:
         yield local
 
 
@@ -270,6 +279,7 @@ async def local_router(
     pipeline: Pipeline | None = None,
     *others: Pipeline,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    credentials: Credentials = CREDENTIALS,
     token: Token | None = None,
     **settings: Any,
 ) -> AsyncIterator[Local]:
@@ -278,8 +288,8 @@ async def local_router(
     chosen = RouterSettings(stages=tuple(stages.items() if isinstance(stages, Mapping) else stages), **settings)
     answering = pipeline or load_pipeline("toy")
     metrics = RouterMetrics()
-    service = RouterServer(chosen, {one.name: one for one in (answering, *others)}, metrics, token)
-    async with _serving(service, metrics.registry, chosen, (*interceptors, *service.interceptors)) as local:
+    service = RouterServer(chosen, {one.name: one for one in (answering, *others)}, metrics, credentials, token)
+    async with _serving(service, metrics.registry, chosen, credentials, (*interceptors, *service.interceptors)) as local:
         if not isinstance(stages, Mapping):
             async with omni_stub(local.address) as stub:
                 await until_serving(stub, {address for _, address in stages})
@@ -288,13 +298,17 @@ async def local_router(
 
 @asynccontextmanager
 async def _serving(
-    service: Service, registry: CollectorRegistry, settings: ServerSettings, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    service: Service,
+    registry: CollectorRegistry,
+    settings: ServerSettings,
+    credentials: Credentials,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
 ) -> AsyncIterator[Local]:
     options = server_options(settings.max_message_bytes, service.max_request_bytes)
     server = grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=service.max_calls)
     service.register(server)
     address = take_address()
-    server.add_insecure_port(address)
+    assert credentials.listen(server, address), f"cannot listen on {address}"
     service.bound(address)
     await server.start()
     try:
@@ -325,13 +339,13 @@ CLIENT_OPTIONS = [*client_options(), ("grpc.use_local_subchannel_pool", 1)]
 
 @asynccontextmanager
 async def stage_stub(address: str) -> AsyncIterator[stage_pb2_grpc.StageServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+    async with CREDENTIALS.channel(address, CLIENT_OPTIONS) as channel:
         yield stage_pb2_grpc.StageServiceStub(channel)
 
 
 @asynccontextmanager
-async def omni_stub(address: str) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+async def omni_stub(address: str, credentials: Credentials = CREDENTIALS) -> AsyncIterator[omni_pb2_grpc.OmniServiceAsyncStub]:
+    async with credentials.channel(address, CLIENT_OPTIONS) as channel:
         yield omni_pb2_grpc.OmniServiceStub(channel)
 
 

@@ -13,6 +13,7 @@ from omnistage.host.names import Resolver
 from omnistage.link.channels import Channels
 from omnistage.router.placement import Placement
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
+from omnistage.wire.credentials import Credentials
 
 SETTLE_S = 30.0
 
@@ -20,7 +21,7 @@ SETTLE_S = 30.0
 @asynccontextmanager
 async def watched(replicas: Mapping[str, Sequence[str]], resolve: Resolver | None = None) -> AsyncIterator[Placement]:
     """A placement that watches."""
-    async with Channels() as channels:
+    async with Channels(Credentials()) as channels:
         placement = Placement(channels, replicas, resolve=resolve, boot_id="here", lookup_period_s=0.1)
         watching = asyncio.create_task(placement.watch())
         try:

@@ -3,6 +3,7 @@ What comes from other projects is declared in pyproject.toml, for the package th
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -165,6 +166,15 @@ def test_an_import_that_is_not_declared_is_seen() -> None:
     assert undeclared("mpmath.libmp", USED["models"]), "sympy brings it, which torch brings"
     assert undeclared("torch", USED["router"])
     assert not undeclared("PIL.Image", USED["models"]) and not undeclared("google.rpc.code_pb2", USED["wire"])
+
+
+CONNECTS = re.compile(r"\b(?:in)?secure_channel\b|\badd_(?:in)?secure_port\b")
+CONNECTING = {"omnistage.wire.credentials", "omnistage.client.channel"}
+"""What makes connections, for servers and for clients: nothing else decides whether one is encrypted."""
+
+
+def test_connections_are_made_in_one_place() -> None:
+    assert {dotted for path, dotted in sources().items() if CONNECTS.search(path.read_text(encoding="utf-8"))} == CONNECTING
 
 
 def test_packages_import_along_allowed_edges_only() -> None:

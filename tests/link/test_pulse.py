@@ -18,6 +18,7 @@ from omnistage.link.hedge import BURST, SHARE, Hedges
 from omnistage.link.pulse import GAPS, HESITATION, LATE_S, LONGEST, PERIODS, SILENCE, TICK_S, Pulse, Pulses, Rhythm
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import server_options
+from omnistage.wire.credentials import Credentials
 
 # The rhythm ----------------------------------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ async def beating(stage: Beating | None) -> AsyncIterator[tuple[Pulses, str]]:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
-        async with Channels() as channels:
+        async with Channels(Credentials()) as channels:
             pulses = Pulses(channels.get, sleep=never)
             try:
                 yield pulses, address
@@ -301,7 +302,7 @@ async def test_a_listener_that_comes_late_counts_one_tick_and_reads_first() -> N
         if seconds == TICK_S:
             time.sleep(TICK_S + 2 * LATE_S)  # noqa: ASYNC251
 
-    async with beating(stage) as (_, address), Channels() as channels:
+    async with beating(stage) as (_, address), Channels(Credentials()) as channels:
         pulses = Pulses(channels.get, sleep=sleep)
         pulse = pulses.of(address)
         pulse.attend(told.append)

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.link import Context, bare_peer, listen, no_beat, opening, route_to, say, steady_beat
 from helpers.run import params
-from helpers.servers import local_stage, toy_logic, watch_until
+from helpers.servers import CREDENTIALS, local_stage, toy_logic, watch_until
 from helpers.waiting import until
 from omnistage.link.channels import Channels
 from omnistage.link.link import Link
@@ -48,7 +48,7 @@ def link_of(channels: Channels, addresses: Sequence[str], **options: object) -> 
 async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again() -> None:
     notes: list[str] = []
     hung, well = Asked("hung", notes, False), Asked("well", notes, True)
-    async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels() as channels:
+    async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels(CREDENTIALS) as channels:
         for number in range(4):
             link = link_of(channels, [one, other])
             await link.open()
@@ -63,7 +63,7 @@ async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_a
 
 async def test_a_silent_peer_is_left_even_if_no_open_may_be_hedged_any_more() -> None:
     hung, well = Asked("hung", [], False), Asked("well", [], True)
-    async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels() as channels:
+    async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels(CREDENTIALS) as channels:
         while channels.hedges.take():
             pass
         link = link_of(channels, [one, other])
@@ -83,7 +83,11 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
         await say(context, OPENED)
         await listen(context)
 
-    async with bare_peer(slow, steady_beat) as one, bare_peer(Asked("well", notes, True), steady_beat) as other, Channels() as channels:
+    async with (
+        bare_peer(slow, steady_beat) as one,
+        bare_peer(Asked("well", notes, True), steady_beat) as other,
+        Channels(CREDENTIALS) as channels,
+    ):
         link = link_of(channels, [one, other])
         waiting = asyncio.create_task(link.open())
         await until(lambda: channels.pulse(one).ticks >= 2 * SILENCE)
@@ -100,7 +104,7 @@ async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blam
         bare_peer(Asked("hung", notes, False), no_beat) as hung,
         local_stage(toy_logic("talker")) as talker,
         local_stage(toy_logic("thinker")) as thinker,
-        Channels() as channels,
+        Channels(CREDENTIALS) as channels,
     ):
         hop.addresses.extend([hung, talker.address])
         link = Link(
@@ -115,7 +119,11 @@ async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blam
 async def test_the_stage_that_does_not_answer_is_blamed_by_name() -> None:
     """The only replica behind hangs: the Thinker, which beats, is waited for until it says so."""
     hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
-    async with bare_peer(Asked("hung", [], False), no_beat) as hung, local_stage(toy_logic("thinker")) as thinker, Channels() as channels:
+    async with (
+        bare_peer(Asked("hung", [], False), no_beat) as hung,
+        local_stage(toy_logic("thinker")) as thinker,
+        Channels(CREDENTIALS) as channels,
+    ):
         hop.addresses.append(hung)
         link = Link(
             channels, route_to(thinker.address, kind="thinker", behind=[hop]), opening("thinker", credits=0), deadline=time.monotonic() + 60

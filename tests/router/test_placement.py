@@ -24,6 +24,7 @@ from omnistage.router.front import Front
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.placement import DRAINING, LOST, SERVING, Placement
 from omnistage.v1 import stage_pb2
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.errors import StageError
 
 
@@ -301,7 +302,7 @@ async def test_the_end_of_a_replica_at_rest_is_seen_at_once_and_its_silence_when
 
 async def test_a_router_without_stages_says_come_again() -> None:
     server = grpc.aio.server()
-    channels = Channels()
+    channels = Channels(Credentials())
     front = Front(channels, Admission(lambda: 4, 1.0), RouterMetrics(), stall_limit_s=1, session_limit_s=5)
     front.register(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -18,6 +18,7 @@ from omnistage.router.request import validate
 from omnistage.router.session import AnswerLimits, Generation
 from omnistage.router.tally import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.errors import StageError
 
 HUNG, WELL = "127.0.0.1:1", "127.0.0.1:2"
@@ -69,7 +70,7 @@ def suspects(placement: Placement) -> list[str]:
 )
 async def test_what_is_found_silent_when_a_stage_is_replaced_in_mid_answer(second: Behaviour, ends_well: bool):
     heard: list[omni_pb2.GenerateResponse] = []
-    async with bare_peer(says(opened(), token(0))) as one, bare_peer(second) as other, Channels() as channels:
+    async with bare_peer(says(opened(), token(0))) as one, bare_peer(second) as other, Channels(Credentials()) as channels:
         placement = placement_of(channels, [one, other])
         try:
             await answer(placement, channels, heard)
@@ -81,7 +82,7 @@ async def test_what_is_found_silent_when_a_stage_is_replaced_in_mid_answer(secon
 
 
 async def test_what_is_found_silent_when_the_answer_opens():
-    async with bare_peer(says(opened(HUNG), token(0), ENDED)) as one, Channels() as channels:
+    async with bare_peer(says(opened(HUNG), token(0), ENDED)) as one, Channels(Credentials()) as channels:
         placement = placement_of(channels, [one])
         await answer(placement, channels, [])
         assert suspects(placement) == [HUNG]

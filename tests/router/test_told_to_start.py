@@ -8,6 +8,7 @@ import os
 from helpers import waiting
 from omnistage.router.server import serve_router
 from omnistage.router.settings import RouterSettings
+from omnistage.wire.credentials import Credentials
 
 
 async def test_it_looks_for_nobody_before_the_pipe_ends() -> None:
@@ -21,7 +22,7 @@ async def test_it_looks_for_nobody_before_the_pipe_ends() -> None:
     host, port = stage.sockets[0].getsockname()
     wait_fd, go_fd = os.pipe()
     stages = tuple((kind, f"{host}:{port}") for kind in ("thinker", "talker", "code2wav"))
-    serving = asyncio.create_task(serve_router(RouterSettings(pipeline=("toy",), stages=stages, start_fd=wait_fd)))
+    serving = asyncio.create_task(serve_router(RouterSettings(pipeline=("toy",), stages=stages, start_fd=wait_fd), Credentials()))
     try:
         async with waiting.turning() as turns:
             await waiting.until(lambda: turns() > 1000)

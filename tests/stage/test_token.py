@@ -23,6 +23,7 @@ from omnistage.link.channels import Channels
 from omnistage.router.placement import Placement
 from omnistage.stage.guard import MAX_TOKENLESS, Guard, check_open
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.token import KEY, Token
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -214,7 +215,7 @@ async def test_a_replica_that_refuses_is_passed_over_for_one_that_does_not():
 
 async def test_a_router_with_another_token_says_so_once_and_finds_the_stage_when_it_is_right():
     with structlog.testing.capture_logs() as logs:
-        async with local_stage(toy_logic("thinker"), token=TOKEN) as server, Channels(token=OTHER) as channels:
+        async with local_stage(toy_logic("thinker"), token=TOKEN) as server, Channels(Credentials(), token=OTHER) as channels:
             placement = Placement(channels, {"thinker": [server.address]})
             watching = asyncio.create_task(placement.watch())
             try:

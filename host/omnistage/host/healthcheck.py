@@ -7,6 +7,8 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from omnistage.wire.credentials import Credentials
+
 TIMEOUT_S = 3.0
 
 
@@ -14,7 +16,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m omnistage.host.healthcheck HOST:PORT", file=sys.stderr)
         return 2
-    with grpc.insecure_channel(sys.argv[1], options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with Credentials().blocking_channel(sys.argv[1], [("grpc.enable_http_proxy", 0)]) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         except grpc.RpcError as error:

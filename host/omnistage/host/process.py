@@ -39,6 +39,7 @@ from omnistage.host.settings import ServerSettings
 from omnistage.host.spare import is_spare, start_spare
 from omnistage.host.watchdog import Watchdog, Watched
 from omnistage.wire.channel import server_options
+from omnistage.wire.credentials import Credentials
 
 log = structlog.get_logger(__name__)
 
@@ -101,7 +102,9 @@ class Service(Protocol):
     async def close(self) -> None: ...
 
 
-async def serve(settings: ServerSettings, service: Service, registry: CollectorRegistry, ready: dict[str, str]) -> None:
+async def serve(
+    settings: ServerSettings, credentials: Credentials, service: Service, registry: CollectorRegistry, ready: dict[str, str]
+) -> None:
     """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
     server = grpc.aio.server(
         interceptors=service.interceptors,
@@ -114,14 +117,14 @@ async def serve(settings: ServerSettings, service: Service, registry: CollectorR
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((service.name, HEALTH_NAME, reflection.SERVICE_NAME), server)
-    address = _bind(server, settings.address, kept=settings.kept_port)
+    address = _bind(server, credentials, settings.address, kept=settings.kept_port)
     service.bound(address)
     metrics_address = _metrics(settings.metrics_address, registry)
     stopped = _stop_event(settings.lifeline_fd)
     line: dict[str, object] = {"address": address, "metrics_address": metrics_address, "pid": os.getpid(), **ready}
     # The library's servicer begins with SERVING for the whole server.
     await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    async with _channelz(settings.channelz_address) as line["channelz_address"]:
+    async with _channelz(settings.channelz_address, credentials) as line["channelz_address"]:
         with _breakage(service) as breakage, EventLoop() as loop, Watchdog((loop,), breakage.by_hanging), answering(settings.liveness_fd):
             await server.start()
             try:
@@ -297,14 +300,11 @@ def _exit() -> None:
     os._exit(BROKEN)
 
 
-def _bind(server: grpc.aio.Server, address: str, *, kept: bool = False) -> str:
+def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, kept: bool = False) -> str:
     host, _, wanted = address.rpartition(":")
     if kept:
         check_can_listen(address, "--address", kept=True)  # With SO_REUSEPORT a second listener is no error.
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError:
-        port = 0
+    port = credentials.listen(server, address)
     if port == 0:
         check_can_listen(address, "--address", kept=kept)
         raise StartError(f"cannot listen on {address}: the port is taken or the address is not of this host; choose another --address")
@@ -330,7 +330,7 @@ async def _set_health(checks: health.HealthServicer, name: str, status: int) -> 
 
 
 @asynccontextmanager
-async def _channelz(address: str) -> AsyncIterator[str]:
+async def _channelz(address: str, credentials: Credentials) -> AsyncIterator[str]:
     """Serve channelz on a port of its own: it names all connections of this process, so its port is not for clients. Its address; empty:
     none was asked for."""
     if not address:
@@ -338,7 +338,7 @@ async def _channelz(address: str) -> AsyncIterator[str]:
         return
     server = grpc.aio.server(options=server_options())
     channelz.add_channelz_servicer(server)
-    bound = _bind(server, address)
+    bound = _bind(server, credentials, address)
     await server.start()
     try:
         yield bound

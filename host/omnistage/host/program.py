@@ -13,11 +13,12 @@ from omnistage.host.logs import configure_logs
 from omnistage.host.process import cannot_start, run
 from omnistage.host.settings import ServerSettings
 from omnistage.host.terminal import guard_standard_streams
+from omnistage.wire.credentials import Credentials
 
 S = TypeVar("S", bound=ServerSettings)
 
 
-def main(name: str, kind: type[S], serve: Callable[[S], Awaitable[None]]) -> int:
+def main(name: str, kind: type[S], serve: Callable[[S, Credentials], Awaitable[None]]) -> int:
     """Read the settings and serve until told to stop. name: of the module. Returns 0, 1 for a server that cannot start, or BROKEN."""
     guard_standard_streams()
     try:
@@ -27,4 +28,4 @@ def main(name: str, kind: type[S], serve: Callable[[S], Awaitable[None]]) -> int
         return cannot_start(error)
     configure_logs(settings.log_level, settings.log_format)
     raise_limit()
-    return run(lambda: serve(settings), settings.ready_fd)
+    return run(lambda: serve(settings, Credentials()), settings.ready_fd)

@@ -9,6 +9,7 @@ import grpc.aio
 from omnistage.link.hedge import Hedges
 from omnistage.link.pulse import Pulse, Pulses
 from omnistage.wire.channel import MAX_MESSAGE_BYTES, client_options
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.token import Token
 
 
@@ -19,8 +20,9 @@ class Channels:
     metadata: what to send with every call of a stage, for its guard.
     """
 
-    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, token: Token | None = None) -> None:
+    def __init__(self, credentials: Credentials, max_message_bytes: int = MAX_MESSAGE_BYTES, token: Token | None = None) -> None:
         self.metadata = token.metadata if token is not None else ()
+        self._credentials = credentials
         self._options = client_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._pulses = Pulses(self.get, self.metadata)
@@ -29,7 +31,7 @@ class Channels:
     def get(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+            channel = self._channels[address] = self._credentials.channel(address, self._options)
         return channel
 
     def pulse(self, address: str) -> Pulse:

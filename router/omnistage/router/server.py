@@ -26,6 +26,7 @@ from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
 from omnistage.router.placement import STATES, Placement
 from omnistage.router.settings import RouterSettings
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
 from omnistage.wire.token import Token
 
@@ -43,13 +44,14 @@ class RouterServer:
         settings: RouterSettings,
         pipelines: Mapping[str, Pipeline],
         metrics: RouterMetrics,
+        credentials: Credentials,
         token: Token | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """token: what the stages are shown. tracer: see Front."""
         takes_media = any(set(pipeline.could_take) - {"text"} for pipeline in pipelines.values())
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
-        self._channels = Channels(settings.max_message_bytes + HOP_ROOM_BYTES, token)
+        self._channels = Channels(credentials, settings.max_message_bytes + HOP_ROOM_BYTES, token)
         self._pipelines = pipelines
         self._metrics = metrics
         self._placements = {name: Placement(self._channels, _addresses(pipeline, settings)) for name, pipeline in pipelines.items()}
@@ -138,7 +140,7 @@ async def _told_to_start(fd: int) -> None:
         os.close(fd)
 
 
-async def serve_router(settings: RouterSettings) -> None:
+async def serve_router(settings: RouterSettings, credentials: Credentials) -> None:
     """Serve the pipelines until told to stop. Raises StartError."""
     await _told_to_start(settings.start_fd)
     try:
@@ -149,5 +151,5 @@ async def serve_router(settings: RouterSettings) -> None:
     token = read_token(settings.token_file, os.environ)
     metrics = RouterMetrics()
     async with tracing(settings.otlp, "omnistage-router") as tracer:
-        service = RouterServer(settings, pipelines, metrics, token, tracer)
-        await serve(settings, service, metrics.registry, {"kind": "router", "model": ",".join(pipelines)})
+        service = RouterServer(settings, pipelines, metrics, credentials, token, tracer)
+        await serve(settings, credentials, service, metrics.registry, {"kind": "router", "model": ",".join(pipelines)})

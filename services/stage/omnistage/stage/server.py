@@ -32,6 +32,7 @@ from omnistage.stage.metrics import StageMetrics
 from omnistage.stage.servicer import StageServicer
 from omnistage.stage.settings import StageSettings
 from omnistage.v1 import stage_pb2
+from omnistage.wire.credentials import Credentials
 from omnistage.wire.limits import HOP_ROOM_BYTES
 from omnistage.wire.token import Token
 
@@ -56,6 +57,7 @@ class StageServer:
         settings: StageSettings,
         logic: StageLogic,
         metrics: StageMetrics,
+        credentials: Credentials,
         token: Token | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -65,7 +67,7 @@ class StageServer:
         self._settings = settings
         self._logic = logic
         self.max_request_bytes = settings.max_message_bytes + HOP_ROOM_BYTES
-        self._channels = Channels(self.max_request_bytes, token)
+        self._channels = Channels(credentials, self.max_request_bytes, token)
         description = stage_pb2.DescribeResponse()
         description.CopyFrom(logic.description)
         if settings.max_sessions:
@@ -135,7 +137,7 @@ async def tidy(arena: Arena | None) -> None:
         arena.settle()
 
 
-async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refusal: type[Exception]) -> None:
+async def serve_stage(kind: str, settings: StageSettings, credentials: Credentials, load: LoadLogic, refusal: type[Exception]) -> None:
     """Load the model, serve it until told to stop. refusal: what `load` raises for what a user can mend. Raises StartError."""
     token = read_token(settings.token_file, os.environ)
     if token is None:
@@ -151,10 +153,12 @@ async def serve_stage(kind: str, settings: StageSettings, load: LoadLogic, refus
         model = logic.description.model
         log.info("model.loaded", kind=kind, model=model, revision=logic.description.revision, **logic.description.settings)
         metrics = StageMetrics(kind, model)
-        service = StageServer(settings, logic, metrics, token, tracer)
-        await serve(settings, service, metrics.registry, {"kind": kind, "model": model})
+        service = StageServer(settings, logic, metrics, credentials, token, tracer)
+        await serve(settings, credentials, service, metrics.registry, {"kind": kind, "model": model})
 
 
 def main(kind: str, load: LoadLogic, refusal: type[Exception]) -> int:
     """`python -m omnistage.<kind>`. Returns the exit code."""
-    return program.main(f"omnistage.{kind}", StageSettings, lambda settings: serve_stage(kind, settings, load, refusal))
+    return program.main(
+        f"omnistage.{kind}", StageSettings, lambda settings, credentials: serve_stage(kind, settings, credentials, load, refusal)
+    )
