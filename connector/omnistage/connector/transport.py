@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from omnistage.connector import inline
+from omnistage.connector import INLINE_LIMIT, inline
 from omnistage.connector.arena import Arena, Block, Share
 from omnistage.connector.crc32c import crc32c
 from omnistage.connector.errors import ArenaFull, ConnectorError, ForeignSegment, InvalidReference
@@ -89,7 +89,7 @@ class Sender:
         self,
         arena: Arena | None,
         *,
-        inline_limit: int = 65536,
+        inline_limit: int = INLINE_LIMIT,
         checksum: bool = False,
         share: Share | None = None,
         on_post: Callable[[str, int], None] = lambda transport, size: None,

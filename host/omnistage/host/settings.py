@@ -62,6 +62,9 @@ class ServerSettings(BaseSettings):
     grace: float = Field(
         30.0, ge=0, description="seconds that running sessions get to finish after SIGTERM", json_schema_extra={"metavar": "SECONDS"}
     )
+    session_limit: float = Field(
+        600.0, gt=0, description="seconds that an answer without a deadline may take", json_schema_extra={"metavar": "SECONDS"}
+    )
     max_message_bytes: int = Field(
         MAX_MESSAGE_BYTES,
         ge=1 << 20,

@@ -36,9 +36,6 @@ class RouterSettings(ServerSettings):
     stall_limit: float = Field(
         10.0, gt=0, description="seconds that a client may leave its answer unread", json_schema_extra={"metavar": "SECONDS"}
     )
-    session_limit: float = Field(
-        600.0, gt=0, description="seconds that an answer without a deadline may take", json_schema_extra={"metavar": "SECONDS"}
-    )
     start_fd: int = Field(
         -1, description="do not look for the stages before the other end of this pipe closes", json_schema_extra={"metavar": "FD"}
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
+from omnistage.connector import INLINE_LIMIT
 from omnistage.host.settings import ServerSettings
 from omnistage.stage.allowlist import check_entry
 
@@ -66,7 +67,7 @@ class StageSettings(ServerSettings):
         json_schema_extra={"metavar": "HOST:PORT,..."},
     )
     inline_limit: int = Field(
-        64 << 10, ge=0, description="tensors below this many bytes travel in the message", json_schema_extra={"metavar": "BYTES"}
+        INLINE_LIMIT, ge=0, description="tensors below this many bytes travel in the message", json_schema_extra={"metavar": "BYTES"}
     )
     arena_bytes: int = Field(
         -1, ge=-1, description="shared memory for tensors; -1: a share of what is free; 0: none", json_schema_extra={"metavar": "BYTES"}
@@ -76,9 +77,6 @@ class StageSettings(ServerSettings):
         ge=0,
         description="bytes that a session keeps of what it sent to the next hop, for a replacement of it",
         json_schema_extra={"metavar": "BYTES"},
-    )
-    session_limit: float = Field(
-        600.0, gt=0, description="seconds that a session without a deadline may take", json_schema_extra={"metavar": "SECONDS"}
     )
     trusted_uids: Annotated[tuple[int, ...], NoDecode] = Field(
         (),
