@@ -18,7 +18,7 @@ from benchmarks.figures import Figure, Report, arguments, median, percentile
 from benchmarks.processes import CpuMeter
 from omnistage.cli.layout import Layout, ServerOptions, StageLayout
 from omnistage.cli.stack import Stack
-from omnistage.client.channel import open_channel
+from omnistage.client.channel import INSECURE
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 
@@ -76,7 +76,7 @@ async def measure(report: Report) -> None:
     stack = Stack(layout())
     await stack.start()
     try:
-        async with open_channel(stack.address) as channel:
+        async with INSECURE.channel(stack.address) as channel:
             stub = omni_pb2_grpc.OmniServiceStub(channel)
             await ask(stub, 50, Latencies())  # warm-up
             with report.part("one session"):
@@ -132,7 +132,7 @@ async def relaying(report: Report) -> None:
         stack = Stack(Layout("toy", stages))
         await stack.start()
         try:
-            async with open_channel(stack.address) as channel:
+            async with INSECURE.channel(stack.address) as channel:
                 stub = omni_pb2_grpc.OmniServiceStub(channel)
                 meter = CpuMeter([child.pid for child in stack.children])
                 await ask(stub, 1, Latencies(), stamped=False)

@@ -17,13 +17,16 @@ import pytest
 from helpers.processes import Started
 from helpers.squatter import squatter
 from helpers.toy_pipeline import toy_pipeline
+from omnistage.cli import targets
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
-from omnistage.client import AsyncOmni, Omni, UnavailableError, async_omni, found, private_stack
-from omnistage.client.errors import BadRequestError, DeadlineError
+from omnistage.client import AsyncOmni, Omni, Options, Pipeline, UnavailableError, found
+from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router
 from omnistage.client.private_stack import StackPlan
 from omnistage.client.routers import Routers
+from omnistage.router.pipeline import load_pipeline
+from omnistage.v1 import omni_pb2
 
 ASKED = Need(["text"], ["text"], "thinker")
 DRAWN = Need(["text"], ["image"], "diffusion")
@@ -70,8 +73,8 @@ def test_it_is_looked_for_where_serve_listens() -> None:
 async def test_the_one_that_runs_is_found(serving: str) -> None:
     router = await find_router()
     assert router is not None
-    assert (router.address, router.is_named, router.draws) == (serving, False, False)
-    assert [pipeline.name for pipeline in router.pipelines] == ["toy"]
+    assert (router.address, router.is_named) == (serving, False)
+    assert [(pipeline.name, pipeline.state) for pipeline in router.pipelines] == [("toy", "ready")]
 
 
 async def test_a_named_one_counts_more_and_is_not_even_tried(serving: str, looking: pytest.MonkeyPatch) -> None:
@@ -160,25 +163,54 @@ async def test_who_is_trusted_is_asked_with_every_connection(toy_address: str) -
 # Commands ------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_command_asks_it_if_it_can_do_what_is_asked(serving: str) -> None:
-    assert target_for(ASKED, None, "") == serving
-    assert target_for(Need(["text"], ["text", "audio"], "thinker"), None, "") == serving
-    drawing = target_for(DRAWN, None, "")
-    assert isinstance(drawing, Layout) and drawing.pipeline == "picture"
+@pytest.mark.parametrize("need", [ASKED, DRAWN], ids=["asked", "drawn"])
+def test_a_command_asks_it_whatever_is_asked(serving: str, need: Need) -> None:
+    """It decides; nobody starts a second stack beside it."""
+    where = target_for(need, None, "")
+    assert isinstance(where.at, Found) and where.address == serving and not where.at.is_named
+    assert where.options(Options(seed=1)) == {"seed": 1}
 
 
-def test_a_pipeline_or_settings_are_for_a_stack_of_its_own(serving: str) -> None:
-    stack = target_for(ASKED, None, "toy")
-    assert isinstance(stack, Layout) and stack.pipeline == "toy"
-    drawing = target_for(DRAWN, None, "", devices={"": "cpu"})
-    assert isinstance(drawing, Layout)
-    assert target_for(ASKED, "127.0.0.1:7", "") == "127.0.0.1:7"
+def test_a_command_that_names_its_pipeline_asks_it_for_that(serving: str) -> None:
+    where = target_for(ASKED, None, "toy")
+    assert where.address == serving
+    assert where.options(Options(seed=1)) == {"seed": 1, "pipeline": "toy"}
+    with pytest.raises(UnknownModelError, match=f"the router at {serving} serves toy, not toy-picture") as refused:
+        target_for(DRAWN, None, "toy-picture")
+    assert refused.value.hint == (
+        "`omnistage stop`, then `omnistage serve toy toy-picture` adds it. OMNISTAGE_ROUTER=none gives a stack of your own instead."
+    )
+
+
+def test_what_is_to_be_started_is_started(serving: str, tmp_path: Path) -> None:
+    """Settings, a file: no router that runs has those."""
+    film = target_for(DRAWN, None, "toy-film", devices={"": "cpu"})
+    file = target_for(ASKED, None, toy_pipeline(tmp_path))
+    assert isinstance(film.at, Layout) and isinstance(file.at, Layout)
+    assert film.options(Options()) == {}, "the router that is started has no other"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "may_be_served"),
+    [("", True), ("smol", True), ("words", True), ("a.yaml", False), ("./a", False), ("own/er", False), ("folder", False), ("toy", True)],
+)
+def test_what_may_be_the_name_of_a_pipeline(tmp_path: Path, looking: pytest.MonkeyPatch, pipeline: str, may_be_served: bool) -> None:
+    """A folder is a checkpoint, unless a pipeline that comes with omnistage is called so."""
+    looking.chdir(tmp_path)
+    for name in ("folder", "toy"):
+        (tmp_path / name).mkdir()
+    assert targets._may_be_served(pipeline) == may_be_served
+
+
+def test_a_router_that_is_typed_is_asked(serving: str) -> None:
+    where = target_for(ASKED, "127.0.0.1:7", "words")
+    assert (where.address, where.pipeline) == ("127.0.0.1:7", "words")
 
 
 def test_commands_that_start_nothing_mean_it_too(serving: str, looking: pytest.MonkeyPatch) -> None:
-    assert running() == must_run() == serving
+    assert must_run().address == serving
     looking.setenv(VARIABLE, "127.0.0.1:9")
-    assert running() == "127.0.0.1:9"
+    assert running() == Found("127.0.0.1:9", is_named=True)
     looking.setenv(VARIABLE, OFF)
     assert running() is None
     with pytest.raises(UnavailableError, match="no router is looked for"):
@@ -229,27 +261,30 @@ async def test_omni_tells_which_one_it_asks(serving: str, caplog: pytest.LogCapt
     assert f"asking the router at {serving}" in caplog.text
 
 
-def test_a_drawing_has_a_stack_of_its_own_where_the_router_does_not_draw(serving: str, looking: pytest.MonkeyPatch) -> None:
-    """`test_default_pictures` draws with the picture model that is meant."""
-    for module in (private_stack, async_omni):
-        looking.setattr(module, "DRAWING_PIPELINE", "toy-picture")
+def test_the_refusal_of_one_that_was_found_says_how_it_gets_what_it_lacks(serving: str) -> None:
     with Omni() as omni:
-        assert [pipeline.name for pipeline in omni.pipelines()] == ["toy"]
-        with pytest.raises(BadRequestError, match="toy has no diffusion") as refused:
-            omni.generate("a red circle", width=32)
-        assert refused.value.hint == "`draw` draws, with a stack of the default picture model."
-        drawn = omni.draw("a red circle", seed=1)
-        assert (drawn.pipeline, omni.address) == ("toy-picture", serving)
-        assert [pipeline.name for pipeline in omni.pipelines()] == ["toy", "toy-picture"]
-        assert {replica.pipeline for replica in omni.replicas()} == {"toy", "toy-picture"}
-        for again in (
-            omni.draw("a red circle", seed=1, pipeline="toy-picture"),
-            omni.generate("a red circle", seed=1, pipeline="toy-picture"),
-            omni.generate("a red circle", seed=1, width=drawn.images[0].width),
+        for refused, names in (
+            (lambda: omni.draw("a red circle"), "toy picture"),
+            (lambda: omni.generate("a red circle", width=32), "toy picture"),
+            (lambda: omni.say("Good morning.", pipeline="smol"), "toy smol"),
         ):
-            assert (again.pipeline, again.pictures[0].data) == ("toy-picture", drawn.pictures[0].data)
-        with pytest.raises(BadRequestError, match="toy has no diffusion") as refused:
+            with pytest.raises(RequestError) as error:
+                refused()
+            assert error.value.hint.startswith(f"`omnistage stop`, then `omnistage serve {names}` adds it. {VARIABLE}={OFF} gives ")
+        with pytest.raises(BadRequestError, match="toy has no diffusion") as named:
             omni.draw("a red circle", pipeline="toy")
-        assert refused.value.hint == "These draw: toy-picture."
-        with pytest.raises(BadRequestError, match="toy-picture has no thinker"):
-            omni.say("Good morning.", pipeline="toy-picture")
+        assert named.value.hint == UnknownModelError.hint, "another pipeline does not help"
+        assert omni.address == serving and [pipeline.name for pipeline in omni.pipelines()] == ["toy"]
+    with Omni(address=serving) as omni, pytest.raises(BadRequestError) as told:
+        omni.draw("a red circle")
+    assert told.value.hint == UnknownModelError.hint, "whose it is, who named it knows"
+
+
+def test_the_pipeline_that_a_hint_names_draws() -> None:
+    assert [stage.kind for stage in load_pipeline(found.DRAWING_PIPELINE).stages] == ["diffusion"]
+
+
+def test_where_several_could_be_meant_the_hint_is_to_name_one() -> None:
+    error = BadRequestError("model: a, b", reason="BAD_REQUEST", metadata={"field": "model", "candidates": "a,b"})
+    Found("127.0.0.1:7", is_named=False, pipelines=(Pipeline("a", (), (), (), (), ""),)).advise(error, omni_pb2.GenerateRequest())
+    assert error.hint == BadRequestError.hint

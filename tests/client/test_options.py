@@ -220,7 +220,7 @@ def test_settings_are_those_of_the_servers() -> None:
 def test_the_client_takes_each_setting() -> None:
     for client in (Omni, AsyncOmni):
         own = set(inspect.signature(client).parameters) - {"settings"}
-        assert own - set(SETTINGS) == {"address", "model_path", "connect_timeout_s", "resume_timeout_s"}
+        assert own - set(SETTINGS) == {"address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s"}
         assert set(SETTINGS) - own == set(private_stack.StackSettings.__annotations__)
 
 

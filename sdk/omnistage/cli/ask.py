@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from omnistage.cli.attached import ATTACHED, Attached
-from omnistage.cli.options import Address, Background, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, Address, ApiKey, Background, Json, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def ask(
     background: Background = None,
     system: System = None,
     address: Address = None,
+    api_key: ApiKey = None,
     out: Out = None,
     play: Play = None,
     voice: Voice = None,
@@ -93,7 +94,7 @@ def ask(
     json_schema: JsonSchema = None,
     regex: Regex = None,
     choice: Choice = None,
-    timeout: Timeout = 120.0,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     verbose: Verbose = False,
 ) -> None:
     """Ask a question and get the answer, spoken.
@@ -123,7 +124,7 @@ def ask(
 
     said = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
     said |= _given(background=background)
-    options = cast("Options", {**_options(address, pipeline, seed, timeout, sound), **said})
+    options = cast("Options", {**_options(seed, timeout, sound), **said})
     if text_only:
         options["outputs"] = ["text"]
     elif captions is not None:
@@ -143,12 +144,13 @@ def ask(
         captions=captions,
         play=False if text_only else play,
     )
-    _speak(question, address, pipeline, verbose)
+    _speak(question, address, pipeline, api_key, verbose)
 
 
 def say(
     text: TextArgument,
     address: Address = None,
+    api_key: ApiKey = None,
     out: Out = None,
     play: Play = None,
     voice: Voice = None,
@@ -162,7 +164,7 @@ def say(
     json: Json = False,
     seed: Seed = None,
     pipeline: PipelineName = "",
-    timeout: Timeout = 120.0,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     verbose: Verbose = False,
 ) -> None:
     """Speak exactly this text."""
@@ -170,11 +172,11 @@ def say(
     from omnistage.cli.speak import Question
 
     sound = _given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
-    options = _options(address, pipeline, seed, timeout, sound)
+    options = _options(seed, timeout, sound)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
     question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
-    _speak(question, address, pipeline, verbose)
+    _speak(question, address, pipeline, api_key, verbose)
 
 
 def _check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
@@ -190,22 +192,20 @@ def _given(**typed: object) -> Options:
     return cast("Options", {name: value for name, value in typed.items() if value is not None})
 
 
-def _options(address: str | None, pipeline: str, seed: int | None, timeout: float, sound: Options) -> Options:
-    """What both commands ask of a router. pipeline: the router that is started for a call has no other."""
+def _options(seed: int | None, timeout: float, sound: Options) -> Options:
+    """What both commands ask of a router."""
     options = cast("Options", {"timeout_s": timeout, **sound})
     if seed is not None:
         options["seed"] = seed
-    if address is not None and pipeline:
-        options["pipeline"] = pipeline
     return options
 
 
-def _speak(question: Question, address: str | None, pipeline: str, verbose: bool) -> None:
+def _speak(question: Question, address: str | None, pipeline: str, api_key: str | None, verbose: bool) -> None:
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.speak import speak
     from omnistage.cli.targets import Need, target_for
 
     with errors_reported(verbose):
         complete = question.checked()
-        target = target_for(Need(complete.inputs, complete.outputs, "thinker"), address, pipeline, is_quiet=complete.as_json)
-        Interruptible().run(lambda work: speak(work, complete, target, verbose))
+        where = target_for(Need(complete.inputs, complete.outputs, "thinker"), address, pipeline, api_key, is_quiet=complete.as_json)
+        Interruptible().run(lambda work: speak(work, complete, where, verbose))

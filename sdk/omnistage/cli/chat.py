@@ -7,7 +7,7 @@ from typing import Annotated, cast
 import typer
 
 from omnistage.cli.ask import MaxTokens, Speed, System, TextOnly, Voice
-from omnistage.cli.options import Address, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, Address, ApiKey, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 Play = Annotated[bool, typer.Option("--no-play", help="Ask for the sound, for /save, but do not play it.")]
@@ -16,6 +16,7 @@ GoOn = Annotated[bool, typer.Option("--continue", "-c", help="Go on with the las
 
 def chat(
     address: Address = None,
+    api_key: ApiKey = None,
     voice: Voice = None,
     speed: Speed = None,
     seed: Seed = None,
@@ -25,7 +26,7 @@ def chat(
     go_on: GoOn = False,
     text_only: TextOnly = False,
     no_play: Play = False,
-    timeout: Timeout = 120.0,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     verbose: Verbose = False,
 ) -> None:
     """Talk: ask, hear the answer while it is made, ask on.
@@ -42,7 +43,6 @@ def chat(
         settings = cast("TalkSettings", {name: value for name, value in typed.items() if value is not None})
         talk = Talk.last(settings) if go_on else Talk(settings)
         need = Need(["text"], ["text"] if text_only else ["text", "audio"], "thinker")
-        target = target_for(need, address, pipeline)
-        named = pipeline if address is not None else ""
-        order = Chat(talk, named, timeout, has_sound=not text_only, is_played=not (text_only or no_play))
-        Interruptible().run(lambda work: run(order, target, verbose))
+        where = target_for(need, address, pipeline, api_key)
+        order = Chat(talk, where.pipeline, timeout, has_sound=not text_only, is_played=not (text_only or no_play))
+        Interruptible().run(lambda work: run(order, where, verbose))

@@ -24,11 +24,11 @@ from omnistage.cli.connect import connected
 from omnistage.cli.figures import brief_figures, figures, folded
 from omnistage.cli.folders import state_folder
 from omnistage.cli.following import follow
-from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import Spoken, screen_for
 from omnistage.cli.talk import LINES, OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, unknown
+from omnistage.cli.where import Where
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.beside import beside
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
@@ -57,11 +57,11 @@ class Chat:
     is_played: bool
 
 
-async def run(chat: Chat, target: str | Layout, verbose: bool) -> None:
+async def run(chat: Chat, where: Where, verbose: bool) -> None:
     """Until the end of the input. An answer that fails is told, and the next question may be asked; so is a lost private stack. Raises
     typer.Exit(1) at the end where the lines came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
-    async with connected(target, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
+    async with connected(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
         if is_typed() and chat.is_played and loudspeaker is None and not is_silenced():
             notices.say("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from omnistage.cli.options import Address, Background, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import Address, ApiKey, Background, Json, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def draw(
     preview_dir: PreviewDir = None,
     preview_side: PreviewSide = None,
     address: Address = None,
+    api_key: ApiKey = None,
     pipeline: PipelineName = "",
     device: Device = None,
     json: Json = False,
@@ -87,8 +88,6 @@ def draw(
     typed = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
     typed |= {"background": background, "step_cache": step_cache, "previews": previews, "preview_side": preview_side}
     typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout}
-    if address is not None and pipeline:
-        typed["pipeline"] = pipeline
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
     from omnistage.cli.layout import by_stage
 
@@ -99,7 +98,7 @@ def draw(
     from omnistage.cli.drawing import Order
 
     order = Order(prompt, out, tuple(images or ()), options, preview_dir, json, sized=size is not None)
-    _draw(order, address, pipeline, devices, verbose)
+    _draw(order, address, pipeline, api_key, devices, verbose)
 
 
 def _sides(size: str) -> tuple[int, int]:
@@ -111,7 +110,7 @@ def _sides(size: str) -> tuple[int, int]:
     return width, height
 
 
-def _draw(order: Order, address: str | None, pipeline: str, devices: dict[str, str], verbose: bool) -> None:
+def _draw(order: Order, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
     from omnistage.cli.drawing import draw_order
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.targets import Need, target_for
@@ -119,5 +118,5 @@ def _draw(order: Order, address: str | None, pipeline: str, devices: dict[str, s
     with errors_reported(verbose):
         complete = order.checked()
         need = Need(["text", *(["image"] if complete.images else [])], ["image"], "diffusion")
-        target = target_for(need, address, pipeline, devices=devices, is_quiet=complete.as_json)
-        Interruptible().run(lambda work: draw_order(work, complete, target, verbose))
+        where = target_for(need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
+        Interruptible().run(lambda work: draw_order(work, complete, where, verbose))

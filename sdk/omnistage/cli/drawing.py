@@ -20,12 +20,12 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_cells import size_of
 from omnistage.cli.rescue import as_object, sentence
+from omnistage.cli.where import Where
 from omnistage.cli.words import words
-from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.errors import BadRequestError, ProtocolError, RequestError
 from omnistage.client.events import Done, Event, Picture, Progress
 from omnistage.client.media import to_part
-from omnistage.client.request import Options, for_drawing
+from omnistage.client.request import Options, for_drawing, time_limit_s
 
 EXAMPLE = "A red kite."
 """Of a prompt."""
@@ -125,18 +125,18 @@ class Written:
     size: tuple[int, int] | None
 
 
-async def draw_order(work: Interruptible, order: Order, target: str | Layout, verbose: bool) -> None:
+async def draw_order(work: Interruptible, order: Order, where: Where, verbose: bool) -> None:
     """Ask, show the progress, write the files, print the figures; a private stack ends after that.
 
     The JSON object goes to stdout and everything else to stderr.
     """
-    if isinstance(target, Layout) and "diffusion" not in target.kinds:
-        raise RequestError(f"{target.names} has no diffusion, which draw needs", hint="Give another --pipeline: `omnistage pipelines`.")
+    if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
+        raise RequestError(f"{where.at.names} has no diffusion, which draw needs", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Before anything is started or asked: a drawing that cannot be kept is lost.
         opened = order.open_files(files)
-        async with connected(target, order.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
-            events = omni.stream_draw(order.prompt, images=order.images, **order.options)
+        async with connected(where, time_limit_s(order.options), verbose) as omni:
+            events = omni.stream_draw(order.prompt, images=order.images, **where.options(order.options))
             with _refusals(order):
                 drawn, done = await _follow(events, order, drawing_screen_for(order.as_json))
             work.complete()

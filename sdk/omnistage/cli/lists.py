@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from omnistage.cli.options import Json, Timeout, Verbose
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, ApiKey, Json, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 Running = Annotated[
@@ -16,7 +16,9 @@ Running = Annotated[
 ]
 
 
-def pipelines(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+def pipelines(
+    address: Running = None, api_key: ApiKey = None, json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S, verbose: Verbose = False
+) -> None:
     """List what can be asked, or served.
 
     Where nothing runs, what `omnistage serve NAME` can start. Starts nothing.
@@ -24,10 +26,12 @@ def pipelines(address: Running = None, json: Json = False, timeout: Timeout = 12
     from omnistage.cli.show import show_pipelines
 
     with errors_reported(verbose):
-        asyncio.run(show_pipelines(address, json, timeout, verbose))
+        asyncio.run(show_pipelines(address, api_key, json, timeout, verbose))
 
 
-def status(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+def status(
+    address: Running = None, api_key: ApiKey = None, json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S, verbose: Verbose = False
+) -> None:
     """Show the stage servers and how they are.
 
     Starts nothing.
@@ -35,10 +39,12 @@ def status(address: Running = None, json: Json = False, timeout: Timeout = 120.0
     from omnistage.cli.show import show_status
 
     with errors_reported(verbose):
-        asyncio.run(show_status(address, json, timeout, verbose))
+        asyncio.run(show_status(address, api_key, json, timeout, verbose))
 
 
-def voices(address: Running = None, json: Json = False, timeout: Timeout = 120.0, verbose: Verbose = False) -> None:
+def voices(
+    address: Running = None, api_key: ApiKey = None, json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S, verbose: Verbose = False
+) -> None:
     """List who speaks.
 
     Starts nothing; where nothing runs, the voices of the pipelines that have the same with every checkpoint.
@@ -46,7 +52,7 @@ def voices(address: Running = None, json: Json = False, timeout: Timeout = 120.0
     from omnistage.cli.show import show_voices
 
     with errors_reported(verbose):
-        asyncio.run(show_voices(address, json, timeout, verbose))
+        asyncio.run(show_voices(address, api_key, json, timeout, verbose))
 
 
 def list_models(json: Json = False, verbose: Verbose = False) -> None:

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+DEFAULT_TIMEOUT_S = 120.0
+"""Of a call, as that of the Python client, which takes a while to import."""
+
 
 def _colour(typed: str | None) -> str | None:
     if typed is not None and re.fullmatch(r"#[0-9a-fA-F]{6}", typed) is None:
@@ -19,6 +22,15 @@ Address = Annotated[
     typer.Option(
         metavar="HOST:PORT",
         help="A router, or several with commas between; default: OMNISTAGE_ROUTER, or that of this machine, or one is started.",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        envvar="OMNISTAGE_API_KEY",
+        help="Who asks, for a router that serves many. The variable keeps it out of the list of processes.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]

@@ -34,29 +34,28 @@ _NUMBER = re.compile(r"[0-9]+\b")
 COLOURS = {"serving": "green", "draining": "yellow"}
 
 
-async def show_pipelines(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request}]}.
+async def show_pipelines(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
+    """The pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request, state}]}.
 
     address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve.
     """
-    target = address if address is not None else running()
-    if target is None:
+    if address is None and running() is None:
         pipelines = [_pipeline_of(name) for name in shipped_pipelines()]
         Notices().say(f"[dim]nothing serves at {found.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
     else:
-        async with connected(target, timeout_s, verbose) as omni:
+        async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
             pipelines = await omni.pipelines(timeout_s=timeout_s)
     print(json.dumps({"pipelines": [asdict(pipeline) for pipeline in pipelines]})) if as_json else _console().print(
         _pipelines_table(pipelines)
     )
 
 
-async def show_status(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
+async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
     """The stage servers behind a router; as JSON {"replicas": [{stage, address, pid, state, sessions, queue, transport, settings}]}.
 
     address: None for the one where `omnistage serve` puts it. Raises UnavailableError where nothing runs.
     """
-    async with connected(address if address is not None else must_run(), timeout_s, verbose) as omni:
+    async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
         replicas = await omni.replicas(timeout_s=timeout_s)
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas]}))
@@ -67,18 +66,17 @@ async def show_status(address: str | None, as_json: bool, timeout_s: float, verb
             console.print(line, highlight=False)
 
 
-async def show_voices(address: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
+async def show_voices(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
     """Who speaks; as JSON {"voices": {pipeline: [name]}}. The first of a pipeline is the usual one.
 
     address: None for the router that runs, and without one those that pipelines have whatever their checkpoint.
     """
-    target = address if address is not None else running()
-    if target is None:
+    if address is None and running() is None:
         pipelines = [load_pipeline(name) for name in shipped_pipelines()]
         speaking = {one.name: [voice for stage in one.stages for voice in voices(stage.family, stage.kind)] for one in pipelines}
         Notices().say("[dim]nothing serves; of checkpoints that have voices of their own, a router that serves them tells[/]")
     else:
-        async with connected(target, timeout_s, verbose) as omni:
+        async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
             speaking = {pipeline.name: list(pipeline.voices) for pipeline in await omni.pipelines(timeout_s=timeout_s)}
     speaking = {name: who for name, who in speaking.items() if who}
     if as_json:
@@ -155,7 +153,8 @@ def _pipelines_table(pipelines: Sequence[Pipeline]) -> Table:
     for pipeline in pipelines:
         gives = ", ".join([*pipeline.outputs, *(f"{name} (on request)" for name in pipeline.on_request)])
         lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), gives, ", ".join(pipeline.voices), pipeline.description)
-        table.add_row(f"[bold]{escape(pipeline.name)}[/]", *map(escape, lists))
+        state = " [yellow](starting)[/]" if pipeline.state == "starting" else ""
+        table.add_row(f"[bold]{escape(pipeline.name)}[/]{state}", *map(escape, lists))
     return table
 
 

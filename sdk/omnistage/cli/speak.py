@@ -26,14 +26,14 @@ from omnistage.cli.rescue import sentence
 from omnistage.cli.screen import Keeping, Spoken, screen_for
 from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.timeline import draw
+from omnistage.cli.where import Where
 from omnistage.cli.words import MAX_TEXT_BYTES, words
-from omnistage.client.async_omni import DEFAULT_TIMEOUT_S
 from omnistage.client.conversation import Conversation
 from omnistage.client.encoder import FORMATS, format_of
 from omnistage.client.errors import BadRequestError, NotSpokenError, RequestError
 from omnistage.client.events import Done
 from omnistage.client.media import Medium
-from omnistage.client.request import Options, for_conversation
+from omnistage.client.request import Options, for_conversation, time_limit_s
 from omnistage.client.sound_file import write_sound
 
 REFUSED = (
@@ -130,14 +130,14 @@ def _read_schema(path: Path) -> str:
         raise RequestError(f"--json-schema {path}: this is not UTF-8", hint="Give a file with a JSON schema.") from None
 
 
-async def speak(work: Interruptible, question: Question, target: str | Layout, verbose: bool) -> None:
+async def speak(work: Interruptible, question: Question, where: Where, verbose: bool) -> None:
     """Ask, show the answer while it comes, write the files, print the figures; a private stack ends after that.
 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """
-    if isinstance(target, Layout) and "thinker" not in target.kinds:
+    if isinstance(where.at, Layout) and "thinker" not in where.at.kinds:
         raise RequestError(
-            f"{target.names} has no thinker, which ask and say need", hint="Give another --pipeline, or none for the default."
+            f"{where.at.names} has no thinker, which ask and say need", hint="Give another --pipeline, or none for the default."
         )
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.
@@ -145,13 +145,11 @@ async def speak(work: Interruptible, question: Question, target: str | Layout, v
         hearing = await listening(question.is_to_be_heard)
         files.callback(hearing.stop)
         pipe = SoundPipe() if question.is_sound_piped else None
-        async with connected(target, question.options.get("timeout_s", DEFAULT_TIMEOUT_S), verbose) as omni:
+        async with connected(where, time_limit_s(question.options), verbose) as omni:
             screen = screen_for(question.as_json, question.is_sound_piped)
             keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
-            if question.verbatim:
-                events = omni.stream_say(question.text, **question.options)
-            else:
-                events = omni.stream_chat(question.conversation, **question.options)
+            options = where.options(question.options)
+            events = omni.stream_say(question.text, **options) if question.verbatim else omni.stream_chat(question.conversation, **options)
             ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
             with _refusals(question):
                 spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=ears)

@@ -5,59 +5,56 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.markup import escape
 
 from omnistage.cli import interrupt
-from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
+from omnistage.cli.where import Where, named, typed_key
 from omnistage.client import found
-from omnistage.client.address import is_unknown, split
-from omnistage.client.errors import BadRequestError, UnavailableError
-from omnistage.client.found import OFF, VARIABLE, find_router, is_off, named_router
-from omnistage.client.listing import Pipeline
+from omnistage.client.address import LOOKUP_S, is_unknown, split
+from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
+from omnistage.client.found import OFF, VARIABLE, Found, find_router, is_off, named_router
 from omnistage.host.addresses import host_and_port
-
-LOOKUP_S = 2.0
-"""How long a name may take to be found, and after that it is left to the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a router must be able to do for a call. inputs, outputs: such as image and audio. kind: of a stage that it must have."""
+    """What a stack that is started for a call must be able to do. inputs, outputs: such as image and audio. kind: of a stage that it must
+    have."""
 
     inputs: Sequence[str]
     outputs: Sequence[str]
     kind: str
 
-    def is_met_by(self, pipelines: Sequence[Pipeline]) -> bool:
-        """Whether one of them does all of it."""
-        return any(self._is_met(pipeline) for pipeline in pipelines)
-
-    def _is_met(self, pipeline: Pipeline) -> bool:
-        gives = {*pipeline.outputs, *pipeline.on_request}
-        return self.kind in pipeline.stages and {*self.inputs} <= {*pipeline.inputs} and {*self.outputs} <= gives
-
 
 def target_for(
-    need: Need, address: str | None, pipeline: str, *, devices: Mapping[str, str] | None = None, is_quiet: bool = False
-) -> str | Layout:
-    """HOST:PORT of the router to ask, or the stack to start for this call. address: one that was typed. pipeline: one that was typed, which
-    is started where no router was; so is whatever has settings. devices: likewise. is_quiet: do not tell which it is.
+    need: Need,
+    address: str | None,
+    pipeline: str,
+    api_key: str | None = None,
+    *,
+    devices: Mapping[str, str] | None = None,
+    is_quiet: bool = False,
+) -> Where:
+    """The router to ask, or the stack to start for this call: where none runs, and for settings, a checkpoint or a file. address, pipeline,
+    api_key, devices: as typed. is_quiet: do not tell which it is.
 
     Raises an OmniError where neither can be."""
     if address is not None:
-        return address
+        return named(address, api_key, pipeline)
+    key = typed_key(api_key)
     notices = Notices()
     told = not is_quiet and notices.is_terminal
-    if not pipeline and not devices and (router := asyncio.run(find_router())) is not None:
-        if router.is_named or need.is_met_by(router.pipelines):
-            if told:
-                notices.say(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
-            return router.address
+    if not devices and _may_be_served(pipeline) and (router := asyncio.run(find_router(key))) is not None:
+        if pipeline and not router.is_named and not router.has(pipeline):
+            served = ", ".join(one.name for one in router.pipelines)
+            raise UnknownModelError(f"the router at {router.address} serves {served}, not {pipeline}", hint=router.advice(pipeline))
         if told:
-            notices.say(f"[dim]the router at {escape(router.address)} cannot do this; starting a stack for this call[/]")
-    elif told:
+            notices.say(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
+        return Where(router, key, pipeline=pipeline)
+    if told:
         what = f" of {escape(pipeline)}" if pipeline else ""
         advice = "" if pipeline or devices else "; `omnistage serve --detach` keeps one"
         notices.say(f"[dim]starting a stack{what} for this call{advice}[/]")
@@ -66,8 +63,19 @@ def target_for(
     from omnistage.cli.pipelines import layout_for
 
     interrupt.raise_interrupts()
-    kind = need.kind if need.kind == "diffusion" else ""
-    return layout_for(pipeline, need.inputs, need.outputs, kind=kind, devices=devices)
+    return Where(layout_for(pipeline, need.inputs, need.outputs, kind=need.kind, devices=devices), key)
+
+
+def _may_be_served(pipeline: str) -> bool:
+    """Whether a router may know it by that name. A DIR, FILE.yaml or OWNER/NAME is something to start; as in `serve`, the name of a shipped
+    pipeline counts more than a folder called so."""
+    if "/" in pipeline or pipeline.endswith((".yaml", ".yml")):
+        return False
+    if not pipeline or not Path(pipeline).is_dir():
+        return True
+    from omnistage.router.pipeline import shipped_pipelines
+
+    return pipeline in shipped_pipelines()
 
 
 async def check_target(address: str) -> None:
@@ -81,20 +89,22 @@ async def check_target(address: str) -> None:
         raise BadRequestError.of("--address", f"no host {hosts} is known here")
 
 
-def running() -> str | None:
+def running() -> Found | None:
     """The router that a command means which starts nothing: named by the variable, or somebody of this user listens where `omnistage serve`
     does."""
     if is_off():
         return None
-    if (named := named_router()) is not None:
-        return named.address
-    return found.LOCAL_ADDRESS if found.is_ours(found.LOCAL_ADDRESS) else None
+    if (router := named_router()) is not None:
+        return router
+    return Found(found.LOCAL_ADDRESS, is_named=False) if found.is_ours(found.LOCAL_ADDRESS) else None
 
 
-def must_run() -> str:
-    """The same. Raises UnavailableError."""
-    if (address := running()) is not None:
-        return address
+def must_run(address: str | None = None, api_key: str | None = None) -> Where:
+    """The router that was typed, or the one that runs. Raises UnavailableError."""
+    if address is not None:
+        return named(address, api_key)
+    if (router := running()) is not None:
+        return Where(router, typed_key(api_key))
     where = found.LOCAL_ADDRESS
     if is_off():
         raise UnavailableError(f"{VARIABLE}={OFF}: no router is looked for", hint="Name one: --address HOST:PORT.")
@@ -106,7 +116,7 @@ def must_run() -> str:
 
 
 async def _is_unknown(address: str) -> bool:
-    """A look-up that takes too long says nothing."""
+    """A look-up that takes too long says nothing: it is left to the connection."""
     try:
         async with asyncio.timeout(LOOKUP_S):
             return await is_unknown(address)

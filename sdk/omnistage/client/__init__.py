@@ -33,6 +33,7 @@ from omnistage.client.errors import (
     StackError,
     StageLostError,
     StalledError,
+    StartingError,
     SupersededError,
     UnavailableError,
     UnknownModelError,
@@ -54,6 +55,7 @@ from omnistage.client.events import (
     TokenLogprob,
     Usage,
 )
+from omnistage.client.key import UnencryptedKeyWarning
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker
 from omnistage.client.media import AudioLike, ImageLike, MediaLike, Video, VideoLike
@@ -112,11 +114,13 @@ __all__ = [
     "StageLostError",
     "StageReport",
     "StalledError",
+    "StartingError",
     "SupersededError",
     "TextDelta",
     "Timing",
     "TokenLogprob",
     "UnavailableError",
+    "UnencryptedKeyWarning",
     "UnknownModelError",
     "Usage",
     "Video",

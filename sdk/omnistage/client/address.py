@@ -12,6 +12,10 @@ from omnistage.client.errors import BadRequestError
 
 GRPC_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|passthrough|xds):")
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+LOOKUP_S = 2.0
+"""How long a name may take to be found, where nothing depends on it."""
+
 UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 
@@ -33,6 +37,44 @@ async def is_unknown(address: str) -> bool:
     except socket.gaierror as error:
         return error.errno in UNKNOWN
     return False
+
+
+async def is_local(address: str) -> bool:
+    """Whether what is sent there is known to stay on this machine: over a socket of it, or to a host that is a loopback address."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    hosts = _hosts(address)
+    try:
+        async with asyncio.timeout(LOOKUP_S):
+            found = [await _addresses(host) for host in hosts]
+    except (OSError, TimeoutError, ValueError):  # Nobody knows.
+        return False
+    return all(one.is_loopback for many in found for one in many) and all(found) and bool(found)
+
+
+def _hosts(address: str) -> list[str]:
+    """Of HOST:PORT, or of a target of gRPC; none where that says no host."""
+    match = GRPC_TARGET.match(address)
+    if match is None:
+        return [_host(address)]
+    scheme, rest = match[1], address[match.end() :]
+    if scheme == "dns":
+        return [_host(rest.rpartition("/")[2])]
+    return [_host(one) for one in rest.split(",")] if scheme in ("ipv4", "ipv6") else []
+
+
+def _host(text: str) -> str:
+    """Of HOST or HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    return (host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else text).strip("[]")
+
+
+async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Raises OSError for a host that nobody knows."""
+    with suppress(ValueError):
+        return [ipaddress.ip_address(host)]
+    infos = await asyncio.get_running_loop().getaddrinfo(host, None)
+    return [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
 
 
 def _checked(address: str) -> str:

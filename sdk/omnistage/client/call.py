@@ -5,26 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from omnistage.client import fork
-from omnistage.client.errors import OmniError, RouterLostError, UnavailableError, is_broken
+from omnistage.client.connection import Connection
+from omnistage.client.errors import OmniError, RouterLostError, StartingError, UnavailableError, is_broken
 from omnistage.client.events import Event
+from omnistage.client.key import ApiKey
 from omnistage.client.limit import Limit
 from omnistage.client.reader import Reader
 from omnistage.client.request import is_to_be_heard
-from omnistage.client.routers import Router, Routers
+from omnistage.client.routers import Router
 from omnistage.client.upload import Conversing, Uploads
 from omnistage.v1 import omni_pb2
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
 """Between attempts to go on, doubled each time: a router that has just come back may break the first of them."""
 
-NOT_YET = ("DRAINING", "OVERLOADED")
+START_PATIENCE_S = 30.0
+"""How long a pipeline that is starting is waited for, where it is not this client that has it started."""
+
+NOT_YET = ("DRAINING", "OVERLOADED", "STARTING")
 """Refusals of a router that is not ready or has no place yet; with a delay after which it may have."""
 
 GenerateCall = grpc.aio.UnaryStreamCall[omni_pb2.GenerateRequest, omni_pb2.GenerateResponse]
@@ -32,59 +37,79 @@ GenerateCall = grpc.aio.UnaryStreamCall[omni_pb2.GenerateRequest, omni_pb2.Gener
 ROUTER_LOST = "its router was lost on the way"
 
 
-@dataclass(frozen=True, slots=True)
-class CallLimits:
-    """Seconds. answer: for all of it. connect: for the first connection. resume: to find a router that goes on after a loss; 0: never.
-    spent: of the answer's, before the call."""
-
-    answer_s: float
-    connect_s: float
-    resume_s: float
-    spent_s: float = 0.0
-
-
 class Call:
-    """Asks once. If the connection breaks, it asks once more for the rest, under the same request id, and the events go on as if nothing
-    had happened; a second loss is an error."""
+    """Asks once, again while its pipeline starts. If the connection breaks, it asks once more for the rest, under the same request id, and
+    the events go on as if nothing had happened; a second loss is an error."""
 
-    def __init__(self, routers: Routers, request: omni_pb2.GenerateRequest, limits: CallLimits, uploads: Uploads | None = None) -> None:
-        """uploads: files that are streamed, again after a loss."""
-        self._routers = routers
+    def __init__(
+        self,
+        connection: Connection,
+        key: ApiKey | None,
+        request: omni_pb2.GenerateRequest,
+        uploads: Uploads,
+        limit: Limit,
+        resume_s: float,
+    ) -> None:
+        """key: who asks. uploads: files that are streamed, again after a loss. limit: of the whole answer. resume_s: how long to look for a
+        router that goes on after a loss; 0: never."""
+        self._connection = connection
+        self._key = key
         self._asked = request
-        self._uploads = uploads or {}
+        self._uploads = uploads
         self._asked.request_id = request.request_id or uuid.uuid4().hex
         self._asked.batches = True
-        self._limits = limits
-        self._limit = Limit(limits.answer_s, limits.spent_s)
+        self._limit = limit
+        self._resume_s = resume_s
         self._reader = self._new_reader()
+        self._has_begun = False
+        """Whether the private stack was asked to start the pipeline; its router may learn a moment later that it serves."""
+        self._patience: Limit | None = None
+        """For a pipeline that is starting, from the first refusal on."""
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, `Done` last. Raises OmniError."""
-        router = await self._connect()
-        self._reader = self._new_reader()
-        try:
-            async with aclosing(self._read(router)) as events:
-                async for event in events:
-                    yield event
-            return
-        except grpc.aio.AioRpcError as error:
-            if not is_broken(error):
-                raise self._limit.explain(error) from error
-            if self._limit.is_over:
-                raise self._limit.passed() from error
-            broken = error
+        while True:
+            router = await self._connect()
+            self._reader = self._new_reader()
+            try:
+                async with aclosing(self._read(router)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except grpc.aio.AioRpcError as error:
+                if is_broken(error):
+                    if self._limit.is_over:
+                        raise self._limit.passed() from error
+                    broken = error
+                    break
+                start = self._start_of(self._limit.explain(error))
+                if start is None:
+                    raise self._limit.explain(error) from error
+            await start
         self._lose(router, broken)
-        if not self._limits.resume_s:
+        if not self._resume_s:
             raise self._router_lost(router, broken) from broken
         async with aclosing(self._go_on(router.address)) as events:
             async for event in events:
                 yield event
 
+    def _start_of(self, refusal: OmniError) -> Coroutine[Any, Any, None] | None:
+        """What to wait for before asking again, where a pipeline is starting; None: do not ask again."""
+        if not isinstance(refusal, StartingError):
+            return None
+        if self._connection.is_private and not self._has_begun:
+            self._has_begun = True
+            return self._connection.begin(refusal.pipeline, self._limit)
+        self._patience = self._patience or Limit(START_PATIENCE_S)
+        delay_s = refusal.retry_delay_s or LONGEST_WAIT_S
+        is_over = self._patience.ends_within(delay_s) or self._limit.ends_within(delay_s)
+        return None if is_over else asyncio.sleep(delay_s)
+
     async def _connect(self) -> Router:
         """The first router that answers."""
         left_s = self._limit.left_s
         try:
-            return await self._routers.connect(min(left_s, self._limits.connect_s))
+            return await self._connection.connect(min(left_s, self._connection.connect_timeout_s), self._key)
         except UnavailableError as error:
             if self._limit.is_over:
                 raise self._limit.passed(error.message) from error
@@ -95,7 +120,7 @@ class Call:
 
     async def _go_on(self, lost: str) -> AsyncGenerator[Event, None]:
         """The rest of the answer, from whichever router has it started within the limit."""
-        until = time.perf_counter() + self._limits.resume_s
+        until = time.perf_counter() + self._resume_s
         wait_s = FIRST_WAIT_S
         while True:
             router = await self._reconnect(lost, until)
@@ -119,10 +144,11 @@ class Call:
         call: GenerateCall | Conversing
         request = self._reader.request(self._asked)
         if self._uploads:
-            call = Conversing(router.stub, request, self._uploads, self._left_s)
-            fork.leave_to_parent(call.call)
+            conversing = router.stub.Converse(timeout=self._left_s, metadata=router.metadata)
+            fork.leave_to_parent(conversing)
+            call = Conversing(conversing, request, self._uploads)
         else:
-            call = router.stub.Generate(request, timeout=self._left_s)
+            call = router.stub.Generate(request, timeout=self._left_s, metadata=router.metadata)
             fork.leave_to_parent(call)
         try:
             async with aclosing(self._reader.read(call, router.address)) as events:
@@ -137,15 +163,15 @@ class Call:
         patience_s = until - time.perf_counter()
         left_s = self._left_s
         try:
-            return await self._routers.connect(min(patience_s, left_s))
+            return await self._connection.connect(min(patience_s, left_s), self._key)
         except UnavailableError as error:
             if left_s < patience_s:
                 raise self._limit.passed(ROUTER_LOST) from error
-            message = f"the connection to the router at {lost} broke, and none was there to go on within {self._limits.resume_s:g} s"
+            message = f"the connection to the router at {lost} broke, and none was there to go on within {self._resume_s:g} s"
             raise RouterLostError(message, code=error.code) from error
 
     def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
-        self._routers.lost(router.address)
+        self._connection.lost(router.address)
         self._reader.lose(router.address, error.details() or error.code().name)
 
     def _delay_s(self, refusal: OmniError, wait_s: float) -> float | None:

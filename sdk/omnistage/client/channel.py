@@ -1,8 +1,9 @@
-"""The channel to a router, and its options."""
+"""The channel to a router: its credentials and its options."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 
@@ -30,10 +31,22 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str, options: Sequence[tuple[str, int]] = OPTIONS) -> grpc.aio.Channel:
-    """An unconnected channel to HOST:PORT (or any gRPC target such as dns:///router:50050). Call it on the loop that will use it.
-    Raises ForkedError."""
-    fork.use()
-    channel = grpc.aio.insecure_channel(address, options=options)
-    fork.leave_to_parent(channel)
-    return channel
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How a client connects to routers: without encryption."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether nobody on the way can read what is sent."""
+        return False
+
+    def channel(self, address: str, options: Sequence[tuple[str, int]] = OPTIONS) -> grpc.aio.Channel:
+        """An unconnected channel to HOST:PORT (or any gRPC target such as dns:///router:50050). Call it on the loop that will use it.
+        Raises ForkedError."""
+        fork.use()
+        channel = grpc.aio.insecure_channel(address, options=options)
+        fork.leave_to_parent(channel)
+        return channel
+
+
+INSECURE = Credentials()

@@ -10,6 +10,7 @@
     │   └── NotSpokenError     nothing of a text that was to be spoken could be
     ├── UnavailableError       retry_delay_s: nobody answers there now; asking again later may help
     │   ├── OverloadedError    all places are taken
+    │   ├── StartingError    pipeline: it is not ready yet
     │   ├── StageLostError     stage: a server behind the router is gone and nobody took over
     │   └── RouterLostError    the connection to the router broke, and the answer could not go on elsewhere
     ├── DeadlineError          the time limit passed (also a TimeoutError)
@@ -97,7 +98,7 @@ class BadRequestError(RequestError):
 class UnknownModelError(RequestError):
     """No such pipeline, model or voice."""
 
-    hint = "`omnistage pipelines` lists what this server offers."
+    hint = "`omnistage pipelines`, or `pipelines()`, lists what this server offers."
 
 
 class NotAvailableError(RequestError):
@@ -121,6 +122,16 @@ class OverloadedError(UnavailableError):
     """All places are taken; ask again after `retry_delay_s` seconds."""
 
     hint = "Ask again after the stated delay, or start more replicas (omnistage serve --replicas STAGE=N)."
+
+
+class StartingError(UnavailableError):
+    """The pipeline that was asked is not ready yet. `pipeline`: its name."""
+
+    hint = "It starts: ask again in a while. `omnistage status` shows what is up; the log of `omnistage serve` says what did not start."
+
+    @property
+    def pipeline(self) -> str:
+        return self.metadata.get("pipeline", "")
 
 
 class StageLostError(UnavailableError):
@@ -218,6 +229,7 @@ BY_REASON: Mapping[str, type[OmniError]] = {
     "STALE_REFERENCE": StageLostError,
     "REVISION_MISMATCH": StageLostError,
     "DRAINING": UnavailableError,
+    "STARTING": StartingError,
     "DEADLINE": DeadlineError,
     "CLIENT_STALLED": StalledError,
     "SUPERSEDED": SupersededError,

@@ -16,7 +16,8 @@ from pathlib import Path
 import grpc
 
 from omnistage.client.address import split
-from omnistage.client.errors import BadRequestError, UnavailableError
+from omnistage.client.errors import BadRequestError, RequestError, UnavailableError, UnknownModelError
+from omnistage.client.key import ApiKey
 from omnistage.client.listing import Pipeline
 from omnistage.client.routers import Routers
 from omnistage.v1 import omni_pb2
@@ -28,6 +29,12 @@ OFF = "none"
 
 LOCAL_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens unless it is told otherwise."""
+
+DRAWING_PIPELINE = "picture"
+"""The shipped one, for who asks how drawings are served."""
+
+LACKING = ("model", "thinker", "diffusion")
+"""Fields that a router blames when it has no pipeline for the request."""
 
 PATIENCE_S = 2.0
 """For who listens there, but does not answer at once: it may be busy."""
@@ -47,10 +54,24 @@ class Found:
     is_named: bool
     pipelines: tuple[Pipeline, ...] = ()
 
-    @property
-    def draws(self) -> bool:
-        """Whether it is known to answer drawings."""
-        return any(pipeline.draws for pipeline in self.pipelines)
+    def has(self, pipeline: str) -> bool:
+        """Whether it is known to serve this pipeline, or to start it."""
+        return any(one.name == pipeline for one in self.pipelines)
+
+    def advice(self, missing: str = "") -> str:
+        """How it gets what it lacks. missing: name of a pipeline; empty: the right one is not known here."""
+        names = " ".join([*(one.name for one in self.pipelines), missing or "PIPELINE"])
+        look = "" if missing else "; `omnistage list` shows pipelines"
+        return f"`omnistage stop`, then `omnistage serve {names}` adds it{look}. {VARIABLE}={OFF} gives a stack of your own instead."
+
+    def advise(self, error: RequestError, asked: omni_pb2.GenerateRequest) -> None:
+        """Give the refusal of what was asked a hint, where this router lacks it. Beside one that was found no other is started."""
+        if "candidates" in error.metadata or not (error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in LACKING):
+            return
+        error.hint = UnknownModelError.hint
+        if self.pipelines and not self.has(asked.model):
+            missing = asked.model or (DRAWING_PIPELINE if asked.HasField("diffusion") else "")
+            error.hint = self.advice("" if self.has(missing) else missing)
 
 
 def named_router() -> Found | None:
@@ -70,9 +91,9 @@ def is_off() -> bool:
     return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 
-async def find_router() -> Found | None:
+async def find_router(key: ApiKey | None = None) -> Found | None:
     """The one that the variable names, without a look whether it runs; else the one of this machine, if it can be trusted and answers.
-    None: there is none."""
+    None: there is none. key: who asks; only a router of this machine that can be trusted is shown it here."""
     if is_off():
         return None
     if (named := named_router()) is not None:
@@ -82,13 +103,13 @@ async def find_router() -> Found | None:
         return None
     routers = Routers(address, is_ours)
     try:
-        router = await routers.connect(PATIENCE_S)
-        response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S)
+        router = await routers.connect(PATIENCE_S, key)
+        response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S, metadata=router.metadata)
     except (UnavailableError, grpc.aio.AioRpcError):  # It hangs, or is something else.
         return None
     finally:
         await routers.close()
-    pipelines = tuple(Pipeline.of(model) for model in response.models)
+    pipelines = tuple(Pipeline.all_of(response))
     return Found(address, is_named=False, pipelines=pipelines) if pipelines else None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
 
@@ -15,11 +17,20 @@ HINT_CUT_SHORT = "A proxy before the router has a time limit of its own: give it
 
 
 class Limit:
-    """Runs from now on. seconds: above 0. spent_s: of these, before now."""
+    """Runs from now on. seconds: above 0."""
 
-    def __init__(self, seconds: float, spent_s: float = 0.0) -> None:
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._until = time.perf_counter() + seconds - spent_s
+        self._until = time.perf_counter() + seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time of what is done meanwhile does not count."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._until += time.perf_counter() - begun
 
     @property
     def spent_s(self) -> float:
@@ -37,10 +48,22 @@ class Limit:
     def is_over(self) -> bool:
         return time.perf_counter() >= self._until
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether nothing is left of it so many seconds from now."""
+        return time.perf_counter() + seconds >= self._until
+
     def passed(self, *more: str) -> DeadlineError:
         """The error of a call that is not complete when its time is over. more: what else there is to say of it."""
         message = "; ".join([f"the answer was not complete within {self.seconds:g} s", *more])
         return DeadlineError(message, reason="DEADLINE", code=grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """A failed call in here is raised as the exception of the tree."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self.explain(error) from error
 
     def explain(self, error: grpc.aio.AioRpcError) -> OmniError:
         """The exception for a failed call. gRPC has several texts for a time limit that passed, none of which says whose limit it was."""

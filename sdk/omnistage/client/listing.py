@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from omnistage.client.reader import stage_name, state_name
 from omnistage.v1 import omni_pb2
 
+PipelineState = Literal["ready", "starting"]
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What can be asked. on_request: outputs that come only if a call names them."""
+    """What can be asked. on_request: outputs that come only if a call names them. state: ready, or starting, for one that cannot be asked
+    yet."""
 
     name: str
     stages: tuple[str, ...]
@@ -20,29 +24,37 @@ class Pipeline:
     voices: tuple[str, ...]
     description: str
     on_request: tuple[str, ...] = ()
+    state: PipelineState = "ready"
 
     @property
     def draws(self) -> bool:
         """Whether it answers `draw`."""
         return "diffusion" in self.stages
 
-    @property
-    def only_draws(self) -> bool:
-        """Whether it answers nothing else."""
-        return self.draws and "thinker" not in self.stages
+    @classmethod
+    def all_of(cls, listed: omni_pb2.ListModelsResponse) -> list[Pipeline]:
+        """Those of a router, the ready ones first."""
+        return [*(cls._of(model, "ready") for model in listed.models), *(cls._of(model, "starting") for model in listed.starting)]
 
     @classmethod
-    def of(cls, model: omni_pb2.Model) -> Pipeline:
-        stages = tuple(stage_name(kind) for kind in model.stages)
+    def _of(cls, model: omni_pb2.Model, state: PipelineState) -> Pipeline:
         return cls(
-            model.name, stages, tuple(model.inputs), tuple(model.outputs), tuple(model.voices), model.description, tuple(model.on_request)
+            name=model.name,
+            stages=tuple(stage_name(kind) for kind in model.stages),
+            inputs=tuple(model.inputs),
+            outputs=tuple(model.outputs),
+            voices=tuple(model.voices),
+            description=model.description,
+            on_request=tuple(model.on_request),
+            state=state,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One stage server. state: serving, draining or lost. sessions, queue: running and waiting. transport: how tensors reach it, most used
-    first, empty while it has had no session. settings: what it chose and why, by name: device, dtype, sizes of batch and cache."""
+    """One stage server. state: serving, draining, lost, or starting: it has not answered yet. sessions, queue: running and waiting.
+    transport: how tensors reach it, most used first, empty while it has had no session. settings: what it chose and why, by name: device,
+    dtype, sizes of batch and cache."""
 
     pipeline: str
     stage: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import time
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
@@ -14,7 +15,8 @@ from typing import Any, Self, TypeVar, Unpack
 from omnistage.client import fork
 from omnistage.client.about import takes
 from omnistage.client.answer import Answer
-from omnistage.client.async_omni import CONNECT_TIMEOUT_S, RESUME_TIMEOUT_S, AsyncOmni
+from omnistage.client.async_omni import RESUME_TIMEOUT_S, AsyncOmni
+from omnistage.client.connection import CONNECT_TIMEOUT_S
 from omnistage.client.errors import ClosedError, OmniError
 from omnistage.client.events import Event
 from omnistage.client.listing import Pipeline, Replica
@@ -41,6 +43,10 @@ class Omni:
     `model_path`, a folder or the name of one at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its
     processes end with this client, with this Python process, and also if that is killed.
 
+    api_key: says who asks, to be told apart from others by the router; without it the one in `OMNISTAGE_API_KEY`, or none. It goes with
+    every call, and into no message, repr or log. Over a connection to another host that is not encrypted it is sent with an
+    `UnencryptedKeyWarning`.
+
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
@@ -54,6 +60,7 @@ class Omni:
         self,
         *,
         address: str | None = None,
+        api_key: str | None = None,
         model_path: str | PathLike[str] | None = None,
         tensor_parallel_size: int | Mapping[str, int] = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -62,6 +69,7 @@ class Omni:
     ) -> None:
         self._client = AsyncOmni(
             address=address,
+            api_key=api_key,
             model_path=model_path,
             tensor_parallel_size=tensor_parallel_size,
             connect_timeout_s=connect_timeout_s,
@@ -71,6 +79,8 @@ class Omni:
         self._thread = LoopThread.acquire()
         self._abandoned = weakref.finalize(self, _abandon, self._client, self._thread)
         self._abandoned.atexit = False
+        self._owner = self
+        """Who closes it; of a view another client, which is kept by it."""
         _open.add(self)
         try:
             self._run(self._client.start_limit_s, self._client.start())
@@ -87,6 +97,14 @@ class Omni:
     def __repr__(self) -> str:
         return f"Omni({self._client.whereabouts})"
 
+    def as_client(self, api_key: str) -> Self:
+        """The same client for somebody else, who has a key of his own: for a gateway that serves many. It uses this client's connection
+        and stack; closing it closes nothing, and when this client is closed it raises ClosedError. Raises BadRequestError for what is no
+        key."""
+        view = copy.copy(self)
+        view._client = self._client.as_client(api_key)
+        return view
+
     @property
     def address(self) -> str:
         """HOST:PORT of the router in use; others may use it while this client is open."""
@@ -96,7 +114,7 @@ class Omni:
         """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
 
         In a forked child it does nothing: all of it belongs to the parent."""
-        if fork.is_child_of_user() or self._abandoned.detach() is None:
+        if fork.is_child_of_user() or self._owner is not self or self._abandoned.detach() is None:
             return
         _open.discard(self)
         if self._thread.is_current:  # a finalizer of the caller's, on our thread

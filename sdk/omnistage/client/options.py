@@ -122,8 +122,6 @@ DIFFUSION = (
     *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache", "layers"),
     "media_type",
 )
-NOT_DRAWN = (*THINKER, *SAMPLING, *CONSTRAINTS, *TALKER, *CODE2WAV)
-"""Options that a drawing has no use for."""
 
 EVERY_CALL = (*TOP, "timeout_s")
 SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,10 +14,10 @@ from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
 from omnistage.client.encoder import ENCODINGS
-from omnistage.client.errors import BadRequestError
-from omnistage.client.listing import Pipeline
+from omnistage.client.errors import BadRequestError, RequestError
+from omnistage.client.limit import Limit
 from omnistage.client.media import AudioLike, ImageLike, Medium, VideoLike, to_medium, to_part
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, NOT_DRAWN, SAMPLING, TALKER, THINKER, TOP
+from omnistage.client.options import CODE2WAV, CONSTRAINTS, SAMPLING, TALKER, THINKER, TOP
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
@@ -35,14 +37,13 @@ Unread = Callable[[list[Medium]], int]
 class Request:
     """A request whose form is checked, and whose media are still to be read."""
 
-    def __init__(
-        self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = (), prompt: str | None = None
-    ) -> None:
+    def __init__(self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = ()) -> None:
         """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
-        bytes, as far as they are in the request. prompt: all that it says, if that could be drawn too. Raises BadRequestError for a value
-        of an option that cannot be, TypeError for an unknown one."""
-        self._request, self._unread, self._options, self._prompt = request, unread, options, prompt
+        bytes, as far as they are in the request. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown
+        one."""
+        self._request, self._unread = request, unread
         self._media: list[Medium] = []
+        self.timeout_s = time_limit_s(options)
         _set_options(request, options)
         self._background = _colour(options.get("background"))
 
@@ -50,29 +51,6 @@ class Request:
     def uploads(self) -> dict[str, Upload]:
         """Files that are streamed, by port; known when the request is complete."""
         return {port: medium.part for port, medium in _streamed(self._media).items() if isinstance(medium.part, Upload)}
-
-    @property
-    def has_unread(self) -> bool:
-        """True if `complete` has media to read."""
-        return bool(self._unread)
-
-    def drawing(self, pipelines: Sequence[Pipeline]) -> Request | None:
-        """The same as a drawing, if of these pipelines those that could be meant only draw; None for a request that is another matter. It
-        has to be complete. Raises BadRequestError for options and media that a drawing has no use for."""
-        if self._prompt is None:
-            return None
-        named, outputs = self._request.model, set(self._request.outputs)
-        meant = [one for one in pipelines if named in ("", one.name) and outputs <= {*one.outputs, *one.on_request}]
-        if self._request.HasField("diffusion"):
-            meant = [one for one in meant if one.draws]
-        if not meant or not all(one.only_draws for one in meant):
-            return None
-        if unused := [name for name in NOT_DRAWN if self._options.get(name) is not None]:
-            told = f"is of text and sound, and {meant[0].name} only draws: leave it out; it takes {', '.join(DIFFUSION)}"
-            raise BadRequestError.of(unused[0], told)
-        request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=self._prompt))
-        unread = [partial(_read_again, medium, request.diffusion.images.add()) for medium in self._media]
-        return Request(request, self._options, unread)
 
     def complete(self) -> omni_pb2.GenerateRequest:
         """All of it, its media read the first time. That may block: no event loop is the place for it. Raises BadRequestError for a medium
@@ -87,7 +65,17 @@ class Request:
         _check_size(self._request.ByteSize())
         return self._request
 
-    def named(self, error: BadRequestError) -> BadRequestError | None:
+    async def read(self, limit: Limit) -> omni_pb2.GenerateRequest:
+        """`complete`, beside the event loop where media are read."""
+        if not self._unread:
+            return self.complete()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit.left_s):
+                return await asyncio.to_thread(self.complete)
+        # Behind the TimeoutError, not beside it: that leads to the task, and would keep the media with it.
+        raise limit.passed("its media were not read by then")
+
+    def named(self, error: RequestError) -> RequestError | None:
         """A server's refusal of a medium, which it knows by its number or its port, in the words of the caller; None for one of anything
         else."""
         named = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
@@ -108,7 +96,7 @@ def for_prompt(
     parts: list[Part] = list(listed_media({"images": images, "audios": audios, "videos": videos}, "", to_medium))
     if prompt or not parts:
         parts.append(stage_pb2.Part(text=prompt))
-    return _for_turns([("user", parts)], options, prompt)
+    return _for_turns([("user", parts)], options)
 
 
 def for_conversation(conversation: Conversation, options: Options) -> Request:
@@ -133,7 +121,7 @@ def for_drawing(prompt: str, images: Sequence[ImageLike], options: Options) -> R
     return Request(request, options, unread)
 
 
-def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options, prompt: str | None = None) -> Request:
+def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) -> Request:
     request, unread = omni_pb2.GenerateRequest(), list[Unread]()
     for role, parts in turns:
         message = request.thinker.messages.add(role=role)
@@ -142,7 +130,7 @@ def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options, pr
                 message.parts.append(part)
             else:
                 unread.append(partial(_read_medium, part, message.parts.add()))
-    return Request(request, options, unread, prompt)
+    return Request(request, options, unread)
 
 
 def _read_medium(read: ReadMedium, place: stage_pb2.Part, media: list[Medium]) -> int:
@@ -162,15 +150,6 @@ def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, me
     part = read()
     place.CopyFrom(part.media)
     return len(part.media.data)
-
-
-def _read_again(medium: Medium, place: stage_pb2.Media, media: list[Medium]) -> int:
-    """A medium of a request that was complete, as one to draw from: those are never streamed."""
-    part = medium.part
-    media_type = part.media_type if isinstance(part, Upload) else part.media.media_type
-    if not media_type.startswith("image/"):
-        raise medium.refused("is no picture; a drawing starts from pictures only")
-    return _read_picture(lambda: to_part(part.source, "image", medium.where) if isinstance(part, Upload) else part, place, media)
 
 
 def _streamed(media: Iterable[Medium]) -> dict[str, Medium]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import grpc
 
-from omnistage.client.address import is_unknown, split
-from omnistage.client.channel import open_channel
+from omnistage.client.address import is_local, is_unknown, split
+from omnistage.client.channel import INSECURE, Credentials
 from omnistage.client.errors import ClosedError, UnavailableError
+from omnistage.client.key import ApiKey, UnencryptedKeyWarning
 from omnistage.v1 import omni_pb2_grpc
 
 if TYPE_CHECKING:
@@ -23,10 +25,16 @@ TURN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that was connected a moment ago."""
+    """A router that was connected a moment ago. metadata: of each call to it, who asks."""
 
     address: str
     stub: OmniServiceAsyncStub
+    metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+def warn(message: str) -> None:
+    """Of a key that is sent where others can read it."""
+    warnings.warn(message, UnencryptedKeyWarning, stacklevel=2)
 
 
 class Routers:
@@ -36,16 +44,27 @@ class Routers:
     lost, then the one after it, and so on in a circle.
 
     is_trusted: asked with the address whenever one is to be used, for those that nobody named; UnavailableError where it says no.
+    warn: told once for each address to which a key goes unencrypted, before it does.
     """
 
-    def __init__(self, address: str, is_trusted: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        is_trusted: Callable[[str], bool] | None = None,
+        *,
+        credentials: Credentials = INSECURE,
+        warn: Callable[[str], None] = warn,
+    ) -> None:
         self._addresses = split(address)
         self._is_trusted = is_trusted
+        self._credentials = credentials
+        self._warn = warn
+        self._warned: set[str] = set()
+        """Addresses that are local, or that `warn` was told of."""
         self._resolved: set[str] = set()
         """Those whose host was known once. It may vanish while a router is started again, and is waited for then."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._next = 0
-        self._connections = 0
         self._waits: set[asyncio.Timeout] = set()
         self._closed = False
 
@@ -54,19 +73,14 @@ class Routers:
         """The one in use, or the first to be tried."""
         return self._addresses[self._next]
 
-    @property
-    def connection(self) -> int:
-        """The number of the connection in use, which no other one has; 0 while there is none."""
-        channel = self._channels.get(self.address)
-        return self._connections if channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY else 0
-
-    async def connect(self, timeout_s: float) -> Router:
-        """The first router that is connected. Raises UnavailableError when none is within `timeout_s` seconds, or no host is known."""
+    async def connect(self, timeout_s: float, key: ApiKey | None = None) -> Router:
+        """The first router that is connected, for who asks with this key. Raises UnavailableError when none is within `timeout_s` seconds,
+        or no host is known."""
         try:
             async with asyncio.timeout(timeout_s) as wait:
                 self._waits.add(wait)
                 try:
-                    router = await self._first_connected()
+                    address = await self._first_connected()
                 finally:
                     self._waits.discard(wait)
         except TimeoutError:
@@ -75,10 +89,22 @@ class Routers:
             where = ", ".join(self._addresses)
             raise UnavailableError(f"no server answers at {where} (waited {timeout_s:g} s)", code=grpc.StatusCode.UNAVAILABLE) from None
         # After the connection, not before: who listens may have changed in between.
-        if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, router.address):
-            hint = f"If you trust it, name it: address={router.address!r}, or --address."
-            raise UnavailableError(f"who listens at {router.address} by now is another user of this machine, or nobody", hint=hint)
-        return router
+        if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, address):
+            hint = f"If you trust it, name it: address={address!r}, or --address."
+            raise UnavailableError(f"who listens at {address} by now is another user of this machine, or nobody", hint=hint)
+        stub = omni_pb2_grpc.OmniServiceStub(self._channel(address))
+        if key is None:
+            return Router(address, stub)
+        await self._watch_key(address)
+        return Router(address, stub, key.metadata)
+
+    async def _watch_key(self, address: str) -> None:
+        """Whoever has made an error of the warning sends no key."""
+        if self._credentials.is_encrypted or address in self._warned:
+            return
+        if not await is_local(address):
+            self._warn(f"the API key goes to {address} unencrypted: whoever is on the way can read it; use a tunnel, or a trusted network")
+        self._warned.add(address)
 
     def lost(self, address: str) -> None:
         """Ask the one after it next. Calls that were on the same router may all say so."""
@@ -93,7 +119,7 @@ class Routers:
         for channel in self._channels.values():
             await channel.close()
 
-    async def _first_connected(self) -> Router:
+    async def _first_connected(self) -> str:
         while True:
             unknown = 0
             for number in self._circle():
@@ -102,7 +128,7 @@ class Routers:
                     unknown += 1
                 elif await self._is_connected(address):
                     self._next = number
-                    return Router(address, omni_pb2_grpc.OmniServiceStub(self._channel(address)))
+                    return address
             if unknown == len(self._addresses):
                 raise UnavailableError(f"no such host: {', '.join(self._addresses)}", hint="Check the spelling of the host name.")
 
@@ -127,7 +153,6 @@ class Routers:
         try:
             async with asyncio.timeout(None if alone else TURN_S):
                 state = channel.get_state(try_to_connect=True)
-                self._connections += state is not grpc.ChannelConnectivity.READY
                 while state is not grpc.ChannelConnectivity.READY:
                     # A failure that is already there is an old one: gRPC tries again by itself, so its next state is waited for.
                     await channel.wait_for_state_change(state)
@@ -142,5 +167,5 @@ class Routers:
         if self._closed:
             raise ClosedError("this client is closed")
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = self._credentials.channel(address)
         return self._channels[address]

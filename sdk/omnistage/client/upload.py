@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from omnistage.client.errors import DETAILS_KEY, DOMAIN, BadRequestError
-from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 LEAST_BYTES = 16 << 20
 """Of a file that is streamed. A smaller one is in the request."""
@@ -51,10 +51,8 @@ class Conversing:
     """One request through `Converse`, whose files are streamed meanwhile: the messages that `Generate` would answer, as an async iterator.
     `cancel` it in any case."""
 
-    def __init__(
-        self, stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest, uploads: Uploads, timeout_s: float
-    ) -> None:
-        self.call: ConverseCall = stub.Converse(timeout=timeout_s)
+    def __init__(self, call: ConverseCall, request: omni_pb2.GenerateRequest, uploads: Uploads) -> None:
+        self.call = call
         self._request = request
         self._files = [_File(port, upload) for port, upload in uploads.items()]
         self._grown = asyncio.Event()

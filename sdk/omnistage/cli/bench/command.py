@@ -13,7 +13,7 @@ import typer
 from omnistage.cli import interrupt
 from omnistage.cli.ask import MaxTokens, Profile, TextOnly, Voice
 from omnistage.cli.lists import Running
-from omnistage.cli.options import Json, Timeout, Verbose
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, ApiKey, Json, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ Plot = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw it: .png 
 
 def bench(
     address: Running = None,
+    api_key: ApiKey = None,
     pipeline: Pipeline = "",
     concurrency: Concurrency = None,
     rate: Rate = None,
@@ -106,7 +107,7 @@ def bench(
     out: Out = None,
     plot: Plot = None,
     json: Json = False,
-    timeout: Timeout = 120.0,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     verbose: Verbose = False,
 ) -> None:
     """Measure a running router under load.
@@ -142,7 +143,7 @@ def bench(
         from omnistage.cli.targets import must_run
 
         questions = Questions(task, typed.prompts_of(prompts, input_words, seed, to_draw=draw), options, seed, tokens)
-        where = address if address is not None else must_run()
+        where = must_run(address, api_key)
         extent = partial(typed.extent_of, requests=requests, seconds=seconds)
         _run(Plan(where, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
 

@@ -26,7 +26,7 @@ def as_object(result: Result) -> dict[str, Any]:
         "version": version(),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "client": {"python": platform.python_version(), "cpus": os.cpu_count()},
-        "address": plan.address,
+        "address": plan.where.address,
         "stages": [asdict(stage) for stage in result.stages],
         "task": questions.task,
         "prompts": questions.prompts.told,

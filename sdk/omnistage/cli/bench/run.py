@@ -17,6 +17,7 @@ from omnistage.cli.bench.summary import Summary
 from omnistage.cli.bench.watching import watched
 from omnistage.cli.connect import connected
 from omnistage.cli.interruptible import Interrupted
+from omnistage.cli.where import Where
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import RequestError, UnknownModelError
 from omnistage.client.listing import Replica
@@ -30,7 +31,7 @@ class Plan:
     """What is to be measured. extent_of: how long each level goes on. warmup: requests before each level that no figure
     counts. timeout_s: of each request."""
 
-    address: str
+    where: Where
     questions: Questions
     loads: Sequence[Load]
     extent_of: Callable[[Load], Extent]
@@ -80,7 +81,7 @@ async def run(plan: Plan, audience: Audience | None, verbose: bool) -> Result:
     Interrupted by a second signal, or by one before anything was measured."""
     stop = Stop()
     try:
-        async with connected(plan.address, plan.timeout_s, verbose) as omni:
+        async with connected(plan.where, plan.timeout_s, verbose) as omni:
             return await _measure(plan, omni, stop, audience)
     except asyncio.CancelledError:
         if not stop.came:

@@ -37,7 +37,7 @@ class Screen:
         plan = result.plan
         named = plan.questions.options.get("pipeline", "")
         models = [stage.model for stage in result.stages if stage.pipeline == named or not named]
-        parts = [f"asking {plan.address}", named, ", ".join(dict.fromkeys(models)), plan.questions.prompts.told]
+        parts = [f"asking {plan.where.address}", named, ", ".join(dict.fromkeys(models)), plan.questions.prompts.told]
         if plan.questions.tokens is not None:
             parts.append(f"answers of {plan.questions.tokens} tokens")
         self._line(" · ".join(filter(None, parts)), "dim")

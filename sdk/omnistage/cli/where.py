@@ -1,0 +1,41 @@
+"""Where a command asks, and who asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnistage.cli.layout import Layout
+from omnistage.client.channel import INSECURE, Credentials
+from omnistage.client.found import Found
+from omnistage.client.key import ApiKey
+from omnistage.client.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """at: a router, or the stack to start for this call. api_key: who asks; None: nobody says. pipeline: to be named with each request to
+    that router; empty: the router chooses."""
+
+    at: Found | Layout
+    api_key: ApiKey | None = None
+    credentials: Credentials = INSECURE
+    pipeline: str = ""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the router; empty until one is started."""
+        return self.at.address if isinstance(self.at, Found) else ""
+
+    def options(self, given: Options) -> Options:
+        """Of a request to it."""
+        return Options(**given, pipeline=self.pipeline) if self.pipeline else given
+
+
+def typed_key(typed: str | None) -> ApiKey | None:
+    """Of `--api-key` or its variable. Raises BadRequestError."""
+    return None if typed is None else ApiKey(typed, "--api-key")
+
+
+def named(address: str, api_key: str | None, pipeline: str = "") -> Where:
+    """The router that `--address` names. Raises BadRequestError for what is no key."""
+    return Where(Found(address, is_named=True), typed_key(api_key), pipeline=pipeline)

@@ -1,0 +1,145 @@
+"""The router that clients ask, one client or many that share it: one that was named, one that was found, or that of a private stack."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from omnistage.client import fork
+from omnistage.client.channel import INSECURE, Credentials
+from omnistage.client.errors import ClosedError, RequestError, WrongLoopError
+from omnistage.client.found import Found, find_router, is_ours
+from omnistage.client.key import ApiKey
+from omnistage.client.limit import Limit
+from omnistage.client.private_stack import PrivateStack, StackPlan
+from omnistage.client.routers import Router, Routers, warn
+from omnistage.v1 import omni_pb2
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Connection:
+    """What is opened with the first call, on one event loop, and closed once."""
+
+    def __init__(
+        self,
+        where: Found | StackPlan,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        *,
+        credentials: Credentials = INSECURE,
+        warn: Callable[[str], None] = warn,
+    ) -> None:
+        """where: a router, or what to start; if that says nothing, a router that runs is asked instead. warn: as of `Routers`. Raises
+        BadRequestError for what is no address."""
+        self._plan = where if isinstance(where, StackPlan) else StackPlan()
+        self._stack = PrivateStack(self._plan) if isinstance(where, StackPlan) else None
+        self._found = None if isinstance(where, StackPlan) else where
+        self._may_find = self._stack is not None and self._plan.says_nothing
+        """Whether a router that runs is as good as a stack of its own; until it has been looked for."""
+        self._credentials, self._warn = credentials, warn
+        self._routers = None if self._found is None else self._routers_at(self._found)
+        self._starting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self.connect_timeout_s = connect_timeout_s
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the router in use; empty until a private stack has started."""
+        return "" if self._routers is None else self._routers.address
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def whereabouts(self) -> str:
+        """Where it leads, whether that is a private stack, and whether it can be used, for people."""
+        kind = ", private stack" if self.is_private else ""
+        return f"{self.address or 'not started'}{kind}, {'closed' if self._is_closed else 'open'}"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the router is that of a stack of its own."""
+        return self._stack is not None and self._found is None
+
+    @property
+    def start_limit_s(self) -> float:
+        """How long `start` takes at most, seconds, with a first connection."""
+        return self.connect_timeout_s + (0.0 if self._stack is None else self._stack.start_limit_s)
+
+    async def start(self, key: ApiKey | None) -> None:
+        """Find the router, or start a private stack, whose setting bounds its time. key: of who asks. Raises ClosedError and StackError."""
+        fork.check()
+        self._stay_on_loop()
+        async with self._starting:
+            self._check_open()
+            if self._may_find:
+                self._found, self._may_find = await find_router(key), False
+                if self._found is not None:
+                    self._routers = self._routers_at(self._found)
+                    log.info("asking the router at %s, which runs already", self._found.address)
+            if self._routers is None:
+                assert self._stack is not None
+                self._routers = Routers(await self._stack.started(), credentials=self._credentials, warn=self._warn)
+
+    async def connect(self, timeout_s: float, key: ApiKey | None) -> Router:
+        """The first router that answers, for who asks with this key. Raises what `start` and `Routers.connect` do."""
+        await self.start(key)
+        assert self._routers is not None
+        return await self._routers.connect(timeout_s, key)
+
+    def lost(self, address: str) -> None:
+        """Connect to the next router from now on, if there are several."""
+        assert self._routers is not None
+        self._routers.lost(address)
+
+    async def begin(self, pipeline: str, limit: Limit) -> None:
+        """Have the private stack start a pipeline of its own, and wait until it serves. The start goes on where the limit passes."""
+        assert self._stack is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit.left_s):
+                await self._stack.begun(pipeline)
+                return
+        raise limit.passed(f"{pipeline} was still starting, and goes on with it")
+
+    def advise(self, error: RequestError, asked: omni_pb2.GenerateRequest) -> None:
+        """Say what to do about a refusal, where the router lacks what was asked."""
+        (self._found or Found(self.address, is_named=True)).advise(error, asked)
+
+    async def disconnect(self) -> None:
+        """The first half of the end: cancel what runs and close the channels."""
+        if self._loop is not None and self._loop.is_closed():
+            self._is_closed = True  # and all that ran on it has ended
+            return
+        self._stay_on_loop()
+        self._is_closed = True
+        if self._stack is not None:
+            self._stack.give_up()
+        async with self._starting:
+            if self._routers is not None:
+                await self._routers.close()
+
+    def stop_stack(self) -> None:
+        """The second half: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
+        if self._stack is not None:
+            self._stack.stop()
+
+    def _routers_at(self, found: Found) -> Routers:
+        return Routers(found.address, None if found.is_named else is_ours, credentials=self._credentials, warn=self._warn)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this client is closed")
+
+    def _stay_on_loop(self) -> None:
+        """Channels belong to the loop on which they were opened. Raises WrongLoopError on another one."""
+        running = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = running
+        if self._loop is not running:
+            raise WrongLoopError("this AsyncOmni was first used on another event loop")
