@@ -113,7 +113,7 @@ async def test_a_file_that_gets_shorter_or_goes_away_meanwhile_is_told(standing:
         request = asked.complete()
         change()
         async with omni_stub(standing.address) as stub:
-            conversing = Conversing(stub, request, asked.uploads, 30)
+            conversing = Conversing(stub.Converse(timeout=30), request, asked.uploads)
             with pytest.raises(BadRequestError, match=r"videos\[0\]: .*film.mp4"):
                 async for _ in conversing:
                     pass

@@ -96,6 +96,8 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
         self.requests: list[omni_pb2.GenerateRequest] = []
         self.left_s: list[float] = []
         """Time limit that each request came with."""
+        self.keys: list[object] = []
+        """API key that each request came with, or None."""
         self._news = asyncio.Condition()
         self.cancelled = asyncio.Event()
         """A request was given up by its client."""
@@ -108,6 +110,7 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
     async def Generate(self, request: omni_pb2.GenerateRequest, context: GenerateContext) -> AsyncIterator[omni_pb2.GenerateResponse]:
         self.requests.append(request)
         self.left_s.append(context.time_remaining() or 0.0)
+        self.keys.append(dict(context.invocation_metadata() or ()).get("x-api-key"))
         async with self._news:
             self._news.notify_all()
         play = self._plays.pop(0) if self._plays else None
@@ -154,6 +157,8 @@ class Wire:
         self._relays: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.StreamWriter] = set()
         self.address = ""
+        self.taken = 0
+        """Connections, in all."""
 
     def connect(self) -> None:
         """Take connections, on the same port as before."""
@@ -185,6 +190,7 @@ class Wire:
 
     def _accept(self, listening: socket.socket) -> None:
         connection, _ = listening.accept()
+        self.taken += 1
         relay = asyncio.create_task(self._relay(connection))
         self._relays.add(relay)
         relay.add_done_callback(self._relays.discard)

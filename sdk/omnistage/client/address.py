@@ -58,8 +58,9 @@ def _hosts(address: str) -> list[str]:
     if match is None:
         return [_host(address)]
     scheme, rest = match[1], address[match.end() :]
-    if scheme == "dns":
-        return [_host(rest.rpartition("/")[2])]
+    if scheme == "dns" and (not rest.startswith("//") or rest.startswith("///")):
+        return [_host(rest.removeprefix("///"))]
+    # Another name server, named there, may know other hosts.
     return [_host(one) for one in rest.split(",")] if scheme in ("ipv4", "ipv6") else []
 
 
