@@ -88,6 +88,7 @@ A replica that several pipelines share counts once.
 
 - Clients are told apart by the metadata key `x-api-key`, else by their host, of IPv6 by the network of 64 bits. The router checks no keys:
   where strangers reach it, a gateway that does stands before it. All clients behind one gateway that passes no keys on are one client.
+  A key is given by `api_key=`, `as_client(key)` or `--api-key` ([client.md](client.md#who-asks)); it is no login.
 - One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second one as much of the rest, and
   so on. A client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
 - Where all places are taken, a client that holds less than an equal share waits: {MAX_WAITING_EACH} requests at most, {MAX_WAITING} of

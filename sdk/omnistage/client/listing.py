@@ -31,6 +31,11 @@ class Pipeline:
         """Whether it answers `draw`."""
         return "diffusion" in self.stages
 
+    @property
+    def only_draws(self) -> bool:
+        """Whether it answers nothing else."""
+        return self.draws and "thinker" not in self.stages
+
     @classmethod
     def all_of(cls, listed: omni_pb2.ListModelsResponse) -> list[Pipeline]:
         """Those of a router, the ready ones first."""
