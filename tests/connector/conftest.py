@@ -77,14 +77,13 @@ def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
         *,
         arena: Arena | None = None,
         inline_limit: int = 0,
-        checksum: bool = False,
         share: Share | None = None,
         byte_limit: int = 1 << 30,
         copy: bool = False,
     ) -> Pair:
         arena = arena or make_arena()
         before = settled(arena).leases
-        sender = Sender(arena, inline_limit=inline_limit, checksum=checksum, share=share)
+        sender = Sender(arena, inline_limit=inline_limit, share=share)
         pair = Pair(sender, Receiver(byte_limit=byte_limit, copy=copy), arena)
         pair.sender.accept(pair.receiver.answer(pair.sender.offers()))
         assert pair.sender.transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY, pair.sender.reason

@@ -12,7 +12,7 @@ PART_BYTES = 1 << 20
 """Most bytes of one InlinePart."""
 
 
-def split(raw: Raw, layout: Layout, crc32c: int | None = None) -> Iterator[tensor_pb2.Tensor]:
+def split(raw: Raw, layout: Layout) -> Iterator[tensor_pb2.Tensor]:
     """Yield the messages that carry `raw` (uint8, one dimension, `layout.size` long): one at least, also for a tensor of no bytes."""
     data = raw.data if layout.size else memoryview(b"")
     for offset in range(0, max(layout.size, 1), PART_BYTES):
@@ -20,8 +20,6 @@ def split(raw: Raw, layout: Layout, crc32c: int | None = None) -> Iterator[tenso
         tensor.inline.data = bytes(data[offset : offset + PART_BYTES])
         tensor.inline.offset = offset
         tensor.inline.total_bytes = layout.size
-        if crc32c is not None:
-            tensor.crc32c = crc32c
         yield tensor
 
 

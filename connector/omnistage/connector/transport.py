@@ -71,8 +71,7 @@ class Parcel:
             return self._messages
         block = self._block
         raw = np.frombuffer(block.segment.map, np.uint8, block.length, block.payload_offset)
-        crc = self._messages[0].crc32c if self._messages[0].HasField("crc32c") else None
-        return list(inline.split(raw, self._layout, crc))
+        return list(inline.split(raw, self._layout))
 
     def drop(self) -> None:
         """It will not be sent again. Idempotent."""
@@ -90,13 +89,11 @@ class Sender:
         arena: Arena | None,
         *,
         inline_limit: int = INLINE_LIMIT,
-        checksum: bool = False,
         share: Share | None = None,
         on_post: Callable[[str, int], None] = lambda transport, size: None,
     ) -> None:
         """arena: this process's memory, or None for inline only.
         inline_limit: tensors of fewer bytes go inline; 0 sends every tensor that has a byte through shared memory.
-        checksum: add CRC-32C to every tensor; costs about 10 ms per MiB at each end, so it is for hunting faults.
         share: what the blocks stored here are counted in until they are free; beyond it tensors go inline. By default a new one of the
             arena; a stream that takes the place of a broken one, with its log, goes on with its share.
         on_post: called with the way and the bytes of every tensor that is posted.
@@ -105,7 +102,6 @@ class Sender:
         self.share = share or (Share(0) if arena is None else arena.share())
         self._reader: Peer | None = None
         self._inline_limit = max(inline_limit, 1)
-        self._checksum = checksum
         self._on_post = on_post
         self._transport: tensor_pb2.TransportKind = tensor_pb2.TRANSPORT_KIND_INLINE
         self._reason = "no arena in the sending process" if arena is None else "not answered yet"
@@ -205,7 +201,7 @@ class Sender:
             except ArenaFull:
                 self.inline_fallbacks += 1
         raw = np.ascontiguousarray(array, dtype=layout.dtype).reshape(-1).view(np.uint8)
-        return Parcel(layout, list(inline.split(raw, layout, crc32c(raw) if self._checksum else None)))
+        return Parcel(layout, list(inline.split(raw, layout)))
 
     def post(self, parcel: Parcel) -> list[tensor_pb2.Tensor]:
         """Messages that carry a stored tensor on this stream, whatever stream it was stored for. A block is held for the reader until it is
@@ -229,8 +225,6 @@ class Sender:
         copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)
         np.copyto(copy, array)
         tensor = header_of(layout)
-        if self._checksum:
-            tensor.crc32c = crc32c(copy.reshape(-1).view(np.uint8))
         self._arena.publish(block)
         self._place(tensor, block)
         return Parcel(layout, [tensor], self._arena, block)
