@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -25,7 +24,7 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, refusals
+from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, media_type_of, refusals
 from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
@@ -41,8 +40,6 @@ MAX_SECONDS = 3600
 MAX_LAYERS = 64
 MAX_PART_BYTES = 1 << 20
 """Of one chunk of an encoded picture; stated in chunk.proto."""
-
-_MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}|")
 
 
 class DiffusionStage(ModelStage[DiffusionModel[P]]):
@@ -139,8 +136,6 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
     if params.HasField("guidance_scale"):
         _at_most(params.guidance_scale, MAX_GUIDANCE, "guidance_scale")
-    if _MEDIA_TYPE.fullmatch(params.media_type.lower()) is None:
-        raise bad_request("diffusion.media_type", "must be image/..., audio/... or video/..., such as image/png, or be left out")
     return DrawRequest(
         seed=seed,
         prompt=params.prompt,
@@ -157,7 +152,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         previews=params.previews,
         preview_side=params.preview_side,
         step_cache=params.step_cache,
-        media_type=params.media_type.lower(),
+        media_type=params.media_type and media_type_of(params.media_type, "diffusion", "image/png, or be left out"),
     )
 
 

@@ -57,7 +57,7 @@ def refusals() -> Iterator[None]:
 def media_of(media: stage_pb2.Media, field: str) -> Media:
     """A picture, sound or film as models take it. Raises BAD_REQUEST for what says nothing of what it is. Whether it can be read, the model
     says."""
-    media_type = _media_type_of(media.media_type, field, "image/png")
+    media_type = media_type_of(media.media_type, field, "image/png")
     data = media.data
     if not data:
         raise bad_request(f"{field}.data", "is empty")
@@ -66,7 +66,7 @@ def media_of(media: stage_pb2.Media, field: str) -> Media:
 
 def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
     """The same of media that come on a port, or of live sound, which has no type. Raises BAD_REQUEST."""
-    media_type = _media_type_of(part.media_type, field, "video/mp4") if part.media_type else ""
+    media_type = media_type_of(part.media_type, field, "video/mp4") if part.media_type else ""
     return Streamed(part.port, media_type, part.use_audio, part.total_bytes, _background_of(part.background, media_type, field))
 
 
@@ -82,7 +82,7 @@ def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, in
     return red, green, blue
 
 
-def _media_type_of(text: str, field: str, example: str) -> str:
+def media_type_of(text: str, field: str, example: str) -> str:
     """In lower case, here and nowhere behind it: capitals mean nothing in a media type."""
     if _MEDIA_TYPE.fullmatch(text.lower()) is None:
         raise bad_request(f"{field}.media_type", f"must be image/..., audio/... or video/..., such as {example}")
