@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -201,6 +202,60 @@ def test_a_forbidden_edge_is_seen_in_every_spelling(source: str) -> None:
 def test_own_modules_and_allowed_edges_pass() -> None:
     source = "from . import errors\nfrom .errors import LinkError\nfrom ..connector import arena\nfrom omnistage.v1 import stage_pb2"
     assert [found for found in imports(source, "omnistage.link.channels", "x.py") if forbidden(found)] == []
+
+
+def module_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which of some modules import which others of them. texts: by dotted name, `.__init__` for a package.
+
+    Imports in functions and those for the type checker count too: who reads a module has to know what it names, whenever that is loaded."""
+    known = {dotted.removesuffix(".__init__") for dotted in texts}
+    graph: dict[str, set[str]] = {}
+    for dotted, text in texts.items():
+        name = dotted.removesuffix(".__init__")
+        modules = [one.module for one in read(text, name, dotted.endswith(".__init__")).imports]
+        # `from a.b import c` names the module a.b.c, or c in the module a.b.
+        named = {module if module in known else module.rpartition(".")[0] for module in modules}
+        graph[name] = named & known - {name}
+    return graph
+
+
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules that each import the one before, where the last is the first again; empty where there is no such circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_no_modules_of_a_package_import_each_other(package: str) -> None:
+    """What two modules need of each other belongs into a third one below both."""
+    texts = {dotted: path.read_text(encoding="utf-8") for path, dotted in sources().items() if dotted.split(".")[1] == package}
+    found = circle(module_graph(texts))
+    assert found == [], " is imported by ".join(found)
+
+
+def test_no_packages_import_each_other() -> None:
+    assert circle(ALLOWED) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from omnistage.x import a",
+        "from omnistage.x.a import A",
+        "from .a import A",
+        "def f():\n    from omnistage.x.a import A",
+        "if TYPE_CHECKING:\n    from omnistage.x.a import A",
+        "importlib.import_module('omnistage.x.a')",
+    ],
+)
+def test_modules_that_import_each_other_are_seen_in_every_spelling(back: str) -> None:
+    texts = {"omnistage.x.__init__": "", "omnistage.x.a": "from omnistage.x.b import B", "omnistage.x.b": "from omnistage.x import c"}
+    assert circle(module_graph({**texts, "omnistage.x.c": "import os"})) == []
+    found = circle(module_graph({**texts, "omnistage.x.c": back}))
+    assert found[0] == found[-1] and {*found} == {"omnistage.x.a", "omnistage.x.b", "omnistage.x.c"}
 
 
 def test_connector_needs_few_libraries_and_torch_only_inside_functions() -> None:
