@@ -124,7 +124,7 @@ async def test_what_is_granted_or_interrupted_while_the_next_replica_opens_reach
             await link.grant("codes", 9)
             await link.grant("audio", 5)
             await link.interrupt(stage_pb2.Interrupt(heard_samples=4))
-            await link.send(Output("hidden", 1, ROWS[:1]))
+            await link.feed.send(Output("hidden", 1, ROWS[:1]))
             go_on.set()
             assert codes_of(await hearing) == [0, 1, 2]
     assert [(credit.port, credit.total) for credit in peer.requests[1].credits] == [("codes", 0)]
@@ -171,7 +171,7 @@ async def test_a_stale_reference_is_sent_again_inline(arena: Arena):
         link_by(route_to(address), opening(checkpoints=["codes"]), sender=lambda: Sender(arena, inline_limit=0)) as link,
     ):
         await link.open()
-        await link.send(Output("hidden", 1, ROWS[:1]))
+        await link.feed.send(Output("hidden", 1, ROWS[:1]))
         assert codes_of(await hear(link)) == [0]
     assert [bool(request.offers) for request in peer.requests] == [True, False]
     assert arena.leases == 0
@@ -196,7 +196,7 @@ async def test_a_call_that_ends_without_a_word_is_a_loss_whatever_its_status(cod
         link_by(route_to(address), opening(checkpoints=["codes"]), sender=lambda: Sender(patient, inline_limit=0)) as link,
     ):
         await link.open()
-        await link.send(Output("hidden", 1, ROWS[:1]))
+        await link.feed.send(Output("hidden", 1, ROWS[:1]))
         events = await hear(link)
         assert codes_of(events) == [0, 1, 2] and len(failovers_of(events)) == 1
     assert patient.leases == 1
@@ -364,7 +364,7 @@ async def test_input_is_replayed_from_the_keep():
     async with bare_peer(Attempts(keeps, takes)) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
         await link.open()
         for n in range(3):
-            await link.send(Output("hidden", 1, ROWS[n : n + 1]))
+            await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
         assert codes_of(await hear(link)) == [0, 1]
     assert [(part.seq, part.first, part.count) for part in seen] == [(0, 2, 1)]
 
@@ -383,7 +383,7 @@ async def test_a_sender_in_the_middle_of_a_write_survives_the_end_of_its_stream(
     wide = np.zeros((64, 65536), np.float32)
     async with bare_peer(breaks_a_rule) as address, link_by(route_to(address), opening(checkpoints=["codes"]), max_unsent=1000) as link:
         await link.open()
-        sending = asyncio.create_task(link.send(Output("hidden", len(wide), wide)))
+        sending = asyncio.create_task(link.feed.send(Output("hidden", len(wide), wide)))
         assert not (await asyncio.wait({sending}, timeout=0.5))[0], "the write did not wait"
         go_on.set()
         with pytest.raises(StageError, match="PROTOCOL"):

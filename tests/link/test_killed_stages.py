@@ -37,7 +37,7 @@ SOUND = formulas.samples(FRAMES)[:, 0] * 32768
 
 async def send_rows(link: Link, rows: int = len(ROWS)) -> None:
     for n in range(rows):
-        await link.send(Output("hidden", 1, ROWS[n : n + 1], last=n == rows - 1))
+        await link.feed.send(Output("hidden", 1, ROWS[n : n + 1], last=n == rows - 1))
 
 
 @pytest.mark.parametrize("moment", [0, 1, 7, 79, 80])
@@ -51,12 +51,12 @@ async def test_a_talker_is_killed_and_the_next_one_says_the_rest(moment: int):
         await link.open()
         listener = Listener(link)
         for n in range(before):
-            await link.send(Output("hidden", 1, ROWS[n : n + 1]))
+            await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
         await listener.until(lambda events: len([event for event in events if event.HasField("chunk")]) >= moment)
         await first.kill()
         for n in range(before, len(ROWS)):
-            await link.send(Output("hidden", 1, ROWS[n : n + 1]))
-        await link.send(Output("hidden", 0, None, last=True))
+            await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
+        await link.feed.send(Output("hidden", 0, None, last=True))
         events = await listener.finish()
         assert codes_of(events) == FRAMES.ravel().tolist()
         (failover,) = failovers_of(events)
@@ -67,7 +67,7 @@ async def test_a_talker_is_killed_and_the_next_one_says_the_rest(moment: int):
 
 async def send_codes(link: Link) -> None:
     for number, part in enumerate(code_chunks(FRAMES, [1] * len(FRAMES))):
-        await link.send(Output("codes", 1, part.codes, last=number == len(FRAMES) - 1))
+        await link.feed.send(Output("codes", 1, part.codes, last=number == len(FRAMES) - 1))
 
 
 @pytest.mark.parametrize("moment", [0, 1, 20, 60, 79])
@@ -89,7 +89,7 @@ async def test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_nee
         np.testing.assert_array_equal(samples_of(events), SOUND)
         (report,) = [event.report for event in events if event.HasField("report")]
         assert report.input_items["codes"] == len(FRAMES) - max(moment - context, 0)
-        assert link.needs == {"codes": max(moment - context, 0)}
+        assert link.feed.needs == {"codes": max(moment - context, 0)}
 
 
 @pytest.mark.parametrize("moment", [0, 1, 5])
@@ -120,12 +120,12 @@ async def test_every_replica_is_lost_in_turn_and_each_item_comes_once():
         listener = Listener(link)
         for number, talker in enumerate(talkers[:-1], start=1):
             for n in range(10 * (number - 1), 10 * number):
-                await link.send(Output("hidden", 1, ROWS[n : n + 1]))
+                await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
             await listener.chunks("codes", 20 * number)
             assert link.address == talker.address
             await talker.kill()
         for n in range(10 * number, len(ROWS)):
-            await link.send(Output("hidden", 1, ROWS[n : n + 1], last=n == len(ROWS) - 1))
+            await link.feed.send(Output("hidden", 1, ROWS[n : n + 1], last=n == len(ROWS) - 1))
         events = await listener.finish()
         assert codes_of(events) == FRAMES.ravel().tolist()
         assert [failover.replica for failover in failovers_of(events)] == [talker.address for talker in talkers[1:]]
@@ -146,11 +146,11 @@ async def test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end(a
         await link.open()
         listener = Listener(link)
         for n in range(len(ROWS)):
-            await link.send(Output("hidden", 1, ROWS[n : n + 1]))
+            await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
         await listener.chunks("codes", moment)
         assert arena.leases > 0 or not replay_bytes, "nothing went through shared memory"
         await first.kill()
-        await link.send(Output("hidden", 0, None, last=True))
+        await link.feed.send(Output("hidden", 0, None, last=True))
         if replay_bytes:
             assert codes_of(await listener.finish()) == FRAMES.ravel().tolist()
         else:

@@ -51,8 +51,8 @@ async def test_a_session_from_open_to_the_end():
     async with local_stage(toy_logic("talker")) as talker, link_to(talker.address) as link:
         opened = await link.open()
         assert (link.address, list(opened.revisions)) == (talker.address, ["1"])
-        await link.send(Output("hidden", 3, ROWS[:3]))
-        await link.send(Output("hidden", 5, ROWS[3:], last=True))
+        await link.feed.send(Output("hidden", 3, ROWS[:3]))
+        await link.feed.send(Output("hidden", 5, ROWS[3:], last=True))
         events = await hear(link)
         assert codes_of(events) == formulas.frames(ROWS).ravel().tolist()
         assert events[-1].HasField("report")
@@ -69,7 +69,7 @@ async def test_send_waits_when_as_much_as_may_be_is_unsent_and_goes_on_with_cred
         async def send() -> None:
             nonlocal sent
             for n in range(200):
-                await link.send(Output("hidden", 1, formulas.row(n)[None], last=n == 199))
+                await link.feed.send(Output("hidden", 1, formulas.row(n)[None], last=n == 199))
                 sent += 1
 
         sending = asyncio.create_task(send())
@@ -95,7 +95,7 @@ async def test_the_next_replica_is_asked_when_one_is_full_draining_or_not_there(
         async with link_to(f"127.0.0.1:{free_port}", full.address, draining.address, good.address) as link:
             await link.open()
             assert link.address == good.address
-            await link.send(Output("hidden", 8, ROWS, last=True))
+            await link.feed.send(Output("hidden", 8, ROWS, last=True))
             assert codes_of(await hear(link))
 
 
@@ -143,7 +143,7 @@ async def test_a_stage_that_has_ended_costs_nothing_more(arena: Arena):
     ):
         await link.open()
         for _ in range(10):
-            await link.send(Output("hidden", 8, ROWS))
+            await link.feed.send(Output("hidden", 8, ROWS))
         assert arena.leases >= 10
         await link.grant("codes", PLENTY)
         await hear(link)
@@ -151,7 +151,7 @@ async def test_a_stage_that_has_ended_costs_nothing_more(arena: Arena):
         piece = chunk_pb2.CodeChunk()
         held = sys.getrefcount(piece)
         for _ in range(1000):
-            await link.send(Output("hidden", 1, piece))
+            await link.feed.send(Output("hidden", 1, piece))
         assert sys.getrefcount(piece) == held
 
 

@@ -54,7 +54,7 @@ async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_a
             await link.open()
             assert link.address == other
             if not number:
-                assert list(link.silent) == [one]
+                assert list(link.search.silent) == [one]
             await link.close()
         await until(lambda: len(notes) >= 2 + 2 * 4)
     assert [list(request.attempts) for request in hung.requests] == [[0]]
@@ -93,7 +93,7 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
         await until(lambda: channels.pulse(one).ticks >= 2 * SILENCE)
         go_on.set()
         await waiting
-        assert link.address == one and not notes and not link.silent
+        assert link.address == one and not notes and not link.search.silent
         await link.close()
 
 
@@ -111,7 +111,7 @@ async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blam
             channels, route_to(thinker.address, kind="thinker", behind=[hop]), opening("thinker", credits=0), deadline=time.monotonic() + 60
         )
         await link.open()
-        assert list(link.silent) == [hung]
+        assert list(link.search.silent) == [hung]
         await link.close()
         await watch_until(talker.address, lambda report: not report.sessions)
 

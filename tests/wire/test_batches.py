@@ -69,7 +69,7 @@ async def sent_to_a_stage(texts: Sequence[str], *, batches: bool) -> list[stage_
     async with bare_peer(stage) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
         await link.open()
         for n, text in enumerate(texts):
-            await link.send(Output("text", 1, chunk_pb2.TextChunk(text=text, token_ids=[n]), last=n == len(texts) - 1))
+            await link.feed.send(Output("text", 1, chunk_pb2.TextChunk(text=text, token_ids=[n]), last=n == len(texts) - 1))
         await hear(link)
     assert [piece.seq for message in seen for piece in pieces(message)] == list(range(len(texts)))
     return seen

@@ -4,14 +4,14 @@ The router has a link to the first stage of an answer; a stage has a link to the
 user gives it within the credit of that replica, passes credit on, and ends with the handshake `Ended`, half-close, status. When the replica
 is lost, the link opens another one, which goes on exactly where the lost one stopped. No other place knows about replay.
 
-    caller --send--> Feed (bounded) --credit--> Stream --> replica           on a loss: Search, and what the next one needs, again
+    caller --feed--> Feed (bounded) --credit--> Stream --> replica           on a loss: Search, and what the next one needs, again
     caller <--events()-- OutputAccount <------- Stream <-- replica           on a loss: positions and checkpoints, in Open.resume
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import structlog
 
@@ -28,7 +28,6 @@ from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError, is_ok, protocol_error
 from omnistage.wire.kinds import kind_name
 from omnistage.wire.limits import MAX_PORTS
-from omnistage.wire.ports import Output
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +37,8 @@ MAX_LOSSES = 16
 
 
 class Link:
-    """One session at one next stage. Use: `await open()`, then `send`, `grant` and `events()` from different tasks, at last `close()`."""
+    """One session at one next stage. Use: `await open()`, then `feed.send`, `grant` and `events()` from different tasks, at last
+    `close()`. feed: takes the input of the stage. search: knows which replicas gave no sign of life."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Link:
         self._deadline = Deadline(deadline)
         self._metadata = tuple(metadata)
         self._open_timeout_s = open_timeout_s
-        self._search = Search(channels, route, self._deadline)
-        self._feed = Feed(max_unsent, replay_bytes)
+        self.search = Search(channels, route, self._deadline)
+        self.feed = Feed(max_unsent, replay_bytes)
         self._stream: Stream | None = None
         self._account: OutputAccount | None = None
         self._granted = {credit.port: credit.total for credit in request.credits}
@@ -84,21 +84,11 @@ class Link:
         """The replica that has the session now."""
         return self._stream.address if self._stream is not None else ""
 
-    @property
-    def needs(self) -> Mapping[str, int]:
-        """First item that the stage needs of each input port; 0 for one that is not named."""
-        return self._feed.needs
-
-    @property
-    def silent(self) -> Set[str]:
-        """Replicas, of this stage and of all behind it, that were asked and gave no sign of life."""
-        return self._search.silent
-
     # Opening ---------------------------------------------------------------------------------------------------------------------
 
     async def open(self) -> stage_pb2.Opened:
         """Open the first replica that takes the session. No replica generates anything before Opened, so asking several does no harm."""
-        stream = await self._search.find(self._binding, self._open_at)
+        stream = await self.search.find(self._binding, self._open_at)
         return stream.opened
 
     async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop], may_leave: Callable[[], bool]) -> Stream:
@@ -115,7 +105,7 @@ class Link:
             may_leave,
         )
         try:
-            self._feed.restart(stream)
+            self.feed.restart(stream)
         except ReplayExpired:
             stream.close()
             raise
@@ -124,7 +114,7 @@ class Link:
             unwanted = {*request.unwanted, *(port for hop in hops for port in hop.unwanted)}
             expected = (checkpoints | self._granted.keys()) - unwanted
             self._account = OutputAccount(expected, checkpoints, request.resume if request.HasField("resume") else None)
-        self._search.silent.update(stream.opened.silent)
+        self.search.silent.update(stream.opened.silent)
         self.revisions = tuple(stream.opened.revisions)
         self._stream = stream
         return stream
@@ -157,24 +147,7 @@ class Link:
         """Revisions that the next replicas must have. While nothing of the answer is out, any will do: empty."""
         return () if self._account is not None and self._account.empty else self.revisions
 
-    # Down: what the caller sends --------------------------------------------------------------------------------------------------
-
-    def begin_at(self, port: str, first: int) -> None:
-        """The input port begins with item `first`: the stage needs nothing before it. Before the first `send` on it."""
-        self._feed.begin_at(port, first)
-
-    async def send(self, output: Output) -> None:
-        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept. A stage that has ended needs
-        nothing more: then this does nothing."""
-        await self._feed.send(output)
-
-    def sent(self, port: str) -> int:
-        """Pieces of an input port that went down. Less after a loss, until they have gone down again."""
-        return self._feed.sent(port)
-
-    async def sends(self) -> None:
-        """Return when the next piece goes down, or when the session is over."""
-        await self._feed.sends()
+    # Down: what the caller sends beside its input -----------------------------------------------------------------------------------
 
     async def grant(self, port: str, total: int) -> None:
         """Pass credit for an output port of the stage, or of one behind it, on. total: chunks since this link was opened. Raises PROTOCOL
@@ -227,7 +200,7 @@ class Link:
             if isinstance(error, StreamLost) and self._account is not None and self._account.complete:
                 return None
             self._losses.count()
-            if self._losses.too_many or not (error.meaning.reopens and self._search.can_mend(error)):
+            if self._losses.too_many or not (error.meaning.reopens and self.search.can_mend(error)):
                 raise
             return await self._replace(error)
 
@@ -244,11 +217,11 @@ class Link:
                 return True
             case "credit":
                 stream.allowance.grant(message.credit.port, message.credit.total)
-                await self._feed.pump()
+                await self.feed.pump()
             case "release":
                 stream.sender.release(message.release)
             case "keep":
-                self._feed.keep(message.keep)
+                self.feed.keep(message.keep)
             case "opened":
                 raise protocol_error(f"{self.stage} sent Opened twice", stage=self.stage)
         return False  # Events of a newer stage are ignored, as the contract says.
@@ -261,13 +234,13 @@ class Link:
         assert stream is not None
         seen = time.monotonic()
         self._stream = None
-        self._feed.stop()
+        self.feed.stop()
         if isinstance(error, StreamLost):
-            self._search.lose(stream.address)
+            self.search.lose(stream.address)
         self._inline_only = self._inline_only or error.reason == "STALE_REFERENCE"
         log.warning("link.lost", stage=self.stage, address=stream.address, reason=error.reason, message=error.message)
         granted = dict(self._granted)
-        await self._search.find(self._binding, self._open_at)
+        await self.search.find(self._binding, self._open_at)
         self.failovers += 1
         await self._catch_up(granted)
         pause = time.monotonic() - seen
@@ -287,7 +260,7 @@ class Link:
                 await stream.write(stage_pb2.RunRequest(credit=_remaining_credit(account, port, total)))
         if self._interrupt is not None:
             await stream.write(stage_pb2.RunRequest(interrupt=self._interrupt))
-        await self._feed.pump()
+        await self.feed.pump()
 
     # Closing ----------------------------------------------------------------------------------------------------------------------
 
@@ -300,7 +273,7 @@ class Link:
         """The session is over: nobody reads what is sent, and no replica will need it."""
         if self._stream is not None:
             self._stream.close()
-        self._feed.close()
+        self.feed.close()
 
 
 class _Losses:

@@ -31,7 +31,8 @@ Ask = Callable[[str, Sequence[stage_pb2.Hop], Callable[[], bool]], Awaitable[Str
 
 
 class Search:
-    """Of one link, for its first replica and after every loss. silent: replicas that were asked and gave no sign of life."""
+    """Of one link, for its first replica and after every loss. silent: replicas that were asked and gave no sign of life, those of the hops
+    behind too."""
 
     def __init__(self, channels: Channels, route: Route, deadline: Deadline) -> None:
         self._channels = channels

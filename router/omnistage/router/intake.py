@@ -105,7 +105,7 @@ class Intake:
             raise protocol_error(f"port {chunk.port!r} carries {carries}, not {given}", port=chunk.port)
         if self._link is not None:
             payload = None if given is None else chunk.media if given == "media" else chunk.audio
-            await self._link.send(Output(chunk.port, chunk.count, payload, chunk.last))
+            await self._link.feed.send(Output(chunk.port, chunk.count, payload, chunk.last))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
         """The client wants no more of this answer."""
@@ -137,9 +137,9 @@ class Intake:
         """Room for every port at once, and more as pieces of it go down."""
         while self.waits_for:
             due = {
-                port: link.sent(port) + self.window
+                port: link.feed.sent(port) + self.window
                 for port, reader in self._readers.items()
-                if not reader.ended and reader.granted - link.sent(port) <= self.window // 2
+                if not reader.ended and reader.granted - link.feed.sent(port) <= self.window // 2
             }
             for port, total in due.items():
                 self._readers[port].granted = total
@@ -151,7 +151,7 @@ class Intake:
                 finally:
                     del telling  # Its error leads to this frame, and would keep it.
             if not due:
-                await link.sends()
+                await link.feed.sends()
 
 
 def _said_to_clients(error: StageError, stage: str) -> StageError:

@@ -129,8 +129,8 @@ class Generation:
 
     def _suspect(self, link: Link) -> None:
         """Tell the placement, once, of every replica that a link here or further behind asked and that gave no sign of life."""
-        self._placement.suspect(link.silent - self._suspected)
-        self._suspected |= link.silent
+        self._placement.suspect(link.search.silent - self._suspected)
+        self._suspected |= link.search.silent
 
     async def _tell(self, failover: stage_pb2.Failover, link: Link) -> None:
         """A stage was replaced, here or further behind: the client may want to know, and the placement must."""

@@ -19,7 +19,8 @@ from omnistage.wire.ports import Output
 
 
 class NextHop:
-    """Use: `open`, `feed`, then `send`, `grant`, `interrupt` and `relay` from different tasks, and `close` in any case."""
+    """Use: `open`, `feed`, then `link.feed.send`, `grant`, `link.interrupt` and `relay` from different tasks, and
+    `link.close` in any case."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class NextHop:
             client=request.client,
             scope=request.scope,
         )
-        self._link = Link(
+        self.link = Link(
             channels,
             FixedRoute(hop.kind, hop.addresses, rest),
             asked,
@@ -72,45 +73,30 @@ class NextHop:
             replay_bytes=replay_bytes,
         )
 
-    @property
-    def silent(self) -> Set[str]:
-        """Replicas, of all hops behind, that were asked and gave no sign of life."""
-        return self._link.silent
-
-    @property
-    def failovers(self) -> int:
-        return self._link.failovers
-
     async def open(self) -> Sequence[str]:
         """Open the next hop, which opens those behind it; their revisions. Raises StageError."""
-        opened = await self._link.open()
+        opened = await self.link.open()
         return opened.revisions
 
     async def feed(self) -> Mapping[str, int]:
         """Give the next hop what was made before as if it had just been made; the item with which each port that only it gets goes on."""
         takes = self._opening.takes
-        begins = {port: self._link.needs.get(port, 0) for port in takes - self._opening.checkpoints}
+        begins = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
         for port, first in begins.items():
-            self._link.begin_at(port, first)
+            self.link.feed.begin_at(port, first)
         for port, chunk in self._opening.resumption.history.items():
             if port in takes:
-                await self._link.send(Output(port, chunk.count, _content(chunk), chunk.last))
+                await self.link.feed.send(Output(port, chunk.count, _content(chunk), chunk.last))
         return begins
-
-    async def send(self, output: Output) -> None:
-        await self._link.send(output)
 
     async def grant(self, credit: stage_pb2.Credit) -> None:
         """The caller's credit for a port of a hop behind. Raises PROTOCOL for too many ports."""
-        await self._link.grant(credit.port, credit.total)
+        await self.link.grant(credit.port, credit.total)
         self._credit.grant(credit)
-
-    async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
-        await self._link.interrupt(interrupt)
 
     async def relay(self, outbox: Outbox) -> None:
         """Pass everything up, unchanged, until the next hop has ended. Raises how it ended, and HALF_CLOSED where nothing more may come."""
-        async with aclosing(self._link.events()) as events:
+        async with aclosing(self.link.events()) as events:
             async for event in events:
                 if event.HasField("failover") and event.failover.kind == self._kind:
                     self._on_lost(event.failover)
@@ -124,10 +110,6 @@ class NextHop:
         """The caller can grant nothing more. Raises HALF_CLOSED if more credit is needed."""
         self._half_closed = True
         self._credit.check()
-
-    async def close(self) -> None:
-        """End the stream, whatever its state."""
-        await self._link.close()
 
 
 def _content(chunk: chunk_pb2.Chunk) -> chunk_pb2.TextChunk | chunk_pb2.CodeChunk | None:

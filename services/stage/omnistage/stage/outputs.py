@@ -87,7 +87,7 @@ class Outputs:
             if self._opening.checkpoints:
                 await self._outbox.flush()
             begun_s = time.monotonic()
-            await self._next_hop.send(output)
+            await self._next_hop.link.feed.send(output)
             self._on_sent(begun_s)
 
     async def _send_up(self, output: Output, *, credited: bool) -> None:

@@ -97,7 +97,7 @@ class Session:
         finally:
             self._inputs.close()
             if self._next_hop is not None:
-                await self._next_hop.close()
+                await self._next_hop.link.close()
 
     def close(self) -> None:
         """Free what the session holds of the caller's memory, and the caller of its own. Always called, also for a session that was
@@ -137,7 +137,7 @@ class Session:
             self._inputs.go_on_from(work.needs)
         if self._next_hop is not None:
             opened.revisions.extend(await self._next_hop.open())
-            opened.silent.extend(self._next_hop.silent)
+            opened.silent.extend(self._next_hop.link.search.silent)
         opened.answer.CopyFrom(self._answer)
         for credit in self.opening.request.credits:
             if credit.port in self._outputs.ports:
@@ -216,7 +216,7 @@ class Session:
 
     def report(self) -> stage_pb2.Report:
         """The account of this stage, as of now."""
-        failovers = 0 if self._next_hop is None else self._next_hop.failovers
+        failovers = 0 if self._next_hop is None else self._next_hop.link.failovers
         return self.meter.report(self._environment.description.kind, self._environment.address, self._inputs.items, failovers)
 
     async def _take(self, message: stage_pb2.RunRequest | None) -> None:
@@ -245,7 +245,7 @@ class Session:
                 self._interrupted = True
                 self._inputs.interrupt()
                 if self._next_hop is not None:
-                    await self._next_hop.interrupt(message.interrupt)
+                    await self._next_hop.link.interrupt(message.interrupt)
             case "open":
                 raise protocol_error("Open was sent twice")
 
