@@ -35,8 +35,8 @@ from omnistage.models.interface import (
     TextPiece,
     TextRequest,
     Wanted,
-    with_resumed,
 )
+from omnistage.models.options import with_resumed
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of
 

@@ -34,9 +34,8 @@ from omnistage.models.interface import (
     PortSpec,
     SpeechRequest,
     Wanted,
-    with_resumed,
 )
-from omnistage.models.options import LoadOptions
+from omnistage.models.options import LoadOptions, with_resumed
 from omnistage.models.toy import formulas
 from omnistage.models.toy.omni import OmniOptions
 

@@ -15,7 +15,8 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import EngineStream
-from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest, with_resumed
+from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest
+from omnistage.models.options import with_resumed
 
 
 def engine() -> Engine:

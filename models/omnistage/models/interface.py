@@ -127,12 +127,6 @@ class ModelInfo:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def with_resumed(sessions: int) -> int:
-    """How many sessions a replica of so many takes when it takes another one's place: those that go on come above its own limit, since
-    they must not be turned away while there is memory for them."""
-    return 2 * sessions
-
-
 @dataclass(frozen=True, slots=True)
 class Batches:
     """steps: of the model. stepped: sessions that were in them, each counted once a step."""

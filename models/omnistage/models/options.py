@@ -36,6 +36,12 @@ class SettingsLike(Protocol):
 USUAL_SESSIONS = 64
 
 
+def with_resumed(sessions: int) -> int:
+    """How many sessions a replica of so many takes when it takes another one's place: those that go on come above its own limit, since
+    they must not be turned away while there is memory for them."""
+    return 2 * sessions
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """A default leaves a setting to the model.

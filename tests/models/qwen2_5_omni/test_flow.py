@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from helpers import lengths
+from omnistage.models.interface import Profile
 from omnistage.models.qwen2_5_omni.wave.forecast import HORIZON_S, Arrivals, prebuffer_s
 from omnistage.models.qwen2_5_omni.wave.halving import Halving
 from omnistage.models.qwen2_5_omni.wave.noise import noise
 from omnistage.models.qwen2_5_omni.wave.schedule import CONTEXT, SCHEDULES, Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import METHODS, Solver, Trajectory
+from omnistage.models.smol import code2wav
 
 BLOCK = 12
 
@@ -28,6 +31,11 @@ def all_windows(schedule: Schedule, codes: int, steps: list[int]) -> list[Window
         while not (made and made[-1].last) and (window := schedule.window(len(made), came, ended=came == codes)) is not None:
             made.append(window)
     return made
+
+
+@pytest.mark.parametrize("schedules", [SCHEDULES, code2wav.SCHEDULES], ids=["qwen2_5_omni", "smol"])
+def test_every_profile_has_a_schedule(schedules: Mapping[str, object]) -> None:
+    assert {*schedules} == {*Profile}
 
 
 @pytest.mark.parametrize("profile", SCHEDULES)

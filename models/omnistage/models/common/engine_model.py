@@ -29,8 +29,8 @@ from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Activity, Batches, Load, ModelInfo, with_resumed
-from omnistage.models.options import LoadOptions
+from omnistage.models.interface import Activity, Batches, Load, ModelInfo
+from omnistage.models.options import LoadOptions, with_resumed
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 """[rows, hidden] to [rows, vocabulary]."""

@@ -14,7 +14,7 @@ import grpc.aio
 import structlog
 
 from omnistage.connector.locality import boot_id
-from omnistage.models.interface import with_resumed
+from omnistage.models.options import with_resumed
 from omnistage.stage.caller import Caller, Context
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.metrics import StageMetrics
