@@ -142,7 +142,7 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
 def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp_path: Path) -> None:
     for words, hint in (
         (("--pipeline", "toy"), "toy-film or toy-picture."),
-        (("--address", toy_address), "No pipeline of this router draws: `omnistage pipelines`."),
+        (("--address", toy_address), "`omnistage pipelines`, or `pipelines()`, lists what this server offers."),
     ):
         done = draw("a hill", "--out", tmp_path / "x.png", *words)
         assert done.returncode == 1
@@ -287,7 +287,7 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
 def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: Family, tmp_path: Path) -> None:
     (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
     folder = checkpoint("qwen-image-layered")
-    layout = target_for(Need(["text", "image"], ["image"], "diffusion"), None, str(folder))
+    layout = target_for(Need(["text", "image"], ["image"], "diffusion"), None, str(folder)).at
     assert isinstance(layout, Layout) and layout.pipeline == "diffusers" and layout.stages[0].checkpoint == str(folder)
     small = tmp_path / "small.yaml"  # A stage draws twice before it serves, and 640 pixels wide where nothing is said.
     small.write_text(OWN.replace("FAMILY", "diffusers").replace("OPTIONS", "condition_area: 4096"))

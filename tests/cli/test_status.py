@@ -71,7 +71,9 @@ def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, f
     ]
     assert (models["toy"]["stages"], models["toy"]["outputs"]) == (["thinker", "talker", "code2wav"], ["text", "audio"])
     assert f"nothing serves at 127.0.0.1:{free_port}" in done.stderr
-    assert list(models["toy"]) == ["name", "stages", "inputs", "outputs", "voices", "description", "on_request"]
+    assert list(models["toy"]) == ["name", "stages", "inputs", "outputs", "voices", "description", "on_request"], (
+        "none of them runs, in no state"
+    )
     on_request = {name: model["on_request"] for name, model in models.items() if model["on_request"]}
     assert on_request == {"diffusers": ["latents", "pixels"], "picture": ["latents", "pixels"], "smol": ["alignment"]}
 

@@ -1,4 +1,4 @@
-"""A client that nobody told what to start draws with the default picture model, beside the default model that answers."""
+"""A client that nobody told what to start draws with the default picture model, in the stack whose default model answers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 
 from helpers.processes import Family
-from omnistage.client import AsyncOmni, BadRequestError
+from omnistage.client import AsyncOmni, BadRequestError, DeadlineError
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "a large red circle on a blue background"
 
 
-async def test_the_default_stack_draws_and_then_answers(family: Family) -> None:
-    """Before it is asked to answer nothing but the picture model is started."""
-    omni = AsyncOmni()
+async def test_the_default_stack_answers_and_draws(family: Family) -> None:
+    """The picture model starts with the first drawing, which waits for it; where the call's time is over before, the next one finds it."""
+    omni = AsyncOmni(api_key="swordfish")
     try:
+        await omni.start()
+        assert [(one.name, one.state) for one in await omni.pipelines()] == [("smol", "ready"), ("picture", "starting")]
+        with pytest.raises(DeadlineError):
+            await omni.draw(PROMPT, timeout_s=0.2)
         drawn = await omni.draw(PROMPT, seed=7, outputs=["image", "latents", "pixels"])
         assert drawn.pipeline == "picture"
         shown = np.asarray(drawn.images[0])
@@ -25,9 +29,9 @@ async def test_the_default_stack_draws_and_then_answers(family: Family) -> None:
         assert np.array_equal(drawn.rows["pixels"].reshape(shown.shape), shown)
         assert drawn.rows["latents"].dtype == np.float32 and drawn.rows["latents"].std() > 0
         named = await omni.draw(PROMPT, seed=7, pipeline=drawn.pipeline)
-        assert named.pictures[0].data == drawn.pictures[0].data and omni.address == ""
+        assert named.pictures[0].data == drawn.pictures[0].data
 
-        assert [one.name for one in await omni.pipelines()] == ["smol", "picture"]
+        assert {(one.name, one.state) for one in await omni.pipelines()} == {("smol", "ready"), ("picture", "ready")}
         assert {replica.pipeline for replica in await omni.replicas()} == {"smol", "picture"}
         again = await omni.generate(PROMPT, seed=7, width=128)
         assert (again.pipeline, again.pictures[0].data) == ("picture", drawn.pictures[0].data)

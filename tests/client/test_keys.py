@@ -8,17 +8,17 @@ import os
 import pickle
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 import structlog
 
 from helpers.chain import addresses_of
 from helpers.command import omnistage
+from helpers.doorkeeper import Doorkeeper
 from helpers.peer import Peer, Wire, listening
 from helpers.processes import Family
 from helpers.servers import all_free, family_logic, local_chain, local_router, local_stage
@@ -55,20 +55,6 @@ def lines() -> Iterator[list[MutableMapping[str, Any]]]:
 def shown(secret: str) -> str:
     """As a router logs it."""
     return f"key:{hashlib.sha256(secret.encode()).hexdigest()[:16]}"
-
-
-class Doorkeeper(grpc.aio.ServerInterceptor):
-    """Notes each call, and whose it is."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, object]] = []
-
-    async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
-        key = dict(details.invocation_metadata or ()).get(API_KEY)
-        self.calls.append((details.method.rpartition("/")[2], key))
-        return await continuation(details)
 
 
 def test_the_client_and_the_router_call_it_alike() -> None:

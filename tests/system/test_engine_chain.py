@@ -17,6 +17,7 @@ from helpers.families import PICTURE, looked_only
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import ENVIRONMENT
 from helpers.servers import all_free, omni_stub
+from omnistage.client import AsyncOmni
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2
 
@@ -144,16 +145,16 @@ async def test_a_client_that_comes_back_hears_the_rest(house: Fleet, moment: str
 async def test_nobody_finds_what_another_key_has_asked(house: Fleet):
     """Equal prompts: only those of one key, or of nobody's, are found computed; a replica that has not seen one has nothing to find."""
 
-    async def found(key: str, asks: int) -> list[int]:
-        metadata = [("x-api-key", key)] if key else []
-        answers = [await ask(stub, question(9, 2), metadata=metadata) for _ in range(asks)]
-        assert len({answer.text() for answer in answers}) == 1
-        return [answer.usage.stages[0].cached_tokens for answer in answers if answer.usage]
+    async def found(client: AsyncOmni, asks: int) -> list[int]:
+        prompt = "Say it again, and again, and once more: what is a kite?"
+        answers = [await client.generate(prompt, seed=9, max_tokens=2, outputs=["text"]) for _ in range(asks)]
+        assert len({answer.text for answer in answers}) == 1
+        return [answer.usage.stages[0].cached_tokens or 0 for answer in answers]
 
-    async with omni_stub(house.address("router")) as stub:
+    async with AsyncOmni(address=house.address("router")) as omni:
         for key in ("one", "other", "third"):
-            first, *later = await found(key, 3)
+            first, *later = await found(omni.as_client(key), 3)
             assert first == 0 and max(later) >= 32, key
-        first, *later = await found("", 3)
+        first, *later = await found(omni, 3)
         assert max(later) >= 32
-        assert (await found("fourth", 1))[0] == 0
+        assert (await found(omni.as_client("fourth"), 1))[0] == 0

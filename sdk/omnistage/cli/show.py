@@ -37,17 +37,20 @@ COLOURS = {"serving": "green", "draining": "yellow"}
 async def show_pipelines(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
     """The pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request, state}]}.
 
-    address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve.
+    address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve, which have no state.
     """
-    if address is None and running() is None:
+    nothing_runs = address is None and running() is None
+    if nothing_runs:
         pipelines = [_pipeline_of(name) for name in shipped_pipelines()]
         Notices().say(f"[dim]nothing serves at {found.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
     else:
         async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
             pipelines = await omni.pipelines(timeout_s=timeout_s)
-    print(json.dumps({"pipelines": [asdict(pipeline) for pipeline in pipelines]})) if as_json else _console().print(
-        _pipelines_table(pipelines)
-    )
+    if not as_json:
+        _console().print(_pipelines_table(pipelines))
+        return
+    told = [{key: value for key, value in asdict(one).items() if not (nothing_runs and key == "state")} for one in pipelines]
+    print(json.dumps({"pipelines": told}))
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
