@@ -276,7 +276,7 @@ def test_no_process_of_a_private_stack_has_it_on_its_command_line(family: Family
         ("[2001:db8::1]:50050", False),
         ("0.0.0.0:50050", False),
         ("dns:///192.0.2.1:50050", False),
-        ("dns://192.0.2.53/localhost:50050", False),
+        ("dns://[2001:db8::53]/localhost:50050", False),
         ("no-such-host.invalid:50050", False),
         ("vsock:2:50050", False),
         ("xds:///router", False),
