@@ -149,6 +149,12 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
         assert done.stderr.splitlines()[-1].startswith("hint: ") and done.stderr.endswith(f"{hint}\n")
 
 
+def test_a_question_that_is_drawn_says_how_pictures_are_kept(film_address: str) -> None:
+    done = omnistage("ask", "a hill", "--seed", "4", "--address", film_address)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "toy-film drew a picture of this; omnistage draw PROMPT --out F.png keeps what it draws\n" in done.stderr
+
+
 def test_a_blank_prompt_is_told_how_one_looks(film_address: str, tmp_path: Path) -> None:
     done = draw(" ", "--out", tmp_path / "x.png", "--address", film_address)
     assert done.stderr == 'error: the text is empty\nhint: Give the words, such as "A red kite.", or - for those of standard input.\n'

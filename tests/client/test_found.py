@@ -17,10 +17,10 @@ import pytest
 from helpers.processes import Started
 from helpers.squatter import squatter
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli import targets
+from omnistage.cli import options, targets
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
-from omnistage.client import AsyncOmni, Omni, Options, Pipeline, UnavailableError, found
+from omnistage.client import AsyncOmni, Omni, Options, Pipeline, UnavailableError, found, request
 from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router
 from omnistage.client.private_stack import StackPlan
@@ -68,6 +68,11 @@ def listening(answer: bytes | None) -> Iterator[str]:
 
 def test_it_is_looked_for_where_serve_listens() -> None:
     assert found.LOCAL_ADDRESS == DEFAULT_ADDRESS
+
+
+def test_commands_have_the_time_of_the_client() -> None:
+    """They say it without importing it."""
+    assert options.DEFAULT_TIMEOUT_S == request.DEFAULT_TIMEOUT_S
 
 
 async def test_the_one_that_runs_is_found(serving: str) -> None:

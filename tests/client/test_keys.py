@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import structlog
+import typer
 
 from helpers.chain import addresses_of
 from helpers.command import omnistage
@@ -23,6 +24,7 @@ from helpers.peer import Peer, Wire, listening
 from helpers.processes import Family
 from helpers.servers import all_free, family_logic, local_chain, local_router, local_stage
 from helpers.toy_pipeline import toy_pipeline
+from omnistage.cli.main import app
 from omnistage.client import (
     AsyncOmni,
     BadRequestError,
@@ -316,6 +318,12 @@ async def test_who_makes_an_error_of_that_sends_nothing(elsewhere: str) -> None:
                 with pytest.raises(UnencryptedKeyWarning):
                     await omni.as_client(SECRET).generate("Hi")
             assert (await omni.generate("Hi", outputs=["text"])).text, "whoever has no key goes on"
+
+
+@pytest.mark.parametrize("command", ["ask", "say", "chat", "draw", "pipelines", "status", "voices", "bench"])
+def test_every_command_that_asks_takes_a_key(command: str) -> None:
+    (option,) = [one for one in typer.main.get_group(app).commands[command].params if one.name == "api_key"]
+    assert (option.opts, option.envvar) == (["--api-key"], VARIABLE)
 
 
 def test_a_command_says_it_in_a_line(elsewhere: str, toy_address: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from omnistage.cli.screen import TURNS_PER_S, Screen, Spoken
 from omnistage.client.errors import ProtocolError
-from omnistage.client.events import Alignment, AudioChunk, Done, Event, TextDelta
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture, TextDelta
 
 
 async def follow(
@@ -37,6 +37,8 @@ async def follow(
                             screen.show(spoken, "")
                         case Alignment():
                             spoken.words += event.words
+                        case Picture():
+                            spoken.pictures += event.preview_step is None
                         case Done():
                             return spoken, event
             finally:

@@ -38,11 +38,13 @@ FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 
 @dataclass(slots=True)
 class Spoken:
-    """What has come so far. sounds is filled only if a file is wanted, words if captions are. tokens: of the text."""
+    """What has come so far. sounds is filled only if a file is wanted, words if captions are. tokens: of the text. pictures: how many, of a
+    prompt that was drawn."""
 
     text: str = ""
     tokens: int = 0
     audio_s: float = 0.0
+    pictures: int = 0
     sounds: list[AudioChunk] = field(default_factory=list)
     words: list[SpokenWord] = field(default_factory=list)
 

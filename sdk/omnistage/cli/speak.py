@@ -180,6 +180,9 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
         yield sentence(failover, done.timing)
     if done.finish_reason == "length" and not question.verbatim:
         yield f"cut at {spoken.tokens} tokens; --max-tokens N lets it say more"
+    if spoken.pictures:
+        drawn = "a picture" if spoken.pictures == 1 else f"{spoken.pictures} pictures"
+        yield f"{done.pipeline} drew {drawn} of this; omnistage draw PROMPT --out F.png keeps what it draws"
     yield figures(done)
     if hearing.lacks_loudspeaker and question.is_to_be_heard:
         yield "no loudspeaker here; --out F.wav keeps the sound"
