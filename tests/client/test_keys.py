@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, MutableMapping
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -173,9 +174,13 @@ def test_views_beside_each_other_on_threads() -> None:
 
 
 def test_a_view_keeps_its_client_open(toy_address: str) -> None:
-    view = Omni(address=toy_address).as_client(SECRET)
+    """Without either, nobody waits for the collector of cycles."""
+    omni = Omni(address=toy_address)
+    owner, view = weakref.ref(omni), omni.as_client(OTHER).as_client(SECRET)
+    del omni
     assert view.generate("Hi", outputs=["text"]).text
-    view._owner.close()
+    del view
+    assert owner() is None
 
 
 async def test_the_router_that_runs_here_is_looked_at_as_this_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,8 @@ class Omni:
         self._thread = LoopThread.acquire()
         self._abandoned = weakref.finalize(self, _abandon, self._client, self._thread)
         self._abandoned.atexit = False
-        self._owner = self
-        """Who closes it; of a view another client, which is kept by it."""
+        self._owner: Omni | None = None
+        """Of a view: the client that it keeps open, and that closes it."""
         _open.add(self)
         try:
             self._run(self._client.start_limit_s, self._client.start())
@@ -102,7 +102,7 @@ class Omni:
         and stack; closing it closes nothing, and when this client is closed it raises ClosedError. Raises BadRequestError for what is no
         key."""
         view = copy.copy(self)
-        view._client = self._client.as_client(api_key)
+        view._client, view._owner = self._client.as_client(api_key), self._owner or self
         return view
 
     @property
@@ -114,7 +114,7 @@ class Omni:
         """Cancel what runs, close the connection, end the private stack and wait for its processes. May be called again.
 
         In a forked child it does nothing: all of it belongs to the parent."""
-        if fork.is_child_of_user() or self._owner is not self or self._abandoned.detach() is None:
+        if fork.is_child_of_user() or self._owner is not None or self._abandoned.detach() is None:
             return
         _open.discard(self)
         if self._thread.is_current:  # a finalizer of the caller's, on our thread
