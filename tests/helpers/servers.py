@@ -307,7 +307,7 @@ async def _serving(
     options = server_options(settings.max_message_bytes, service.max_request_bytes)
     server = grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=service.max_calls)
     service.register(server)
-    address = take_address()
+    address = settings.address if "address" in settings.model_fields_set else take_address()
     assert credentials.listen(server, address), f"cannot listen on {address}"
     service.bound(address)
     await server.start()

@@ -1,4 +1,5 @@
-"""Which pipeline answers a request that names none: the default if it can, else the only one that can; else the client is told."""
+"""Which pipeline answers a request that names none: the default if it can, else the only one that can; else the client is told. And which
+prompts are drawn."""
 
 from __future__ import annotations
 
@@ -91,8 +92,14 @@ def test_several_that_can_are_named() -> None:
             " toy-picture has no thinker, takes no video",
         ),
         (
-            spoken(text="hi", outputs=["video"]),
-            "toy gives no video; toy-omni gives no video; toy-film has no thinker; toy-picture has no thinker, gives no video",
+            spoken(text="hi", outputs=["video", "text"]),
+            "toy gives no video; toy-omni gives no video; toy-film has no thinker, gives no text;"
+            " toy-picture has no thinker, gives no text, gives no video",
+        ),
+        (
+            drawn("audio/wav", prompt="a walk"),
+            "toy has no diffusion, takes no audio; toy-omni has no diffusion; toy-film takes no audio; toy-picture takes no audio;"
+            " these draw: toy-film, toy-picture",
         ),
         (
             spoken("a\nb/c"),
@@ -140,8 +147,14 @@ async def test_one_router_in_front_of_several_chains(seed: int) -> None:
         assert named.started is not None and named.started.model == "toy-omni"
         both = await refused(stub, omni_pb2.GenerateRequest(diffusion=film.diffusion))
         assert (both.reason, both.fields, both.metadata["candidates"]) == ("BAD_REQUEST", ["model"], "toy-film,toy-picture")
-        none = await refused(stub, request("hi", seed, outputs=["video"]))
+        none = await refused(stub, request("hi", seed, outputs=["video", "text"]))
         assert (none.reason, none.fields) == ("BAD_REQUEST", ["model"]) and "toy gives no video" in none.message
+        walk = request("a walk", seed, outputs=["image"], model="toy-picture")
+        both_ways = [await ask(stub, walk), await ask(stub, drawn(prompt="a walk", seed=seed, model="toy-picture"))]
+        prompted, as_drawing = (
+            b"".join(chunk.image.SerializeToString(deterministic=True) for chunk in answer.of("image")) for answer in both_ways
+        )
+        assert prompted == as_drawing != b""
         hub = await refused(stub, request("hi", seed, model="owner/name"))
         assert (hub.reason, hub.metadata["field"]) == ("UNKNOWN_MODEL", "model")
         await all_free([address for _, address in stages])
@@ -153,3 +166,109 @@ def test_words_in_messages_are_text() -> None:
     asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("hi")))
     assert chosen(asked, {"silent": silent, "toy": TABLE["toy"]}).name == "toy"
     assert chosen(spoken("image/png"), {"toy": TABLE["toy"], "silent": silent}).name == "silent"
+
+
+# Prompts that are drawn ----------------------------------------------------------------------------------------------------------------
+
+
+def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.GenerateRequest:
+    """A prompt with pictures that have something in them, and all fields that a request may have beside."""
+    asked = spoken(*types, text=text, seed=7, request_id="r", conversation_id="c", batches=True, revisions=["1"], **fields)
+    for number, part in enumerate(asked.thinker.messages[0].parts[:-1]):
+        part.media.data, part.media.background = bytes([number]), "#000000"
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "types", "table", "name"),
+    [
+        ({}, (), ["toy-picture"], "toy-picture"),
+        ({"model": "toy-picture"}, (), list(TABLE), "toy-picture"),
+        ({"outputs": ["video"]}, (), list(TABLE), "toy-film"),
+        ({"outputs": ["image", "progress"]}, (), ["toy", "toy-omni", "toy-picture"], "toy-picture"),
+        ({}, ("image/png", "Image/webp"), ["toy", "toy-film"], "toy-film"),
+        ({"model": "toy-film"}, ("image/png",), list(TABLE), "toy-film"),
+        ({"diffusion": stage_pb2.DiffusionParams(width=64)}, (), ["toy", "toy-picture"], "toy-picture"),
+        ({"resume": omni_pb2.GenerateRequest(resume=stage_pb2.Resume()).resume}, (), ["toy-picture", "toy-film"], "toy-picture"),
+    ],
+)
+def test_a_prompt_is_drawn_where_only_drawing_can_be_meant(
+    fields: dict[str, object], types: tuple[str, ...], table: list[str], name: str
+) -> None:
+    """All else that the request says stays as it is."""
+    asked = looked(*types, **fields)
+    expected = omni_pb2.GenerateRequest()
+    expected.CopyFrom(asked)
+    expected.ClearField("thinker")
+    expected.diffusion.prompt = "a walk"
+    for number, media_type in enumerate(types):
+        expected.diffusion.images.add(data=bytes([number]), media_type=media_type, background="#000000")
+    assert choice(asked, table) == name
+    assert asked == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        (looked(), "toy"),
+        (looked("image/png"), "toy-omni"),
+        (looked(model="toy"), "toy"),
+        (looked(model="toy", outputs=["image"]), "toy"),
+        (spoken("audio/wav", model="toy-picture"), "toy-picture"),
+        (looked(model="toy-picture", diffusion=stage_pb2.DiffusionParams(prompt="another")), "toy-picture"),
+    ],
+)
+def test_what_can_be_answered_or_is_no_prompt_is_not_drawn(asked: omni_pb2.GenerateRequest, name: str) -> None:
+    before = asked.SerializeToString(deterministic=True)
+    assert choice(asked) == name
+    assert asked.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [("system", "Be brief."), ("user", "a walk")],
+        [("system", "a walk")],
+        [("user", "a walk"), ("assistant", "Done."), ("user", "at night")],
+    ],
+)
+def test_a_conversation_is_no_prompt(turns: list[tuple[str, str]]) -> None:
+    said = [stage_pb2.Message(role=role, parts=[stage_pb2.Part(text=text)]) for role, text in turns]
+    asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=said), outputs=["image"])
+    with pytest.raises(StageError, match=r"no pipeline does this: .*toy-picture has no thinker"):
+        choice(asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "field"),
+    [
+        ("thinker", {"max_tokens": 5}, "thinker.max_tokens"),
+        ("thinker", {"stop": ["x"]}, "thinker.stop"),
+        ("thinker", {"sampling": stage_pb2.Sampling(top_k=5)}, "thinker.sampling.top_k"),
+        ("thinker", {"constraint": stage_pb2.Constraint(regex="a")}, "thinker.constraint.regex"),
+        ("talker", {"voice": "toy"}, "talker.voice"),
+        ("code2wav", {"sample_rate_hz": 8000}, "code2wav.sample_rate_hz"),
+    ],
+)
+@pytest.mark.parametrize("named", [{"model": "toy-picture"}, {"outputs": ["image"]}], ids=["named", "meant"])
+def test_what_a_drawing_has_no_use_for_is_refused(kind: str, fields: dict[str, object], field: str, named: dict[str, object]) -> None:
+    asked = looked(**named)
+    getattr(asked, kind).MergeFrom(type(getattr(asked, kind))(**fields))
+    with pytest.raises(StageError) as raised:
+        choice(asked, ["toy", "toy-picture"])
+    assert (raised.value.reason, raised.value.metadata) == ("BAD_REQUEST", {"field": field})
+    told = "is for text and sound, and toy-picture only draws: leave it out; it takes the fields of diffusion"
+    assert raised.value.message == f"{field}: {told}"
+
+
+def test_a_picture_to_draw_from_is_not_streamed() -> None:
+    with pytest.raises(StageError, match=r"toy-film only draws, .* send them as media in the message") as raised:
+        choice(streamed("image/png"), ["toy", "toy-film"])
+    assert raised.value.metadata == {"field": "thinker.messages.parts.port"}
+
+
+def test_where_several_could_draw_a_prompt_they_are_named() -> None:
+    with pytest.raises(StageError) as raised:
+        choice(looked(outputs=["image"]))
+    assert raised.value.metadata == {"field": "model", "candidates": "toy-film,toy-picture"}
+    assert choice(looked(outputs=["image"]), ["toy-picture", "toy-film"]) == "toy-picture", "the default of those that can"

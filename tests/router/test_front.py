@@ -141,7 +141,7 @@ async def test_metrics_tell_which_pipeline_has_which_models(stack: Stack):
         if sample.name == "omnistage_router_replicas"
     }
     kinds = ("thinker", "talker", "code2wav")
-    states = {"serving": 1, "draining": 0, "lost": 0}
+    states = {"serving": 1, "draining": 0, "lost": 0, "starting": 0}
     assert replicas == {("toy", kind, f"toy-{kind}", state): count for kind in kinds for state, count in states.items()}
     ended = {"pipeline": "toy", "reason": "OK"}
     assert (stack.router.registry.get_sample_value("omnistage_router_requests_total", ended) or 0) >= 1

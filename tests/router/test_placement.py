@@ -15,14 +15,17 @@ import pytest
 
 from helpers import waiting
 from helpers.ask import ask, refusal, request
-from helpers.servers import local_stage, omni_stub, stage_stub, toy_logic
+from helpers.ports import take_address
+from helpers.servers import CHAIN, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import thinker, until, waiting_session, watched
 from omnistage.link.channels import Channels
 from omnistage.router import placement as placing
 from omnistage.router.admission import Admission
 from omnistage.router.front import Front
 from omnistage.router.metrics import RouterMetrics
-from omnistage.router.placement import DRAINING, LOST, SERVING, Placement
+from omnistage.router.pipeline import load_pipeline
+from omnistage.router.placement import DRAINING, LOST, SERVING, STARTING, Placement
+from omnistage.router.served import Served
 from omnistage.v1 import stage_pb2
 from omnistage.wire.credentials import Credentials
 from omnistage.wire.errors import StageError
@@ -178,7 +181,7 @@ async def test_replicas_come_and_go(tmp_path: Path, free_port: int) -> None:
     with thinker(tmp_path) as first:
         first.wait_ready()
         async with watched({"thinker": [first.address, late]}) as placement:
-            await until(placement, {first.address: SERVING, late: LOST})
+            await until(placement, {first.address: SERVING, late: STARTING})
             assert placement.place("thinker") == [first.address]
             with thinker(tmp_path, late):
                 await until(placement, {first.address: SERVING, late: SERVING})
@@ -303,7 +306,9 @@ async def test_the_end_of_a_replica_at_rest_is_seen_at_once_and_its_silence_when
 async def test_a_router_without_stages_says_come_again() -> None:
     server = grpc.aio.server()
     channels = Channels(Credentials())
-    front = Front(channels, Admission(lambda: 4, 1.0), RouterMetrics(), stall_limit_s=1, session_limit_s=5)
+    pipeline = load_pipeline("toy")
+    served = {"toy": Served(pipeline, Placement(channels, {kind: [take_address()] for kind in CHAIN}))}
+    front = Front(served, channels, Admission(lambda: 4, 1.0), RouterMetrics(), stall_limit_s=1, session_limit_s=5)
     front.register(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -313,7 +318,8 @@ async def test_a_router_without_stages_says_come_again() -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
                     await ask(stub, request("hello", model=model))
                 told = refusal(failed.value)
-                assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+                assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "STARTING")
+                assert "its thinker has not answered yet" in told.message
                 assert told.retry_delay_s is not None
     finally:
         await server.stop(0)

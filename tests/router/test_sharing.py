@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -11,8 +12,10 @@ import pytest
 from helpers.ask import GenerateCall, ask, read, read_all, refused, request
 from helpers.ask import refusal as refusal_of
 from helpers.chain import Stack, addresses_of, good
+from helpers.converse import Conversation
 from helpers.servers import all_free, local_chain, local_router, local_stage, omni_stub, toy_logic
 from helpers.waiting import until
+from omnistage.v1 import stage_pb2
 
 LONG = {"max_tokens": 20_000, "ignore_eos": True}
 
@@ -177,3 +180,33 @@ async def test_a_draining_router_finishes_and_refuses(stack: Stack):
         async with asyncio.timeout(10):
             await draining
     running.cancel()
+
+
+async def test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told() -> None:
+    """What a stage gets as the scope of its prefix cache: one for each key, in a call and in a conversation, and none without a key."""
+    scopes: list[str] = []
+    logic = toy_logic("thinker")
+    prepare = logic.prepare
+
+    async def noting(opened: stage_pb2.Open, *rest: Any) -> Any:
+        scopes.append(opened.scope)
+        return await prepare(opened, *rest)
+
+    logic.prepare = noting  # type: ignore[method-assign]
+    asked = request("good", 5, outputs=["text"], conversation_id="same", request_id="same")
+    async with (
+        local_stage(logic) as thinker,
+        local_stage(toy_logic("talker")) as talker,
+        local_stage(toy_logic("code2wav")) as code2wav,
+        local_router({"thinker": thinker.address, "talker": talker.address, "code2wav": code2wav.address}) as router,
+        omni_stub(router.address) as stub,
+    ):
+        for key in ("one", "two", ""):
+            for _ in range(2):
+                (await ask(stub, asked, metadata=by(key) if key else ())).check_toy(5, "good")
+            conversation = Conversation(stub, key=key)
+            (await conversation.turn(asked)).check_toy(5, "good")
+            assert await conversation.end() == grpc.StatusCode.OK
+    one, two, nobody = scopes[:3], scopes[3:6], scopes[6:]
+    assert (len(set(one)), len(set(two)), nobody) == (1, 1, ["", "", ""])
+    assert one[0] and two[0] and one[0] != two[0] and not {"one", "two"} & set(scopes)

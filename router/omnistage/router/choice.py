@@ -1,12 +1,14 @@
-"""Which pipeline answers a request that names none: by what the request gives, and what it wants."""
+"""Which pipeline answers a request: the one that it names, else by what the request gives and wants; and whether a prompt is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+
+from google.protobuf.message import Message
 
 from omnistage.router.pipeline import Pipeline
-from omnistage.v1 import omni_pb2
-from omnistage.wire.errors import StageError
+from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
 
 MOST_NAMED = 8
@@ -14,30 +16,37 @@ MOST_NAMED = 8
 
 
 def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> Pipeline:
-    """The first pipeline, which is the default, if it can do what is asked, or if there is no other; else the only one that can.
+    """The pipeline that is to answer: the one that is named; else the first, which is the default, if it can do what is asked, or if there
+    is no other; else the only one that can.
 
-    A pipeline can if it takes every medium of the request, has a stage for each of its params, and gives all outputs that it names. Raises
-    BAD_REQUEST for the field `model`: where several can, with their names in the metadata `candidates`, and where none can, with what each
-    one lacks."""
-    default, *others = pipelines.values()
-    if not others:
-        return default
-    given = media(request)
-    lacks = {name: _lacks(pipeline, request, given) for name, pipeline in pipelines.items()}
-    able = [name for name, lacking in lacks.items() if not lacking]
-    if default.name in able:
-        return default
-    if len(able) == 1:
-        return pipelines[able[0]]
-    if able:
-        named = able[:MOST_NAMED]
-        raise StageError(
-            "BAD_REQUEST",
-            f"model: {', '.join(named)}: each of them could answer this; name one",
-            metadata={"field": "model", "candidates": ",".join(named)},
-        )
-    told = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
-    raise StageError("BAD_REQUEST", f"model: no pipeline does this: {told}", metadata={"field": "model"})
+    A pipeline can if it takes every medium of the request, has a stage for each of its params, and gives all outputs that it names. A
+    prompt that none can answer becomes a drawing, where all that give such outputs and take such media only draw. `request` itself is
+    changed then: a copy of all of it would hold its media once more.
+
+    Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; and BAD_REQUEST for the field `model`: where several can, with their names
+    in the metadata `candidates`, and where none can, with what each one lacks."""
+    if request.model:
+        named = pipelines.get(request.model)
+        if named is None:
+            told = f"no pipeline {request.model[:64]!r}; there are {', '.join(pipelines)}"
+            raise StageError("UNKNOWN_MODEL", told, metadata={"field": "model"})
+        meant = {named.name: named}
+    else:
+        meant = dict(pipelines)
+    if len(meant) > 1:
+        asked, given = [kind for kind in KINDS if request.HasField(kind)], media(request)
+        lacks = {name: _lacks(pipeline, asked, given, request.outputs) for name, pipeline in meant.items()}
+        able = [pipelines[name] for name, lacking in lacks.items() if not lacking]
+        if not able and _is_prompt(request):
+            asked = [kind for kind in asked if kind == "diffusion"]
+            able = [pipeline for pipeline in meant.values() if not _lacks(pipeline, asked, given, request.outputs)]
+            able = able if all(pipeline.only_draws for pipeline in able) else []
+        pipeline = _only(able, pipelines) if able else _none(request, lacks, pipelines)
+    else:
+        (pipeline,) = meant.values()
+    if pipeline.only_draws and _is_prompt(request):
+        _draw(request, pipeline)
+    return pipeline
 
 
 def media(request: omni_pb2.GenerateRequest) -> list[str]:
@@ -47,16 +56,86 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     types += [part.media_type for part in parts if part.media_type]  # Of what is streamed.
     types += [image.media_type for image in request.diffusion.images]
     has_text = request.thinker.verbatim or request.diffusion.prompt or any(part.text for part in parts)
-    return sorted({media_type.lower().partition("/")[0] for media_type in types} | ({"text"} if has_text else set()))
+    return sorted({_medium(media_type) for media_type in types} | ({"text"} if has_text else set()))
 
 
-def _lacks(pipeline: Pipeline, request: omni_pb2.GenerateRequest, given: list[str]) -> str:
-    """What keeps a pipeline from answering; empty: nothing."""
-    kinds = {stage.kind for stage in pipeline.stages}
-    told = [f"has no {kind}" for kind in KINDS if request.HasField(kind) and kind not in kinds]
+def those_that_draw(pipelines: Collection[Pipeline]) -> str:
+    """In words, for who asked for a drawing."""
+    names = [pipeline.name for pipeline in pipelines if pipeline.draws]
+    return f"these draw: {', '.join(names[:MOST_NAMED])}" if names else "no pipeline of this router draws"
+
+
+def _only(able: Sequence[Pipeline], pipelines: Mapping[str, Pipeline]) -> Pipeline:
+    """The default, else the only one. Raises BAD_REQUEST for several."""
+    if able[0] is next(iter(pipelines.values())) or len(able) == 1:
+        return able[0]
+    named = [pipeline.name for pipeline in able[:MOST_NAMED]]
+    raise StageError(
+        "BAD_REQUEST",
+        f"model: {', '.join(named)}: each of them could answer this; name one",
+        metadata={"field": "model", "candidates": ",".join(named)},
+    )
+
+
+def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, Pipeline]) -> Pipeline:
+    """Raises BAD_REQUEST, with what each one lacks."""
+    told = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
+    if request.HasField("diffusion"):
+        told += f"; {those_that_draw(pipelines.values())}"
+    raise StageError("BAD_REQUEST", f"model: no pipeline does this: {told}", metadata={"field": "model"})
+
+
+def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str]) -> str:
+    """What keeps a pipeline from answering; empty: nothing. asked: kinds of stages that it needs. given: media."""
+    told = [f"has no {kind}" for kind in asked if kind not in pipeline.kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
-    told += [f"gives no {_word(output)}" for output in sorted(set(request.outputs)) if output not in pipeline.offered]
+    told += [f"gives no {_word(output)}" for output in sorted(set(outputs)) if output not in pipeline.offered]
     return ", ".join(told[:MOST_NAMED])
+
+
+def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
+    """Whether all that it says could be meant as what to draw: one turn of a user, of text and pictures."""
+    turns = request.thinker.messages
+    if len(turns) != 1 or turns[0].role != "user" or request.thinker.verbatim or request.diffusion.prompt:
+        return False
+    return all(part.WhichOneof("content") == "text" or _medium(_type(part)) == "image" for part in turns[0].parts)
+
+
+def _draw(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> None:
+    """Make a drawing of a prompt. Raises BAD_REQUEST for what a drawing has no use for."""
+    (turn,) = request.thinker.messages
+    thinker = [field.name for field, _ in request.thinker.ListFields() if field.name != "messages"]
+    fields = [f"thinker.{name}" for name in thinker] + [kind for kind in ("talker", "code2wav") if request.HasField(kind)]
+    if fields:
+        kind, _, name = fields[0].partition(".")
+        message = getattr(request, kind)
+        field = _deepest(fields[0], getattr(message, name) if name else message)
+        raise bad_request(field, f"is for text and sound, and {pipeline.name} only draws: leave it out; it takes the fields of diffusion")
+    if any(part.HasField("port") for part in turn.parts):
+        told = f"{pipeline.name} only draws, and its pictures are not streamed: send them as media in the message"
+        raise bad_request("thinker.messages.parts.port", told)
+    for part in turn.parts:
+        if part.HasField("media"):
+            request.diffusion.images.add().CopyFrom(part.media)
+    request.diffusion.prompt = "".join(part.text for part in turn.parts)
+    request.ClearField("thinker")
+
+
+def _deepest(field: str, value: object) -> str:
+    """The path of the first thing that is said in a message."""
+    while isinstance(value, Message) and (said := value.ListFields()):
+        descriptor, value = said[0]
+        field += f".{descriptor.name}"
+    return field
+
+
+def _type(part: stage_pb2.Part) -> str:
+    """Media type of a part that is no text."""
+    return part.media.media_type if part.HasField("media") else part.media_type
+
+
+def _medium(media_type: str) -> str:
+    return media_type.lower().partition("/")[0]
 
 
 def _word(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import grpc
@@ -22,8 +21,8 @@ from omnistage.router.gate import REQUEST_LIMIT_S
 from omnistage.router.intake import Intake, ReplayRoom
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
-from omnistage.router.placement import Placement
 from omnistage.router.request import ValidRequest, is_id, parse, validate
+from omnistage.router.served import Served
 from omnistage.router.session import AnswerLimits, Generation, Write, incoming_trace, stalled, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
@@ -42,20 +41,12 @@ UnaryContext = grpc.aio.ServicerContext[object, object]
 SERVICE = omni_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A pipeline that is ready, what its stages said of themselves, and where they are."""
-
-    pipeline: Pipeline
-    descriptions: dict[str, stage_pb2.DescribeResponse]
-    placement: Placement
-
-
 class Front(omni_pb2_grpc.OmniServiceServicer):
-    """Serves the pipelines of `served`, in the order of the configuration; the first is the default."""
+    """Serves pipelines, those that are ready, in the order of the configuration; the first is the default."""
 
     def __init__(
         self,
+        served: Mapping[str, Served],
         channels: Channels,
         admission: Admission,
         metrics: RouterMetrics,
@@ -64,7 +55,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         session_limit_s: float,
         tracer: Tracer | None = None,
     ) -> None:
-        """tracer: gets a span of every request; None: nobody does."""
+        """served: all pipelines, by name. tracer: gets a span of every request; None: nobody does."""
+        self._served = served
         self._channels = channels
         self._admission = admission
         self._metrics = metrics
@@ -74,7 +66,6 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         self._turns = Turns()
         self._replay_room = ReplayRoom()
         self._by_request: dict[Hashable, asyncio.Future[None]] = {}
-        self.served: dict[str, Served] = {}
         metrics.inflight.set_function(lambda: admission.running)
         metrics.waiting.set_function(lambda: admission.waiting)
         metrics.places.set_function(lambda: admission.limit)
@@ -161,13 +152,12 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         account = Account(shown(client), span)
         begun, name = time.monotonic(), ""
         try:
-            if not self.served:
-                raise StageError("DRAINING", "this router still waits for its stages; try again")
             valid = self._valid(await read(), account)
             name = valid.pipeline.name
             account.asks(name, valid.request_id)
             if conversation is None and valid.ports:
                 raise bad_request("thinker.messages.parts.port", "media are streamed by Converse only; send them in the message here")
+            self._served[name].check_ready()
             account.waits()
             async with self._admission.place(client) as place:
                 account.placed(place)
@@ -202,7 +192,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         conversation: Conversation | None,
         account: Account,
     ) -> None:
-        served = self.served[valid.pipeline.name]
+        served = self._served[valid.pipeline.name]
         remaining = context.time_remaining()
         limit = self._session_limit_s if remaining is None else min(remaining, self._session_limit_s)
         replay_bytes = self._replay_room.take() if valid.ports else 0
@@ -276,11 +266,14 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         return asked_again
 
     async def ListModels(self, request: omni_pb2.ListModelsRequest, context: UnaryContext) -> omni_pb2.ListModelsResponse:
-        return omni_pb2.ListModelsResponse(models=[_model(served) for served in self.served.values()])
+        response = omni_pb2.ListModelsResponse()
+        for served in self._served.values():
+            (response.models if served.is_ready else response.starting).append(_model(served))
+        return response
 
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:
         response = omni_pb2.ListReplicasResponse()
-        for served in self.served.values():
+        for served in self._served.values():
             served.placement.use()  # Who looks again soon sees how they are then.
             for replica in served.placement.all():
                 described = replica.description or stage_pb2.DescribeResponse()
@@ -297,7 +290,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         return response
 
     def _pipelines(self) -> Mapping[str, Pipeline]:
-        return {name: served.pipeline for name, served in self.served.items()}
+        return {name: served.pipeline for name, served in self._served.items()}
 
 
 def _metadata(context: AnyContext) -> list[tuple[str, str]]:

@@ -3,11 +3,15 @@ and model; never a request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from omnistage.host.registry import new_registry
+from omnistage.router.placement import STATES
+from omnistage.v1 import omni_pb2
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 300)
 _FACTORS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10)
@@ -54,7 +58,7 @@ class RouterMetrics:
         )
         self.replicas = Gauge(
             "omnistage_router_replicas",
-            "Replicas by state: serving, draining or lost.",
+            "Replicas by state: serving, draining, lost or starting.",
             ("pipeline", "stage", "model", "state"),
             registry=registry,
         )
@@ -66,6 +70,15 @@ class RouterMetrics:
             histogram.labels(pipeline=pipeline)
         for stage in stages:
             self.failovers.labels(pipeline=pipeline, stage=stage)
+
+    def watch(self, pipeline: str, models: Mapping[str, str], count: Callable[[str, omni_pb2.ReplicaState], int]) -> None:
+        """Show the replicas of a pipeline. models: by kind; empty: not known yet. count: how many of a kind are in a state."""
+        for kind, model in models.items():
+            for state, said in STATES.items():
+                if model:
+                    with suppress(KeyError):
+                        self.replicas.remove(pipeline, kind, "", said)
+                self.replicas.labels(pipeline=pipeline, stage=kind, model=model, state=said).set_function(partial(count, kind, state))
 
     def answered(self, pipeline: str, queued_s: float, first: Mapping[str, float], failovers: Iterable[str]) -> None:
         """Count an answer that had a place, however it ended. first: seconds from getting the place to the first item, by what it is.

@@ -94,18 +94,36 @@ class Pipeline(BaseModel):
         """All ports that it gives on request with one checkpoint or another."""
         return self.on_request + self.may_give
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Of its stages."""
+        return frozenset(stage.kind for stage in self.stages)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it takes what a drawing is asked with."""
+        return "diffusion" in self.kinds
+
+    @property
+    def only_draws(self) -> bool:
+        """Whether it takes nothing else: what is said to it can only be meant as what to draw."""
+        return self.draws and "thinker" not in self.kinds
+
+    @property
+    def unsettled(self) -> Pipeline:
+        """What it could take and give, as long as its stages have not said what they do."""
+        return self._taking(self.could_take, self.could_give)
+
     def settled(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> Pipeline:
         """What it takes and gives with these stages."""
         takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
         gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
-        return self.model_copy(
-            update={
-                "inputs": tuple(each for each in self.could_take if each in takes),
-                "may_take": (),
-                "on_request": tuple(each for each in self.could_give if each in gives),
-                "may_give": (),
-            }
+        return self._taking(
+            tuple(each for each in self.could_take if each in takes), tuple(each for each in self.could_give if each in gives)
         )
+
+    def _taking(self, inputs: tuple[str, ...], on_request: tuple[str, ...]) -> Pipeline:
+        return self.model_copy(update={"inputs": inputs, "may_take": (), "on_request": on_request, "may_give": ()})
 
     def default_params(self) -> dict[str, stage_pb2.StageParams]:
         """Params of every stage as the file has them."""

@@ -43,7 +43,8 @@ MAX_WATCHED = 256
 Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
 
 LOST, SERVING, DRAINING = omni_pb2.REPLICA_STATE_LOST, omni_pb2.REPLICA_STATE_SERVING, omni_pb2.REPLICA_STATE_DRAINING
-STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost"}
+STARTING = omni_pb2.REPLICA_STATE_STARTING
+STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost", STARTING: "starting"}
 """In words."""
 
 
@@ -61,7 +62,7 @@ class Replica:
     address: str
     name: Name | None = None
     listed: bool = True
-    state: omni_pb2.ReplicaState = LOST
+    state: omni_pb2.ReplicaState = STARTING
     description: stage_pb2.DescribeResponse | None = None
     load: stage_pb2.WatchResponse = field(default_factory=stage_pb2.WatchResponse)
     placed: int = 0
@@ -69,6 +70,11 @@ class Replica:
     refused: bool = False
     silent: bool = False
     rests: bool = False
+
+    @property
+    def away(self) -> bool:
+        """Whether it has not answered yet, or does not any more."""
+        return self.state in (STARTING, LOST)
 
     @property
     def busy(self) -> int:
@@ -135,6 +141,17 @@ class Placement:
                 return described
             await changed.wait()
 
+    def missing(self) -> list[str]:
+        """What keeps `descriptions` waiting: a sentence for each kind without a replica that takes sessions."""
+        told = []
+        for kind, replicas in self._replicas.items():
+            if any(replica.state == SERVING for replica in replicas):
+                continue
+            known = any(replica.description is not None for replica in replicas)
+            why = _refusal(replicas) or ("takes no sessions now" if known else "has not answered yet")
+            told.append(f"its {kind} {why}")
+        return told
+
     # Placing -------------------------------------------------------------------------------------------------------------------------
 
     def place(self, kind: str, *, near: str = "", revision: str = "") -> list[str]:
@@ -199,8 +216,8 @@ class Placement:
             fitting = [replica for replica in fitting if replica.revision == revision]
         serving = [replica for replica in fitting if replica.state == SERVING] or [replica for replica in fitting if replica.silent]
         if not serving:
-            refusing = [replica.address for replica in self._replicas[kind] if replica.refused]
-            why = f": the one at {refusing[0]} refuses this router's token ({VARIABLE})" if refusing else ""
+            refusal = _refusal(self._replicas[kind])
+            why = f": the one {refusal}" if refusal else ""
             raise StageError("STAGE_LOST", f"no {kind} is reachable now{why}", metadata={"stage": kind})
         return serving
 
@@ -236,7 +253,7 @@ class Placement:
                     replica.silent, why = True, f"no report within {SILENCE_S + SECOND_LOOK_S:g} s"
                 except grpc.aio.AioRpcError as error:
                     pauses, why = self._note_failure(replica, error), error.details() or ""
-                if replica.state != LOST:
+                if not replica.away:
                     backoff = FIRST_BACKOFF_S
                 self._lose(replica, why)
                 if not replica.listed:
@@ -290,7 +307,7 @@ class Placement:
         """Take in that a call failed; whether it may be tried again only after a pause."""
         self._note_refusal(replica, error)
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-            replica.silent = replica.silent or replica.state != LOST
+            replica.silent = replica.silent or not replica.away
             return False
         replica.silent = False
         return True
@@ -315,7 +332,7 @@ class Placement:
 
     def _lose(self, replica: Replica, why: str) -> None:
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
-        if replica.state != LOST:
+        if replica.state != LOST and replica.description is not None:
             log.warning("replica.lost", stage=replica.kind, address=replica.address, why=why)
             self._set_state(replica, LOST)
 
@@ -366,6 +383,12 @@ class Placement:
     def _forget(self, replica: Replica) -> None:
         self._replicas[replica.kind].remove(replica)
         self._channels.forget(replica.address)
+
+
+def _refusal(replicas: Collection[Replica]) -> str:
+    """What one of them says of this router's token; empty where none refuses it."""
+    refusing = next((replica.address for replica in replicas if replica.refused), "")
+    return f"at {refusing} refuses this router's token ({VARIABLE})" if refusing else ""
 
 
 async def _report(watch: Watch) -> object:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from omnistage.router.choice import chosen
+from omnistage.router.choice import chosen, those_that_draw
 from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.decoding import TooLarge, decoded
-from omnistage.wire.errors import StageError, bad_request
+from omnistage.wire.errors import bad_request
 from omnistage.wire.kinds import KINDS
 from omnistage.wire.limits import MAX_TEXT_CHARACTERS
 
@@ -59,15 +59,14 @@ def is_id(text: str) -> bool:
 
 
 def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> ValidRequest:
-    """Check what the router itself needs; a stage checks the values of its own params. A request that names no pipeline gets the one that
-    `choice` says.
+    """Check what the router itself needs; a stage checks the values of its own params. `choice` says which pipeline gets the request, and
+    may make a drawing of it.
 
     Raises StageError."""
-    pipeline = pipelines.get(request.model) if request.model else chosen(request, pipelines)
-    if pipeline is None:
-        raise StageError(
-            "UNKNOWN_MODEL", f"no pipeline {request.model[:64]!r}; there are {', '.join(pipelines)}", metadata={"field": "model"}
-        )
+    characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
+    if characters > MAX_TEXT_CHARACTERS:
+        raise bad_request("thinker.messages", f"at most {MAX_TEXT_CHARACTERS} characters")
+    pipeline = chosen(request, pipelines)
     for name in ("conversation_id", "request_id"):
         if not is_id(getattr(request, name)):
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
@@ -75,15 +74,10 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     if not outputs <= set(pipeline.offered):
         missing = ", ".join(repr(name[:16]) for name in sorted(outputs - set(pipeline.offered)))
         raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}")
-    kinds = {stage.kind for stage in pipeline.stages}
     for kind in KINDS:
-        if request.HasField(kind) and kind not in kinds:
-            raise bad_request(kind, f"{pipeline.name} has no {kind}")
-    if (
-        len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
-        > MAX_TEXT_CHARACTERS
-    ):
-        raise bad_request("thinker.messages", f"at most {MAX_TEXT_CHARACTERS} characters")
+        if request.HasField(kind) and kind not in pipeline.kinds:
+            hint = f"; {those_that_draw(pipelines.values())}" if kind == "diffusion" else ""
+            raise bad_request(kind, f"{pipeline.name} has no {kind}{hint}")
     _check_resume(request, outputs, pipeline)
     seed = request.seed if request.HasField("seed") else secrets.randbelow(DRAWN_SEEDS)
     return ValidRequest(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import grpc.aio
 import structlog
@@ -20,11 +19,12 @@ from omnistage.host.watchdog import Watched
 from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
 from omnistage.router.capacity import capacity
-from omnistage.router.front import SERVICE, Front, Served
+from omnistage.router.front import SERVICE, Front
 from omnistage.router.gate import Gate
 from omnistage.router.metrics import RouterMetrics
-from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline
-from omnistage.router.placement import STATES, Placement
+from omnistage.router.pipeline import Pipeline, PipelineError, load_pipeline
+from omnistage.router.placement import Placement
+from omnistage.router.served import Served
 from omnistage.router.settings import RouterSettings
 from omnistage.wire.credentials import Credentials
 from omnistage.wire.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 class RouterServer:
-    """Watches the replicas; ready when every pipeline fits its stages."""
+    """Watches the replicas; ready when one pipeline fits its stages."""
 
     name = SERVICE
     max_calls: int | None = MAX_CALLS
@@ -54,10 +54,13 @@ class RouterServer:
         self._channels = Channels(credentials, settings.max_message_bytes + HOP_ROOM_BYTES, token)
         self._pipelines = pipelines
         self._metrics = metrics
-        self._placements = {name: Placement(self._channels, _addresses(pipeline, settings)) for name, pipeline in pipelines.items()}
+        self._served = {
+            name: Served(pipeline, Placement(self._channels, _addresses(pipeline, settings))) for name, pipeline in pipelines.items()
+        }
         places = settings.max_sessions
-        self._admission = Admission(lambda: places or capacity(self._placements.values()), settings.client_share)
+        self._admission = Admission(lambda: places or capacity(self._ready_placements()), settings.client_share)
         self._front = Front(
+            self._served,
             self._channels,
             self._admission,
             metrics,
@@ -75,24 +78,35 @@ class RouterServer:
         log.info("router.bound", address=address)
 
     async def start(self) -> None:
-        """Wait until a replica of every stage answers, then check every edge."""
-        for name, placement in self._placements.items():
-            self.lasting.start(f"watch {name}", placement.watch())
-        served = {}
-        for name, pipeline in self._pipelines.items():
-            descriptions = await self._placements[name].descriptions()
-            try:
-                check_pipeline(pipeline, descriptions)
-            except PipelineError as error:
-                raise StartError(str(error)) from None
-            self._placements[name].pin(descriptions)
-            for kind, described in descriptions.items():
-                for state, said in STATES.items():
-                    counted = self._metrics.replicas.labels(pipeline=name, stage=kind, model=described.model, state=said)
-                    counted.set_function(partial(self._placements[name].count, kind, state))
-            self._metrics.begin(name, descriptions)
-            served[name] = Served(pipeline.settled(descriptions), descriptions, self._placements[name])
-        self._front.served.update(served)
+        """Wait until the first pipeline is served; the others become so on their own. Raises StartError for one that does not fit its
+        stages, as long as none does."""
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for name, served in self._served.items():
+            self._metrics.watch(name, dict.fromkeys(served.pipeline.kinds, ""), served.placement.count)
+            self.lasting.start(f"watch {name}", self._watch(served, first))
+        await first
+
+    async def _watch(self, served: Served, first: asyncio.Future[None]) -> None:
+        """Watch the replicas of a pipeline, and serve it when they fit. first: done with the first pipeline that is served."""
+
+        def misfits(why: str) -> None:
+            log.error("pipeline.misfit", pipeline=served.pipeline.name, why=why)
+            if not first.done():
+                first.set_exception(StartError(why))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(served.placement.watch())
+            await served.get_ready(misfits)
+            name = served.pipeline.name
+            models = {kind: described.model for kind, described in served.descriptions.items()}
+            self._metrics.watch(name, models, served.placement.count)
+            self._metrics.begin(name, served.descriptions)
+            log.info("pipeline.ready", pipeline=name)
+            if not first.done():
+                first.set_result(None)
+
+    def _ready_placements(self) -> list[Placement]:
+        return [served.placement for served in self._served.values() if served.is_ready]
 
     async def drain(self, grace_s: float) -> None:
         self._admission.drain()

@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -64,7 +64,7 @@ class Generation:
     def __init__(
         self,
         request: ValidRequest,
-        descriptions: dict[str, stage_pb2.DescribeResponse],
+        descriptions: Mapping[str, stage_pb2.DescribeResponse],
         placement: Placement,
         channels: Channels,
         write: Write,

@@ -1,0 +1,56 @@
+"""A pipeline of this router, from its start on: what its file says, then what its stages say too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline
+from omnistage.router.placement import Placement
+from omnistage.v1 import stage_pb2
+from omnistage.wire.errors import StageError
+
+
+class Served:
+    """pipeline: what it takes and gives; before it is ready, what it could. descriptions: what its stages said of themselves when it became
+    ready. misfit: why it cannot be served with the stages that are there; empty where nothing is known against it."""
+
+    def __init__(self, pipeline: Pipeline, placement: Placement) -> None:
+        self.pipeline = pipeline.unsettled
+        self.placement = placement
+        self.descriptions: Mapping[str, stage_pb2.DescribeResponse] = {}
+        self.misfit = ""
+        self._file = pipeline
+
+    @property
+    def is_ready(self) -> bool:
+        """Its stages were there once, and fit. They may be lost now: that is told when they are asked."""
+        return bool(self.descriptions)
+
+    def check_ready(self) -> None:
+        """Raises STARTING, with what it waits for."""
+        if self.is_ready:
+            return
+        name, missing = self.pipeline.name, self.placement.missing()
+        message = f"{name} cannot be served by its stages as they are: {self.misfit}" if self.misfit else f"{name} is still starting"
+        if missing:
+            message += f": {'; '.join(missing)}"
+        raise StageError("STARTING", f"{message}; try again", metadata={"pipeline": name})
+
+    async def get_ready(self, misfits: Callable[[str], None]) -> None:
+        """Wait until a replica of every stage serves, and all of them fit the file. misfits: told why they do not, once for each reason;
+        then they are looked at again whenever a replica changes."""
+        while True:
+            changed = self.placement.changed
+            descriptions = await self.placement.descriptions()
+            try:
+                check_pipeline(self._file, descriptions)
+            except PipelineError as error:
+                if str(error) != self.misfit:
+                    self.misfit = str(error)
+                    misfits(self.misfit)
+                await changed.wait()
+            else:
+                break
+        self.misfit = ""
+        self.placement.pin(descriptions)
+        self.pipeline, self.descriptions = self._file.settled(descriptions), descriptions
