@@ -25,7 +25,7 @@ ONE_PROCESS_RATIO = 1.6
 
 
 async def measure(report: Report) -> None:
-    layout = layout_of(Choice(pipeline="smol"))
+    layout = layout_of(Choice(["smol"]))
     begun = time.perf_counter()
     stack = Stack(layout)
     await stack.start()

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.bare_grpc import RELAYS, floor
 from benchmarks.figures import Figure, Report, arguments, median, percentile
 from benchmarks.processes import CpuMeter
-from omnistage.cli.layout import Layout, ServerOptions, StageLayout
+from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout
 from omnistage.cli.stack import Stack
 from omnistage.client.channel import INSECURE
 from omnistage.models.toy import formulas
@@ -52,7 +52,7 @@ def layout() -> Layout:
         StageLayout("talker", "toy", options=others),
         StageLayout("code2wav", "toy", options=others),
     ]
-    return Layout("toy", stages, ServerOptions(max_sessions=1024, client_share=1))
+    return Layout([PipelineLayout("toy", "toy", stages)], ServerOptions(max_sessions=1024, client_share=1))
 
 
 async def ask(stub: omni_pb2_grpc.OmniServiceAsyncStub, tokens: int, into: Latencies, *, stamped: bool = True) -> None:
@@ -129,7 +129,7 @@ async def relaying(report: Report) -> None:
         sound = {"samples_per_frame": CHUNK_SAMPLES * chunks // formulas.FRAMES_PER_ROW, "chunk_samples": CHUNK_SAMPLES, "max_chunk": 1}
         stages = [StageLayout(kind, "toy", options=sound) for kind in ("thinker", "talker")]
         stages.append(StageLayout("code2wav", "toy", options={**sound, "interval_s": interval_s}))
-        stack = Stack(Layout("toy", stages))
+        stack = Stack(Layout([PipelineLayout("toy", "toy", stages)]))
         await stack.start()
         try:
             async with INSECURE.channel(stack.address) as channel:

@@ -13,7 +13,7 @@ from omnistage.client import AsyncOmni
 
 
 async def measure(report: Report) -> None:
-    stack = Stack(layout_of(Choice(pipeline="smol")))
+    stack = Stack(layout_of(Choice(["smol"])))
     await stack.start()
     try:
         async with AsyncOmni(address=stack.address) as omni:

@@ -59,11 +59,11 @@ MISTAKES: Sequence[tuple[Sequence[str], str]] = [
     (["--address", "192.0.2.1:50050"], "cannot listen on 192.0.2.1:50050: 192.0.2.1 is not an address of this machine"),
     (["--device", "talker=cuda:0"], "device cuda:0: the talker of smol computes on cpu only"),
     (["--device", "gpu"], "--device: 'gpu' is no device: give cpu, cuda or cuda:N"),
-    (["--dtype", "float64"], "--dtype: no stage of smol computes in float64"),
+    (["--dtype", "float64"], "--dtype: no stage of smol, picture computes in float64"),
     (["toy", "--dtype", "bfloat16"], "--dtype: no stage of toy computes in bfloat16"),
     (["--checkpoint", "/"], "/thinker/config.json is missing: give the whole folder of a checkpoint"),
     (["toy", "--checkpoint", "/"], "the models of toy have no weights"),
-    (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: no stage of smol has a use for it"),
+    (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: no stage of smol, picture has a use for it"),
     (
         ["--tensor-parallel-size", "talker=2"],
         "tensor_parallel_size 2: the talker of smol computes on one device; for more answers at once",

@@ -277,7 +277,7 @@ def test_a_wrong_command_line_exits_with_2(words: list[str]) -> None:
 def test_a_wrong_number_of_replicas_is_told_as_it_was_typed(word: str, told: str) -> None:
     done = omnistage("serve", "toy", "--replicas", word)
     assert done.returncode == 2
-    assert f"{told}: expected STAGE=" in " ".join(done.stderr.replace("│", " ").split())
+    assert f"{told}: expected [PIPELINE/]STAGE=" in " ".join(done.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

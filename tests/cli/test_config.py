@@ -95,7 +95,7 @@ def test_the_file_may_be_named_by_a_variable(stack: Path) -> None:
         ("replicas: {talker: [1]}", "replicas takes one value, not [1]"),
         ("grace: soon", "Invalid value for '--grace': Input should be a valid number, unable to parse string as a number (from the file)"),
         ("max_sessions: -1", "Invalid value for '--max-sessions'"),
-        ("replicas: 2", "--replicas 2: expected STAGE=N"),
+        ("replicas: 2", "--replicas 2: expected [PIPELINE/]STAGE=N"),
     ],
 )
 def test_a_file_that_cannot_be_is_told_in_words(tmp_path: Path, text: str, told: str) -> None:

@@ -133,7 +133,7 @@ from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client.errors import OmniError
 for command, name, *checkpoint in json.loads(sys.argv[1]):
     try:
-        print(pull(name) if command == "pull" else layout_of(Choice(name, *checkpoint)).pipeline)
+        print(pull(name) if command == "pull" else layout_of(Choice([name] if name else [], {"": each for each in checkpoint})).names)
     except OmniError as error:
         print(type(error).__name__, str(error).replace(chr(10), " | "))
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from omnistage.cli.layout import Layout, StageLayout
+from omnistage.cli.layout import Layout, PipelineLayout, StageLayout
 from omnistage.cli.pipelines import shared
 from omnistage.client.errors import StackError
 from omnistage.host.commandline import read
@@ -25,10 +25,15 @@ def _takers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.FAMILIES, "takers", Family(models))
 
 
+def one(*stages: StageLayout) -> Layout:
+    return Layout([PipelineLayout("takers", "takers", stages)])
+
+
 def shares(*stages: StageLayout) -> dict[str, float]:
     """What a server of each stage makes of its command line."""
-    layout = shared(Layout("takers", stages))
-    options = {stage.kind: LoadOptions.of(read(StageSettings, layout.stage_arguments(stage, ["a:1"]), "stage")) for stage in layout.stages}
+    layout = shared(one(*stages))
+    told = layout.pipelines[0].stages
+    options = {stage.kind: LoadOptions.of(read(StageSettings, layout.stage_arguments(stage, ["a:1"]), "stage")) for stage in told}
     return {kind: each.memory_share for kind, each in options.items()}
 
 
@@ -73,5 +78,5 @@ def test_what_somebody_gives_stays_and_the_others_have_the_rest() -> None:
 )
 def test_more_than_there_is_cannot_be_given(stages: list[StageLayout], told: str) -> None:
     with pytest.raises(StackError) as refused:
-        shared(Layout("takers", stages))
+        shared(one(*stages))
     assert told in str(refused.value)

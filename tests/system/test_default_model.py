@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(lo
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address() -> AsyncIterator[str]:
     """Of a stack as the command starts it: its tensors are small enough to travel inline."""
-    stack = Stack(layout_of(Choice(pipeline="smol")))
+    stack = Stack(layout_of(Choice(["smol"])))
     await stack.start()
     try:
         yield stack.address

@@ -29,11 +29,12 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
             listening["--metrics"] = servers.metrics
         for option, address in listening.items():
             _check_typed(option, address)
-        for stage in layout.stages:
+        for stage in (group.stage for group in layout.groups):
             settings = read(StageSettings, layout.stage_arguments(stage, [UNKNOWN]), PROGRAM)
             if of_models:
                 check_model(stage.family, stage.kind, LoadOptions.of(settings))
-        words = layout.router_arguments([(stage.kind, UNKNOWN) for stage in layout.stages])
+        stages = [(f"{pipeline.name}/{stage.kind}", UNKNOWN) for pipeline in layout.pipelines for stage in pipeline.stages]
+        words = layout.router_arguments(stages)
         read(RouterSettings, [*words, "--address", servers.address, "--metrics-address", servers.metrics_address], PROGRAM)
         _check_apart(listening)
         for option, address in listening.items():

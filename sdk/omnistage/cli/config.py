@@ -6,7 +6,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def printed(context: typer.Context) -> str:
 
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
     for name, option in _options(context).items():
-        value = _told(context.params[name], is_many=option.multiple)
+        value = _listed(context.params[name]) if option.nargs < 0 else _told(context.params[name], is_many=option.multiple)
         if value is None or value == "":
             continue
         origin = _origin(context, name, "command line") or "default"
@@ -86,8 +87,23 @@ def _origin(context: typer.Context, name: str, typed: str) -> str:
     return origins.get(source.name, typed) if source is not None else ""
 
 
+def by_pipeline(words: Sequence[str]) -> dict[str, str]:
+    """Read [PIPELINE=]DIR words; a bare DIR has the key "". A folder may have any name. Raises ValueError."""
+    checkpoints = dict[str, str]()
+    for word in words:
+        pipeline, _, typed = word.partition("=") if not Path(word).is_dir() and re.match(r"[\w.-]+=", word) else ("", "", word)
+        if not typed:
+            raise ValueError(f"--checkpoint {word}: expected [PIPELINE=]DIR")
+        if pipeline in checkpoints:
+            raise ValueError(
+                f"--checkpoint {word}: {pipeline or 'the pipeline'} has {checkpoints[pipeline]} already; give PIPELINE=DIR each"
+            )
+        checkpoints[pipeline] = typed
+    return checkpoints
+
+
 def _options(context: typer.Context) -> Mapping[str, Any]:
-    """What a file may set, by name; `multiple` says whether it has a value for each stage."""
+    """What a file may set, by name; `multiple` says whether it has a value for each stage, `nargs` below 0 that it is a list."""
 
     def named() -> Iterator[tuple[str, Any]]:
         for parameter in context.command.params:
@@ -106,7 +122,10 @@ def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
             raise typer.BadParameter(f"{path}: there is no setting {name!r}; {hint}")
         if value is None:
             continue
-        yield known, _words(path, known, value) if getattr(options[known], "multiple", False) else _word(path, known, value)
+        if options[known].nargs < 0:
+            yield known, [_word(path, known, one) for one in (value if isinstance(value, list) else [value])]
+        else:
+            yield known, _words(path, known, value) if options[known].multiple else _word(path, known, value)
 
 
 def _mapping(path: Path) -> dict[Any, Any]:
@@ -160,6 +179,11 @@ def _told(value: Any, *, is_many: bool) -> Any:
         return str(value) if isinstance(value, Path) else value
     pairs = {stage or ALL: _natural(one) for stage, one in map(_pair, value or ())}
     return pairs[ALL] if set(pairs) == {ALL} else pairs or None
+
+
+def _listed(value: Any) -> Any:
+    """One, or a list, as it stands in a file."""
+    return value[0] if value and len(value) == 1 else list(value or ()) or None
 
 
 def _natural(word: str) -> Any:

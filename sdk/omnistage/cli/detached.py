@@ -38,11 +38,13 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
     """Start a stack in a session of its own, wait until it serves, and leave it. words: the command line, of which all but --detach and
     --log-dir holds for it. Raises StackError, also if it ends before it serves."""
     # Whatever is wrong is told here, and whatever has to be fetched is fetched here, with a bar.
-    layout_of(choice)
+    layout = layout_of(choice)
     if log_folder is None:
         log_folder = _new_log_folder()
     log_folder.mkdir(parents=True, exist_ok=True)
     notices = Notices()
+    for note in layout.notes:
+        notices.say(escape(note))
     ready, ours = os.pipe()
     command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
     command += ["--log-dir", str(log_folder), "--ready-fd", str(ours)]
@@ -68,6 +70,9 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
         raise error
     notices.say(f"[bold green]serving[/] on {escape(said['address'])}   (pid {launcher.pid}; `omnistage stop` ends it)")
     notices.say(f'[dim]ask it:   omnistage ask "What is a kite?"{escape(_named(said["address"]))}[/]')
+    if len(layout.pipelines) > 1:
+        others = ", ".join(one.name for one in layout.pipelines[1:])
+        notices.say(f"[dim]starting: {escape(others)}; `omnistage status` shows how far[/]")
     if said.get("metrics"):
         notices.say(f"[dim]metrics:  http://{escape(said['metrics'])}/metrics[/]")
     notices.say(f"[dim]logs:     {escape(str(log_folder))}[/]")

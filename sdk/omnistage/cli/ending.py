@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 from omnistage.cli import interrupt
@@ -45,13 +44,11 @@ class Ending:
         """It is this stack that a signal ends."""
         self.stack = stack
 
-    def heed(self, lifeline_fd: int) -> None:
-        """From here on. lifeline_fd: -1 where there is none."""
+    def heed(self) -> None:
+        """From here on."""
         loop = asyncio.get_running_loop()
         for number in interrupt.heeded():
             loop.add_signal_handler(number, self._signalled, number)
-        if lifeline_fd >= 0:
-            loop.add_reader(lifeline_fd, self._lifeline_readable, lifeline_fd)
 
     async def close(self) -> None:
         """Nothing more is told, and nothing cancelled."""
@@ -60,15 +57,10 @@ class Ending:
             self._telling.cancel()
             await asyncio.wait({self._telling})
 
-    def _lifeline_readable(self, fd: int) -> None:
-        if os.read(fd, 1) == b"":
-            asyncio.get_running_loop().remove_reader(fd)
-            self._begin()
-
     def _signalled(self, number: signal.Signals) -> None:
         self.number = number
         if not self.came:
-            self._begin()
+            self.begin()
         elif not self.is_now:
             self.is_now = True
             if self._telling is not None:
@@ -78,7 +70,8 @@ class Ending:
             if self.stack is not None:
                 self.stack.kill()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """As the first signal does."""
         if self.came:
             return
         self.came = True

@@ -110,7 +110,7 @@ def _hint(name: HubName, error: FetchError) -> str:
 
 def _here() -> str:
     """What can be served without a hub."""
-    from omnistage.cli.inventory import models_here  # Which imports what imports this.
+    from omnistage.cli.inventory import models_here  # Which takes a while: it looks at what is here.
 
     return f"On this machine: {', '.join(model.name for model in models_here() if model.is_here) or 'no model'}."
 

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.cli.pipelines import DEFAULT_PIPELINE
-from omnistage.client.private_stack import DRAWING_PIPELINE
+from omnistage.cli.layout import DEFAULT_PIPELINES
 from omnistage.models.common.cache import cache_directory
 from omnistage.models.common.fetch import MANIFEST
 from omnistage.models.diffusers.store import model_directory as picture_directory
@@ -38,12 +37,12 @@ def models_here() -> list[Here]:
 
 
 def _own() -> Iterator[Here]:
-    """The default model, which is fetched once, and the default picture model, which is a package."""
+    """Those of the default pipelines: one is fetched once, that of pictures is a package."""
     fetched = {json.loads(manifest.read_text())["name"]: manifest.parent for manifest in cache_directory().glob(f"*/{MANIFEST}")}
-    for pipeline in (load_pipeline(DEFAULT_PIPELINE), load_pipeline(DRAWING_PIPELINE)):
+    for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
         family = pipeline.stages[0].family
         folder = fetched.get(family)
-        if pipeline.name == DRAWING_PIPELINE:
+        if family == "diffusers":
             with suppress(LoadError):
                 folder = picture_directory()
         yield _here(pipeline.name, family, 0 if folder is None else _size(folder), folder is not None, [pipeline])

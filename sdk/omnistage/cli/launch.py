@@ -31,22 +31,29 @@ Detach = Annotated[bool, typer.Option("--detach", help="Leave the stack running 
 def serve(
     context: typer.Context,
     pipeline: Annotated[
-        str,
+        list[str] | None,
         typer.Argument(
-            metavar="PIPELINE",
+            metavar="[PIPELINE]...",
             envvar="OMNISTAGE_SERVE_PIPELINE",
             show_envvar=False,
-            help="Name or YAML file of the pipeline, or a checkpoint of which there is one; default: smol.",
+            help="Names or YAML files of pipelines, or checkpoints of which there is one each; default: what answers, and what draws.",
         ),
-    ] = "",
+    ] = None,
     config_file: Config = None,
     print_config: PrintConfig = False,
     detach: Detach = False,
     checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."),
+        list[str] | None,
+        typer.Option(
+            metavar="[PIPELINE=]DIR", help="Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."
+        ),
     ] = None,
-    device: Annotated[list[str] | None, typer.Option(metavar="STAGE=DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages.")] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[STAGE=]DEV", help="cpu, cuda:0 ...; a bare DEV is for all stages. A STAGE may be PIPELINE/STAGE, here and below."
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32 or bfloat16.")] = "auto",
     replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
@@ -92,7 +99,7 @@ def serve(
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     lifeline_fd: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
-    """Start a stack that stays: a router and all stages.
+    """Start a stack that stays: a router, and all stages of its pipelines.
 
     On this machine, until Ctrl-C; with --detach until `omnistage stop`.
     """
@@ -102,6 +109,7 @@ def serve(
     from omnistage.cli.pipelines import Choice
 
     try:
+        checkpoints = config.by_pipeline(checkpoint or ())
         devices = by_stage(device or (), "--device")
         processes = counts(replicas or (), "--replicas")
         settings = {
@@ -134,7 +142,7 @@ def serve(
     if print_config:
         print(config.printed(context))
         raise typer.Exit
-    choice = Choice(pipeline, checkpoint, devices, processes, dtype, settings, servers)
+    choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, settings, servers)
     with errors_reported(verbose):
         if detach:
             from omnistage.cli.detached import serve_detached

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ANY_PORT = "127.0.0.1:0"
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens unless it is told otherwise."""
+
+DEFAULT_PIPELINES = ("smol", "picture")
+"""What is served where nothing is named, as far as it can be served here; the first starts first. Nowhere else is this said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +51,59 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A whole stack. pipeline: its name, or its file, as the router takes it."""
+class PipelineLayout:
+    """One pipeline of a stack. name: as its file says. source: its name, or its file, as the router takes it."""
 
-    pipeline: str
+    name: str
+    source: str
     stages: Sequence[StageLayout]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The servers of one stage, of every pipeline that has it. name: of its processes, for people and for their logs."""
+
+    name: str
+    stage: StageLayout
+    pipelines: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of its processes."""
+        return [self.name] if self.stage.replicas == 1 else [f"{self.name}-{index}" for index in range(self.stage.replicas)]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A whole stack. pipelines: the first one starts first. notes: what to tell whoever starts it."""
+
+    pipelines: Sequence[PipelineLayout]
     servers: ServerOptions = field(default_factory=ServerOptions)
+    notes: Sequence[str] = ()
 
     @property
     def names(self) -> str:
         """The pipelines, for people."""
-        return self.pipeline
+        return ", ".join(pipeline.name for pipeline in self.pipelines)
 
     @property
     def kinds(self) -> frozenset[str]:
         """Kinds of all stages."""
-        return frozenset(stage.kind for stage in self.stages)
+        return frozenset(stage.kind for pipeline in self.pipelines for stage in pipeline.stages)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The servers of all stages. A stage that is the same in everything is the same servers, whatever pipelines have it."""
+        found: list[Group] = []
+        for pipeline in self.pipelines:
+            for stage in pipeline.stages:
+                same = next((index for index, group in enumerate(found) if group.stage == stage), None)
+                if same is None:
+                    name = stage.kind if len(self.pipelines) == 1 else f"{pipeline.name}-{stage.kind}"
+                    found.append(Group(name, stage, (pipeline.name,)))
+                else:
+                    found[same] = replace(found[same], pipelines=(*found[same].pipelines, pipeline.name))
+        return found
 
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of all that it may dial."""
@@ -85,10 +125,11 @@ class Layout:
         return words
 
     def router_arguments(self, addresses: Sequence[tuple[str, str]]) -> list[str]:
-        """The command line of the router, without its own addresses. addresses: (kind, HOST:PORT) of every stage server."""
+        """The command line of the router, without its own addresses. addresses: (PIPELINE/KIND, HOST:PORT) of every stage server."""
         servers = self.servers
-        stages = ",".join(f"{kind}={address}" for kind, address in addresses)
-        words = ["--pipeline", self.pipeline, "--stages", stages, "--grace", str(servers.grace_s)]
+        stages = ",".join(f"{stage}={address}" for stage, address in addresses)
+        pipelines = ",".join(pipeline.source for pipeline in self.pipelines)
+        words = ["--pipeline", pipelines, "--stages", stages, "--grace", str(servers.grace_s)]
         if servers.max_sessions:
             words += ["--max-sessions", str(servers.max_sessions)]
         if servers.stall_limit_s is not None:
@@ -106,26 +147,36 @@ def flag(setting: str) -> str:
 
 
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
-    """Read STAGE=VALUE words. A bare VALUE stands for every stage and has the key "". Raises ValueError that says what is wrong."""
+    """Read [PIPELINE/]STAGE=VALUE words. A bare VALUE stands for every stage and has the key "". Raises ValueError that says what is
+    wrong."""
     from omnistage.wire.kinds import KINDS  # Beside the protos: whoever only shows a help text does without them.
 
     values: dict[str, str] = {}
     for word in words:
         stage, equals, value = word.partition("=")
+        pipeline, slash, kind = stage.rpartition("/")
         if not equals and word:
             values[""] = word
-        elif stage not in KINDS or not value:
-            raise ValueError(f"{option} {word}: expected STAGE=VALUE with a stage of {', '.join(KINDS)}")
+        elif kind not in KINDS or not value or (slash and not pipeline):
+            raise ValueError(f"{option} {word}: expected [PIPELINE/]STAGE=VALUE with a stage of {', '.join(KINDS)}")
         else:
             values[stage] = value
     return values
 
 
-def counts(words: Sequence[str], option: str) -> dict[str, int]:
-    """Read STAGE=N words, N from 1 to 64."""
+def of_pipeline(values: Mapping[str, str], pipeline: str) -> dict[str, str]:
+    """What holds for the stages of one pipeline, by stage: what was said for a stage of this pipeline wins over what was said for that
+    stage of any. "" is for all."""
+    own = f"{pipeline}/"
+    said = {stage: value for stage, value in values.items() if "/" not in stage}
+    return said | {stage.removeprefix(own): value for stage, value in values.items() if stage.startswith(own)}
+
+
+def counts(words: Sequence[str], option: str) -> dict[str, str]:
+    """Read [PIPELINE/]STAGE=N words, N from 1 to 64."""
     values = by_stage(words, option)
     for stage, value in values.items():
         if not stage or not value.isdecimal() or not 1 <= int(value) <= 64:
             typed = f"{stage}={value}" if stage else value
-            raise ValueError(f"{option} {typed}: expected STAGE=N such as talker=2, N from 1 to 64")
-    return {stage: int(value) for stage, value in values.items()}
+            raise ValueError(f"{option} {typed}: expected [PIPELINE/]STAGE=N such as talker=2, N from 1 to 64")
+    return values

@@ -1,8 +1,8 @@
-"""From what was typed to what a stack consists of: the pipeline's file says which stages, the command line says where and how often."""
+"""From what was typed to what a stack consists of: the pipelines' files say which stages, the command line says where and how often."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,16 +10,13 @@ import grpc
 
 from omnistage.cli.checks import check
 from omnistage.cli.fetch import checkpoint, fetch, named
-from omnistage.cli.layout import Layout, ServerOptions, StageLayout, flag
+from omnistage.cli.layout import DEFAULT_PIPELINES as DEFAULT_PIPELINES
+from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
-from omnistage.client.private_stack import DRAWING_PIPELINE
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
-from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, recognise, uses
+from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, missing_packages, recognise, uses
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
-
-DEFAULT_PIPELINE = "smol"
-"""Where nothing is named; what draws is that of `client.private_stack`."""
 
 ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answers: --replicas talker=2"}
 
@@ -28,16 +25,17 @@ ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answer
 class Choice:
     """What was asked for.
 
-    pipeline: name or file, or a checkpoint; empty for that of the checkpoint, and without one for the default. checkpoint: a folder, or a
-    name at a hub. devices, replicas: by stage; device "" is for all. dtype: for the stages that have a choice. settings: of servers, by
-    name and by stage; stage "" is for those that have a use for it. inputs, outputs: what will be asked for, such as image and audio. kind:
-    of the stage that will be asked; empty: whatever the pipeline begins with.
+    pipelines: names, files or checkpoints; empty for that of the only checkpoint, and without one for the default ones. checkpoints: a
+    folder, or a name at a hub, by the name of its pipeline; "" is for the only one. devices, replicas: by STAGE or PIPELINE/STAGE; device
+    "" is for all. dtype: for the stages that have a choice. settings: of servers, by name and by stage; stage "" is for those that have a
+    use for it. inputs, outputs: what will be asked for, such as image and audio. kind: of the stage that will be asked; empty: whatever
+    the pipeline begins with.
     """
 
-    pipeline: str = ""
-    checkpoint: str | None = None
+    pipelines: Sequence[str] = ()
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
-    replicas: Mapping[str, int] = field(default_factory=dict)
+    replicas: Mapping[str, str] = field(default_factory=dict)
     dtype: str = "auto"
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     servers: ServerOptions = field(default_factory=ServerOptions)
@@ -46,48 +44,96 @@ class Choice:
     kind: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One pipeline. source: its name or file; empty: that of its checkpoint. checkpoint: as typed, for `option`; empty: the own one of its
+    families."""
+
+    source: str
+    checkpoint: str = ""
+    option: str = "--checkpoint"
+
+
 def layout_of(choice: Choice) -> Layout:
-    """Read the pipeline and fetch the checkpoint: that which was named, else those that the families have of their own. Raises an OmniError
-    that says what to change."""
-    choice, option = _sorted_out(choice)
-    if (typed := choice.checkpoint) is None:
-        pipeline = choice.pipeline or (DRAWING_PIPELINE if choice.kind == "diffusion" else DEFAULT_PIPELINE)
-        layout = _layout(pipeline, _read(pipeline), None, choice)
-        check(layout)
-        layout = shared(layout)
-        # Once, here, with a bar; the stages then find it in the cache.
-        for family in dict.fromkeys(stage.family for stage in layout.stages):
-            if has_default(family):
-                fetch(family)
-        return layout
+    """Read the pipelines, and fetch the checkpoints that were named, and what the first pipeline has of its own. Raises an OmniError that
+    says what to change."""
+    wanted, notes = _wanted(choice)
+    pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
+    layout = shared(_checked(Layout(pipelines, choice.servers, notes), choice))
+    fetch_own(layout.pipelines[0])
+    return layout
+
+
+def fetch_own(pipeline: PipelineLayout) -> None:
+    """The models that a pipeline's families have of their own: once, here, with a bar; its stages then find them in the cache. Raises
+    StackError."""
+    for family in dict.fromkeys(stage.family for stage in pipeline.stages if not stage.checkpoint):
+        if has_default(family):
+            fetch(family)
+
+
+def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
+    """The pipelines, and what to tell of those that were left out."""
+    typed, notes = list(choice.pipelines), list[str]()
+    if not typed and set(choice.checkpoints) == {""}:
+        return [_Wanted("", choice.checkpoints[""])], notes
+    if not typed:
+        lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
+        typed = [name for name in DEFAULT_PIPELINES if not lacking.get(name)]
+        notes = [f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages]
+    wanted = [_Wanted("", one, "PIPELINE") if _is_checkpoint(one) else _Wanted(one) for one in typed]
+    return list(_with_checkpoints(wanted, choice.checkpoints)), notes
+
+
+def _missing(name: str) -> list[str]:
+    families = dict.fromkeys(stage.family for stage in _read(name).stages)
+    return list(dict.fromkeys(package for family in families for package in missing_packages(family)))
+
+
+def _is_checkpoint(typed: str) -> bool:
+    return typed not in shipped_pipelines() and (Path(typed).is_dir() or named(typed) is not None)
+
+
+def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str]) -> Iterator[_Wanted]:
+    """Each with what was given for it."""
+    if not checkpoints:
+        yield from wanted
+        return
+    names = [_read(one.source).name if one.source else one.checkpoint for one in wanted]
+    for name, typed in checkpoints.items():
+        if not name and len(wanted) > 1:
+            raise BadRequestError.of("--checkpoint", f"{typed} is for one pipeline of {', '.join(names)}: give {names[0]}={typed}")
+        if name and name not in names:
+            raise BadRequestError.of("--checkpoint", f"there is no pipeline {name}; there are {', '.join(names)}")
+    for name, one in zip(names, wanted, strict=True):
+        given = checkpoints.get(name) or checkpoints.get("")
+        if given and not one.source:
+            told = f"{one.checkpoint} is a checkpoint already: name a pipeline with it, or leave one of them out"
+            raise BadRequestError.of("--checkpoint", told)
+        yield replace(one, checkpoint=given) if given else one
+
+
+def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
+    """Its checkpoint is fetched first, as far as it is not here."""
+    typed = wanted.checkpoint
+    if not typed:
+        return _layout(wanted.source, None, choice)
 
     def judge(folder: Path) -> None:
         """Whatever can be told before the weights are fetched."""
-        layout = _of_checkpoint(folder, typed, choice)
-        among = {name: family for name, family in families().items() if name in {stage.family for stage in layout.stages}}
+        pipeline = _of_checkpoint(folder, wanted, choice)
+        among = {name: family for name, family in families().items() if name in {stage.family for stage in pipeline.stages}}
         has_weights = any(family.marks for family in among.values())
         if has_weights:
             recognise(folder, among, typed)
-        check(layout, of_models=not has_weights)
+        layout = Layout([pipeline], choice.servers)
+        _checked(layout, choice, of_models=not has_weights) if is_alone else check(layout, of_models=not has_weights)
 
-    layout = _of_checkpoint(checkpoint(typed, option, judge), typed, choice)
-    check(layout)
-    return shared(layout)
-
-
-def _sorted_out(choice: Choice) -> tuple[Choice, str]:
-    """A choice whose pipeline is one, and where its checkpoint was typed."""
-    typed = choice.pipeline
-    if not typed or typed in shipped_pipelines() or not (Path(typed).is_dir() or named(typed) is not None):
-        return choice, "--checkpoint"
-    if choice.checkpoint is not None:
-        raise BadRequestError.of("--checkpoint", f"{typed} is a checkpoint already: name a pipeline with it, or leave one of them out")
-    return replace(choice, pipeline="", checkpoint=typed), "PIPELINE"
+    return _of_checkpoint(checkpoint(typed, wanted.option, judge), wanted, choice)
 
 
-def _of_checkpoint(folder: Path, typed: str, choice: Choice) -> Layout:
-    name = choice.pipeline or _pipeline_of(folder, typed, choice)
-    return _layout(name, _read(name), folder, choice)
+def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLayout:
+    return _layout(wanted.source or _pipeline_of(folder, wanted.checkpoint, choice), folder, choice)
 
 
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
@@ -98,7 +144,7 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
         family = recognise(folder, called=typed)
     except LoadError as error:
         if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
-            return DEFAULT_PIPELINE  # Whose families say what is missing.
+            return DEFAULT_PIPELINES[0]  # Whose families say what is missing.
         raise StackError(str(error)) from None
     having = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
     able = [name for name in having if _is_able(_read(name), _read(name).stages[0].kind, choice)]
@@ -123,38 +169,55 @@ def _read(name: str) -> Pipeline:
         raise UnknownModelError(str(error), hint="Give the name or the file of a pipeline.", code=grpc.StatusCode.NOT_FOUND) from None
 
 
-def _layout(name: str, pipeline: Pipeline, folder: Path | None, choice: Choice) -> Layout:
-    _check_stages(pipeline, choice)
+def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
+    pipeline = _read(source)
     _check_able(pipeline, choice)
+    own = replace(
+        choice,
+        devices=of_pipeline(choice.devices, pipeline.name),
+        replicas=of_pipeline(choice.replicas, pipeline.name),
+        settings={name: of_pipeline(values, pipeline.name) for name, values in choice.settings.items()},
+    )
     stages = [
         StageLayout(
             kind=stage.kind,
             family=stage.family,
             checkpoint="" if folder is None else str(folder),
-            device=_device(stage, choice),
+            device=_device(stage, own),
             dtype=choice.dtype if choice.dtype in _dtypes(stage) else "auto",
-            replicas=choice.replicas.get(stage.kind, 1),
-            settings=_settings(stage, choice),
+            replicas=int(own.replicas.get(stage.kind, 1)),
+            settings=_settings(stage, own),
             options=stage.options,
         )
         for stage in pipeline.stages
     ]
+    return PipelineLayout(pipeline.name, source, stages)
+
+
+def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layout:
+    """Raises an OmniError for what no stage has, and what the servers refuse. of_models: what the models refuse too."""
+    names = [pipeline.name for pipeline in layout.pipelines]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadRequestError.of("PIPELINE", f"there are two pipelines {twice[0]}: leave one out, or give it another name in its file")
+    _check_stages(layout, choice)
+    stages = [stage for pipeline in layout.pipelines for stage in pipeline.stages]
     if choice.dtype != "auto" and all(stage.dtype == "auto" for stage in stages):
-        raise StackError(f"--dtype: no stage of {pipeline.name} computes in {choice.dtype}")
+        raise StackError(f"--dtype: no stage of {layout.names} computes in {choice.dtype}")
     for setting, values in choice.settings.items():
         if "" in values and values[""] != str(DEFAULTS[setting]) and not any(setting in stage.settings for stage in stages):
-            raise StackError(f"{flag(setting)} {values['']}: no stage of {pipeline.name} has a use for it{ADVICE.get(setting, '')}")
-    return Layout(name, stages, choice.servers)
+            raise StackError(f"{flag(setting)} {values['']}: no stage of {layout.names} has a use for it{ADVICE.get(setting, '')}")
+    check(layout, of_models=of_models)
+    return layout
 
 
 def shared(layout: Layout) -> Layout:
     """Servers that take what they find free, all on one device: each is told its part of it, an equal one of what nobody was given. Raises
     StackError where more is given than there is."""
     devices: dict[str, list[StageLayout]] = {}
-    for stage in layout.stages:
+    for stage in (group.stage for group in layout.groups):
         if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):
             devices.setdefault(stage.device.removesuffix(":0"), []).append(stage)
-    told = dict[str, str]()
+    told = list[tuple[StageLayout, str]]()
     for device, beside in devices.items():
         given = sum(float(stage.settings[MEMORY_SHARE]) * stage.replicas for stage in beside if MEMORY_SHARE in stage.settings)
         equal = sum(stage.replicas for stage in beside if MEMORY_SHARE not in stage.settings)
@@ -163,20 +226,30 @@ def shared(layout: Layout) -> Layout:
             others = f", and {equal} more are on it" if equal else ""
             raise StackError(f"{flag(MEMORY_SHARE)}: {given:g} of the memory of {device} is given away{others}; all share 1: give less")
         if part < 1:
-            told |= {stage.kind: f"{part:g}" for stage in beside if MEMORY_SHARE not in stage.settings}
-    stages = [
-        replace(stage, settings={**stage.settings, MEMORY_SHARE: told[stage.kind]}) if stage.kind in told else stage
-        for stage in layout.stages
-    ]
-    return replace(layout, stages=stages)
+            told += [(stage, f"{part:g}") for stage in beside if MEMORY_SHARE not in stage.settings]
+
+    def with_part(stage: StageLayout) -> StageLayout:
+        part = next((part for one, part in told if one == stage), None)
+        return stage if part is None else replace(stage, settings={**stage.settings, MEMORY_SHARE: part})
+
+    pipelines = [replace(pipeline, stages=[with_part(stage) for stage in pipeline.stages]) for pipeline in layout.pipelines]
+    return replace(layout, pipelines=pipelines)
 
 
 def layout_for(
     pipeline: str, inputs: Collection[str], outputs: Collection[str], *, kind: str = "", devices: Mapping[str, str] | None = None
 ) -> Layout:
-    """The private stack of one call with these inputs, for these outputs, of a stage of this kind. Raises RequestError where it has not
-    all of them."""
-    return layout_of(Choice(pipeline=pipeline, devices=devices or {}, kind=kind, inputs=inputs, outputs=outputs))
+    """The private stack of one call with these inputs, for these outputs, of a stage of this kind: of this pipeline, or of the first
+    default one that can do it. Raises RequestError where it cannot."""
+    choice = Choice(devices=devices or {}, kind=kind, inputs=inputs, outputs=outputs)
+    return layout_of(replace(choice, pipelines=[pipeline or _default_for(choice)]))
+
+
+def _default_for(choice: Choice) -> str:
+    """Where none can do it, the first that has the kind of stage: its error says what else there is."""
+    pipelines = [_read(name) for name in DEFAULT_PIPELINES]
+    of_kind = [pipeline for pipeline in pipelines if choice.kind in ("", pipeline.stages[0].kind)] or pipelines
+    return next((one for one in of_kind if _is_able(one, one.stages[0].kind, choice)), of_kind[0]).name
 
 
 def _dtypes(stage: StageSpec) -> tuple[str, ...]:
@@ -201,13 +274,18 @@ def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
     return found
 
 
-def _check_stages(pipeline: Pipeline, choice: Choice) -> None:
-    kinds = [stage.kind for stage in pipeline.stages]
+def _check_stages(layout: Layout, choice: Choice) -> None:
+    """Whatever was said for a stage: some pipeline has it, or the one that was named with it."""
+    kinds = {pipeline.name: [stage.kind for stage in pipeline.stages] for pipeline in layout.pipelines}
     named = {"--device": choice.devices, "--replicas": choice.replicas, **{flag(name): by for name, by in choice.settings.items()}}
-    for option, given in named.items():
-        for stage in given:
-            if stage and stage not in kinds:
-                raise BadRequestError.of(option, f"{pipeline.name} has no {stage}; it has {', '.join(kinds)}")
+    for option, stage in ((option, stage) for option, given in named.items() for stage in given if stage):
+        name, slash, kind = stage.rpartition("/")
+        if slash and name not in kinds:
+            raise BadRequestError.of(option, f"there is no pipeline {name}; there are {layout.names}")
+        having = {name: kinds[name]} if slash else kinds
+        if not any(kind in there for there in having.values()):
+            there = "; ".join(f"{name} has {', '.join(there)}" for name, there in having.items())
+            raise BadRequestError.of(option, f"there is no {kind}; {there}")
 
 
 def _check_able(pipeline: Pipeline, choice: Choice) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import select
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import typer
@@ -18,75 +15,60 @@ from omnistage.cli import interrupt
 from omnistage.cli.ending import Ending
 from omnistage.cli.layout import Layout, flag
 from omnistage.cli.notices import Notices
+from omnistage.cli.owner import Owner, told
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.served import Served, registered
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
-from omnistage.client.errors import OmniError, StackError
+from omnistage.client.errors import OmniError
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.descriptors import raise_limit
 from omnistage.models.options import GPU_MEMORY
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
-    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError when the last process of a kind has to be given up.
+    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError without any pipeline, or when the router is given up.
 
-    ready_fd: gets one line of JSON, {"address", "metrics"} or {"error", "hint", "log"}. Who gets an error there tells it; here typer.Exit
-    is raised.
+    ready_fd: gets lines of JSON: {"address", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. Who gets an error there
+    tells it; here typer.Exit is raised. lifeline_fd: of a private stack, whose other pipelines start when its owner writes {"start": NAME}
+    there; each is answered with {"pipeline"} when it serves, or with the same and an error.
     """
     raise_limit()
-    ready = ReadyLine(ready_fd)
+    owner = Owner(ready_fd, lifeline_fd)
     if log_folder is not None:
         log_folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _ending_with_owner(lifeline_fd):
+        with owner.ends_all():
             layout = layout_of(choice)
-        asyncio.run(_serve(layout, log_folder, verbose, ready, lifeline_fd))
+        asyncio.run(_serve(layout, log_folder, verbose, owner))
     except OmniError as error:
-        line = {"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""}
-        if ready.tell(line):
+        if owner.tell_first(told(error)):
             raise typer.Exit(1) from error
         raise
 
 
-class ReadyLine:
-    """The one line that the launcher's owner waits for; what comes after it is nobody's any more."""
-
-    def __init__(self, fd: int) -> None:
-        """fd: -1 where nobody waits."""
-        self.is_wanted = fd >= 0
-        self._fd = fd
-
-    def tell(self, line: dict[str, str]) -> bool:
-        """True if it was this line that the owner waited for."""
-        if self._fd < 0:
-            return False
-        fd, self._fd = self._fd, -1
-        with os.fdopen(fd, "w") as pipe:
-            pipe.write(json.dumps(line) + "\n")
-        return True
-
-
-async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: ReadyLine, lifeline_fd: int) -> None:
+async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: Owner) -> None:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("serve runs as a task")
     notices = Notices()
-    is_private = lifeline_fd >= 0
-    _tell_meaningless(layout, notices)
+    _tell_notes(layout, notices, is_private=owner.is_private)
     _warn_of_others(layout.servers.address, notices)
-    ending = Ending(task, layout.servers.grace_s, None if is_private else notices)
-    ending.heed(lifeline_fd)
+    ending = Ending(task, layout.servers.grace_s, None if owner.is_private else notices)
+    ending.heed()
+    begins = Begins(owner, notices)
+    owner.listen(begins.asked, ending.begin)
     try:
         async with started(layout, log_folder, verbose, ending.ends) as stack:
             ending.serves = True
             metrics = _show_metrics(layout.servers.metrics, stack)
-            served = Served(stack.address, os.getpid(), layout.pipeline, str(stack.log_folder or ""), layout.servers.grace_s)
-            with nullcontext() if is_private else registered(served):
-                ready.tell({"address": stack.address, "metrics": metrics})
-                if not ready.is_wanted:
+            served = Served(stack.address, os.getpid(), layout.names, str(stack.log_folder or ""), layout.servers.grace_s)
+            with nullcontext() if owner.is_private else registered(served):
+                owner.tell_first({"address": stack.address, "metrics": metrics})
+                if not owner.is_there:
                     _announce(stack, metrics, notices)
-                raise await stack.broken()
+                async with begins.of(stack, () if owner.is_private else [one.name for one in layout.pipelines[1:]]):
+                    raise await stack.broken()
     except asyncio.CancelledError:
         if not ending.came:
             raise
@@ -96,31 +78,60 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, ready: 
         raise typer.Exit(interrupt.exit_code(ending.number))
 
 
-@contextmanager
-def _ending_with_owner(lifeline_fd: int) -> Iterator[None]:
-    """Meanwhile the end of the lifeline is the end of this process, at once: it may fetch gigabytes that nobody waits for any more, and
-    whoever asks for them again goes on there. There is nothing else to put away."""
-    if lifeline_fd < 0:
-        yield
-        return
-    over, end = os.pipe()
+class Begins:
+    """Starts pipelines beside those that serve."""
 
-    def watch() -> None:
-        if lifeline_fd in select.select([lifeline_fd, over], [], [])[0]:
-            os._exit(1)
+    def __init__(self, owner: Owner, notices: Notices) -> None:
+        self._owner = owner
+        self._notices = notices
+        self._stack: Stack | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        os.close(end)
-        watching.join()
-        os.close(over)
+    @asynccontextmanager
+    async def of(self, stack: Stack, names: Sequence[str]) -> AsyncIterator[None]:
+        """Meanwhile they are started: these one after the other, and each that is asked for."""
+        self._stack = stack
+        one_by_one = asyncio.create_task(self._start_all(stack, names))
+        try:
+            yield
+        finally:
+            self._stack = None
+            tasks = {one_by_one, *self._tasks.values()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def asked(self, name: str) -> None:
+        """The owner wants a pipeline; it is told once, however often it asks meanwhile."""
+        if self._stack is not None and name not in self._tasks:
+            task = self._tasks[name] = asyncio.create_task(self._answer(self._stack, name))
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def _answer(self, stack: Stack, name: str) -> None:
+        try:
+            await stack.begin(name)
+        except OmniError as error:
+            self._owner.tell({"pipeline": name, **told(error)})
+        else:
+            self._owner.tell({"pipeline": name})
+
+    async def _start_all(self, stack: Stack, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                await stack.begin(name)
+            except OmniError as error:
+                place = f" {error.hint}" if error.hint else ""
+                self._notices.say(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{place}')}")
+            else:
+                self._notices.say(f"[bold green]serving[/] {escape(name)}")
 
 
-def _tell_meaningless(layout: Layout, notices: Notices) -> None:
-    given = {stage.settings[GPU_MEMORY] for stage in layout.stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
+def _tell_notes(layout: Layout, notices: Notices, *, is_private: bool) -> None:
+    """is_private: who started it is told nothing of the pipelines that it did not name."""
+    for note in () if is_private else layout.notes:
+        notices.say(escape(note))
+    stages = [group.stage for group in layout.groups]
+    given = {stage.settings[GPU_MEMORY] for stage in stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
     if given:
         notices.say(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
 

@@ -28,7 +28,8 @@ async def started(
     tasks: dict[str, TaskID] = {}
 
     def done(name: str, seconds: float) -> None:
-        progress.update(tasks[name], total=1, completed=1)
+        if name in tasks:  # Else it is of a pipeline that starts beside one that serves.
+            progress.update(tasks[name], total=1, completed=1)
 
     def tell(what: str, text: str) -> None:
         console.say(f"[bold {COLOURS.get(what, 'red')}]{what}[/] {escape(text)}")

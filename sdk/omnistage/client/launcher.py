@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import ClassVar
+
+from omnistage.client import fork
 
 STOP_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 5.0
@@ -23,19 +26,21 @@ class Launcher:
 
     _kept: ClassVar[set[Launcher]] = set()
 
-    def __init__(self, command: Callable[[int], Sequence[str]], ready_fd: int) -> None:
-        """command: its words, for the file descriptor of the lifeline. ready_fd: passed on too. Call it while no fork may begin."""
+    def __init__(self, command: Callable[[int, int], Sequence[str]]) -> None:
+        """command: its words, for the file descriptors where it answers and of the lifeline. Call it while no fork may begin."""
         for launcher in list(self._kept):
             launcher._forget_if_over()
         lifeline, ours = os.pipe()
-        self._lifeline = [ours]
+        answers, ready = os.pipe()
+        self._lifeline, self._answers = [ours], [answers]
+        self._is_cut = False
         self._lock = threading.Lock()
         try:
             self._process = subprocess.Popen(
-                command(lifeline),
+                command(ready, lifeline),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(ready_fd, lifeline),
+                pass_fds=(ready, lifeline),
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to handle, not the stages'
             )
         except BaseException:
@@ -43,6 +48,7 @@ class Launcher:
             raise
         finally:
             os.close(lifeline)
+            os.close(ready)
         self._kept.add(self)
 
     @property
@@ -52,8 +58,41 @@ class Launcher:
 
     def cut(self) -> None:
         """Close the lifeline and wait for nothing. Takes no lock: garbage may be collected anywhere."""
-        with suppress(IndexError):
-            os.close(self._lifeline.pop())
+        self._is_cut = True
+        for fds in (self._lifeline, self._answers):
+            with suppress(IndexError):
+                os.close(fds.pop())
+
+    def say(self, line: bytes) -> bool:
+        """Write a line into the lifeline; False if it is cut, or the launcher has ended. One thread at a time."""
+        # No child may begin without the lifeline in its hands: it would not close it, and hold it open.
+        with fork.held_off:
+            try:
+                fd = self._lifeline.pop()
+            except IndexError:
+                return False
+            try:
+                os.write(fd, line)
+            except BrokenPipeError:
+                return False
+            finally:
+                self._lifeline.append(fd)
+                if self._is_cut:
+                    self.cut()
+        return True
+
+    def heard(self, timeout_s: float) -> bytes | None:
+        """A piece of what it says; empty: it says nothing more; None: nothing came in this time. One thread at a time."""
+        try:
+            fd = self._answers.pop()
+        except IndexError:
+            return b""
+        try:
+            return os.read(fd, 65536) if select.select([fd], [], [], timeout_s)[0] else None
+        finally:
+            self._answers.append(fd)
+            if self._is_cut:
+                self.cut()
 
     def stop(self) -> None:
         """Close the lifeline and wait for the end of all processes; after `STOP_TIMEOUT_S` by force."""

@@ -1,7 +1,8 @@
 """A stack of one's own: router and stages as processes of this machine, started for one client and gone with it.
 
-The processes are started and watched by `omnistage serve`. It reports the router's address on one pipe, and ends everything when another
-pipe closes: that happens in `stop`, at the exit of this process, and when this process is killed.
+The processes are started and watched by `omnistage serve`. It reports on one pipe: the router's address, and later what became of a
+pipeline that it was asked for on the other one. It ends everything when that one closes: in `stop`, at the exit of this process, and when this
+process is killed.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ import json
 import logging
 import os
 import re
-import select
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import cast
 
 from omnistage.client import fork
 from omnistage.client.beside import beside
-from omnistage.client.errors import BadRequestError, ClosedError, StackError
+from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
 from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
 from omnistage.client.request import checked_seconds
 from omnistage.client.settings import StackSettings as StackSettings
@@ -32,8 +32,6 @@ from omnistage.client.settings import StackSettings as StackSettings
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 900.0
-
-DRAWING_PIPELINE = "picture"
 
 LAUNCHER_NEEDS = ("typer", "rich", "pydantic_settings", "yaml", "structlog", "prometheus_client", "posix_ipc")
 """Packages of the launcher and its servers that a client by itself does not need: of the extras `cli` and `server`."""
@@ -62,13 +60,11 @@ class StackPlan:
         """Whether all is left to the defaults, so that any router will do."""
         return self.model_path is None and self.tensor_parallel_size == 1 and not set(self.settings) - {"start_timeout_s"}
 
-    def for_drawing(self) -> StackPlan | None:
-        """Of the default picture model, where nobody said what is to be started: the default pipeline does not draw. What was said by stage
-        is for the stages of that one."""
-        if self.model_path is not None or "pipeline" in self.settings:
-            return None
-        settings = {name: value for name, value in self.settings.items() if not isinstance(value, Mapping)}
-        return StackPlan(cast("StackSettings", {**settings, "pipeline": DRAWING_PIPELINE}))
+    @property
+    def pipelines(self) -> tuple[str, ...]:
+        """Those that were named; none: the default ones, or that of the checkpoint."""
+        named = self.settings.get("pipeline", ())
+        return (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def start_timeout_s(self) -> float:
@@ -78,7 +74,7 @@ class StackPlan:
     @property
     def told(self) -> str:
         """What is started, for people."""
-        pipeline = self.settings.get("pipeline", "")
+        pipeline = ", ".join(self.pipelines)
         if self.model_path is None:
             return pipeline or "the default pipeline"
         return f"{os.fspath(self.model_path)}{' as ' if pipeline else ''}{pipeline}"
@@ -95,7 +91,7 @@ class StackPlan:
                 words += _option(name, value)
         words += _option("tensor_parallel_size", self.tensor_parallel_size)
         if "pipeline" in settings:
-            words += ["--", settings["pipeline"]]
+            words += ["--", *self.pipelines]
         return words
 
 
@@ -125,6 +121,12 @@ class PrivateStack:
         self._starting = threading.RLock()
         self._launcher: Launcher | None = None
         self._is_given_up = False
+        self._answering = threading.Condition()
+        """Held for what follows; told of each answer."""
+        self._asked: dict[str, Future[dict[str, str]]] = {}
+        """By pipeline that the launcher was asked for: what it said."""
+        self._is_reading = False
+        self._unread = b""
         self._owner = os.getpid()
 
     @property
@@ -160,23 +162,12 @@ class PrivateStack:
             )
         # A child forked here would hold the pipes open, and so hide the end of the launcher from us and ours from the launcher.
         with fork.held_off:
-            ready_read, ready_write = os.pipe()
-            try:
-                launcher = Launcher(lambda lifeline: self._plan.command(ready_write, lifeline), ready_write)
-                self._launcher = launcher
-            except BaseException:
-                os.close(ready_read)
-                raise
-            finally:
-                os.close(ready_write)
+            launcher = self._launcher = Launcher(self._plan.command)
         # Garbage is collected on any thread, so it does not wait; the launcher then ends by itself.
         weakref.finalize(self, launcher.cut).atexit = False
         if self._is_given_up:
             launcher.cut()
-        try:
-            report = _read_report(ready_read, self._plan.start_timeout_s)
-        finally:
-            os.close(ready_read)
+        report = _read_report(launcher, self._plan.start_timeout_s)
         if "address" in report:
             return report["address"]
         launcher.stop()
@@ -188,6 +179,79 @@ class PrivateStack:
         )
         error.log = report.get("log", "")
         raise error
+
+    async def begun(self, pipeline: str) -> None:
+        """`begin`, beside the event loop. It goes on for whoever asks next if the caller is cancelled."""
+        await beside(lambda: self.begin(pipeline), "omnistage-begin")
+
+    def begin(self, pipeline: str) -> None:
+        """Start a pipeline that this stack has beside its first one, and return when it serves; at once if it does. Blocks. Raises
+        StackError where it cannot start, and may be called again then; ClosedError if the stack is stopped."""
+        if os.getpid() != self._owner:
+            raise ForkedError("this stack is that of the parent of this process")
+        self.start()
+        until = time.monotonic() + self._plan.start_timeout_s
+        answering = self._ask_for(pipeline)
+        while not answering.done():
+            self._await_answer(answering, until)
+        said = answering.result()
+        if "error" not in said:
+            return
+        if self._is_given_up:
+            raise ClosedError(f"the client was closed while {pipeline} started")
+        error = StackError(said["error"], hint=said.get("hint", ""))
+        error.log = said.get("log", "")
+        raise error
+
+    def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:
+        """The answer to come, or that which came. One that failed is asked for again."""
+        with self._answering:
+            answering = self._asked.get(pipeline)
+            if answering is None or (answering.done() and "error" in answering.result()):
+                answering = self._asked[pipeline] = Future()
+                assert self._launcher is not None
+                if not self._launcher.say(json.dumps({"start": pipeline}).encode() + b"\n"):
+                    self._end_all_waiting()
+            return answering
+
+    def _await_answer(self, answering: Future[dict[str, str]], until: float) -> None:
+        """Whoever waits reads for all that wait, one of them at a time. Returns after any answer. Raises StackError when the time is up."""
+        with self._answering:
+            left_s = until - time.monotonic()
+            if answering.done():
+                return
+            if left_s <= 0:
+                raise StackError(
+                    f"the pipeline did not serve within {self._plan.start_timeout_s:g} s", hint="Give more time with start_timeout_s."
+                )
+            if self._is_reading:
+                self._answering.wait(left_s)
+                return
+            self._is_reading = True
+        piece: bytes | None = None
+        try:
+            assert self._launcher is not None
+            piece = self._launcher.heard(left_s)
+        finally:
+            with self._answering:
+                self._is_reading = False
+                self._take_in(piece)
+                self._answering.notify_all()
+
+    def _take_in(self, piece: bytes | None) -> None:
+        """None: nothing was said. Empty: nothing more will be."""
+        if piece == b"":
+            self._end_all_waiting()
+        *lines, self._unread = (self._unread + (piece or b"")).split(b"\n")
+        for said in map(json.loads, lines):
+            answering = self._asked.get(said["pipeline"])
+            if answering is not None and not answering.done():
+                answering.set_result(said)
+
+    def _end_all_waiting(self) -> None:
+        for pipeline, answering in self._asked.items():
+            if not answering.done():
+                answering.set_result({"error": f"the launcher ended before {pipeline} served"})
 
     def give_up(self) -> None:
         """A start that is under way ends soon, and its processes with it. Waits for nothing; a stack that has started goes on."""
@@ -201,6 +265,7 @@ class PrivateStack:
         if os.getpid() != self._owner:
             return
         self.give_up()
+        self._is_given_up = True
         if self._launcher is not None:
             self._launcher.stop()
         if self._starting.acquire(timeout=STOP_TIMEOUT_S + KILL_TIMEOUT_S):
@@ -209,18 +274,17 @@ class PrivateStack:
                 self._launcher.stop()
 
 
-def _read_report(ready_fd: int, timeout_s: float) -> dict[str, str]:
-    """The launcher's one line of JSON: {"address"} or {"error", "hint", "log"}; empty if it ended without one."""
+def _read_report(launcher: Launcher, timeout_s: float) -> dict[str, str]:
+    """The launcher's first line of JSON: {"address"} or {"error", "hint", "log"}; empty if it ended without one."""
     deadline = time.monotonic() + timeout_s
     data = b""
     while not data.endswith(b"\n"):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not select.select([ready_fd], [], [], left_s)[0]:
+        piece = launcher.heard(max(deadline - time.monotonic(), 0))
+        if piece is None:
             return {
                 "error": f"the stack was not ready within {timeout_s:g} s",
                 "hint": "Give more time with start_timeout_s; the first start downloads the default model.",
             }
-        piece = os.read(ready_fd, 65536)
         if not piece:
             return {}
         data += piece

@@ -1,7 +1,7 @@
 """What a private stack may be told."""
 
 # No postponed annotations here: what stands beside each key is read when the docstring of the client is made.
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
 from omnistage.client.about import About, Range
@@ -12,10 +12,17 @@ MODEL = "the model's"
 class StackSettings(TypedDict, total=False):
     """Settings of a private stack. What is absent is the default of `omnistage serve`.
 
-    A Mapping is by stage, {"thinker": "cuda:0", "code2wav": "cpu"}; a bare value is for the stages that have a use for it. `help(Omni)` and
+    A Mapping is by stage, {"thinker": "cuda:0", "code2wav": "cpu"}, or by pipeline and stage, {"picture/diffusion": "cuda:0"}, which counts
+    more; a bare value is for the stages that have a use for it. `help(Omni)` and
     docs/client.md tell each of them."""
 
-    pipeline: Annotated[str, About("Name or YAML file of the pipeline.", "smol, or that of the checkpoint")]
+    pipeline: Annotated[
+        str | Sequence[str],
+        About(
+            "Name or YAML file of the pipeline; of several the first is started, each other one when it is asked.",
+            "that of the checkpoint, or smol and picture",
+        ),
+    ]
     device: Annotated[str | Mapping[str, str], About("Where a model computes: cpu, cuda:0 ...", "cpu")]
     dtype: Annotated[
         str, About("Number format that it computes in; auto: the model's choice for this machine.", "auto", ("auto", "float32", "bfloat16"))

@@ -1,0 +1,89 @@
+"""Whoever started this launcher and waits for what it says: lines of JSON, over one pipe. Over another one it asks for pipelines; the end
+of that pipe is its own end, and ends the stack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from omnistage.client.errors import OmniError, StackError
+
+MAX_LINE_BYTES = 4096
+"""Of what is asked: the name of a pipeline."""
+
+
+class Owner:
+    """is_there: somebody waits for the first line. is_private: it has a lifeline, and may ask."""
+
+    def __init__(self, ready_fd: int, lifeline_fd: int) -> None:
+        """-1: there is no such pipe."""
+        self.is_there = ready_fd >= 0
+        self.is_private = lifeline_fd >= 0
+        self._ready_fd = ready_fd
+        self._lifeline_fd = lifeline_fd
+        self._has_been_told = False
+        self._asked = b""
+
+    def tell_first(self, line: dict[str, str]) -> bool:
+        """Whether the stack serves. True if it was this line that the owner waited for."""
+        if self._ready_fd < 0 or self._has_been_told:
+            return False
+        self._has_been_told = True
+        self.tell(line)
+        if not self.is_private:
+            os.close(self._ready_fd)
+            self._ready_fd = -1
+        return True
+
+    def tell(self, line: dict[str, str]) -> None:
+        """What became of a pipeline. One that has ended meanwhile hears nothing."""
+        if self._ready_fd >= 0:
+            with suppress(BrokenPipeError):
+                os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
+
+    def listen(self, asked: Callable[[str], object], ended: Callable[[], object]) -> None:
+        """On the running loop. asked: called with the name of a pipeline. ended: called once."""
+        if self.is_private:
+            asyncio.get_running_loop().add_reader(self._lifeline_fd, self._readable, asked, ended)
+
+    def _readable(self, asked: Callable[[str], object], ended: Callable[[], object]) -> None:
+        data = os.read(self._lifeline_fd, MAX_LINE_BYTES)
+        *lines, self._asked = (self._asked + data).split(b"\n")
+        if not data or len(self._asked) > MAX_LINE_BYTES:
+            asyncio.get_running_loop().remove_reader(self._lifeline_fd)
+            ended()
+            return
+        for line in lines:
+            asked(str(json.loads(line)["start"]))
+
+    @contextmanager
+    def ends_all(self) -> Iterator[None]:
+        """Meanwhile the end of the lifeline is the end of this process, at once: it may fetch gigabytes that nobody waits for any more, and
+        whoever asks for them again goes on there. There is nothing else to put away."""
+        if not self.is_private:
+            yield
+            return
+        over, end = os.pipe()
+
+        def watch() -> None:
+            if self._lifeline_fd in select.select([self._lifeline_fd, over], [], [])[0]:
+                os._exit(1)
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            os.close(end)
+            watching.join()
+            os.close(over)
+
+
+def told(error: OmniError) -> dict[str, str]:
+    """An error, for a line."""
+    return {"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""}
