@@ -196,7 +196,7 @@ def test_a_prompt_is_drawn_where_only_drawing_can_be_meant(
     fields: dict[str, object], types: tuple[str, ...], table: list[str], name: str
 ) -> None:
     """All else that the request says stays as it is."""
-    asked = looked(*types, **fields)
+    asked = looked(*types, **fields)  # type: ignore[arg-type]
     expected = omni_pb2.GenerateRequest()
     expected.CopyFrom(asked)
     expected.ClearField("thinker")
@@ -252,7 +252,7 @@ def test_a_conversation_is_no_prompt(turns: list[tuple[str, str]]) -> None:
 )
 @pytest.mark.parametrize("named", [{"model": "toy-picture"}, {"outputs": ["image"]}], ids=["named", "meant"])
 def test_what_a_drawing_has_no_use_for_is_refused(kind: str, fields: dict[str, object], field: str, named: dict[str, object]) -> None:
-    asked = looked(**named)
+    asked = looked(**named)  # type: ignore[arg-type]
     getattr(asked, kind).MergeFrom(type(getattr(asked, kind))(**fields))
     with pytest.raises(StageError) as raised:
         choice(asked, ["toy", "toy-picture"])

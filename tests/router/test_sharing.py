@@ -192,7 +192,7 @@ async def test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told()
         scopes.append(opened.scope)
         return await prepare(opened, *rest)
 
-    logic.prepare = noting  # type: ignore[method-assign]
+    logic.prepare = noting  # type: ignore[assignment, method-assign]
     asked = request("good", 5, outputs=["text"], conversation_id="same", request_id="same")
     async with (
         local_stage(logic) as thinker,
