@@ -17,8 +17,9 @@ import pytest
 
 from helpers.ask import ask, request
 from helpers.fleet import Fleet
+from helpers.ports import take_address
 from helpers.previous import checkout, environment_of, spelled
-from helpers.servers import CHAIN, all_free, omni_stub, stage_flags
+from helpers.servers import CHAIN, all_free, omni_stub, stage_flags, until_serving
 from omnistage.models.toy import formulas
 
 CLIENT = """
@@ -30,6 +31,19 @@ with Omni(address=sys.argv[1]) as omni:
     answer = omni.generate("hello", seed=int(sys.argv[2]))
 sys.stdout.write(answer.text + "|" + sha256(np.rint(answer.audio.samples * 32768).astype("<i2").tobytes()).hexdigest())
 """
+
+PROMPTED = """
+import sys
+from omnistage.client import Omni
+with Omni(address=sys.argv[1]) as omni:
+    ready = [pipeline.name for pipeline in omni.pipelines()]
+    answer = omni.generate("hello", seed=int(sys.argv[2]))
+    asked = {"seed": 3, "pipeline": "toy-picture"}
+    drawn = [omni.generate("a walk", outputs=["image"], **asked), omni.draw("a walk", **asked)]
+pictures = [[picture.data for picture in one.pictures] for one in drawn]
+sys.stdout.write(f"{ready} {answer.text} {[len(one) for one in pictures]} {pictures[0] == pictures[1]}")
+"""
+"""What can be asked of a router in front of pipelines that answer, that draw, and that start."""
 
 OLD, NEW = "old", "new"
 
@@ -107,10 +121,32 @@ async def test_old_and_new_answer_together(
         stages.server(name).stop()
 
 
-async def _client(address: str, seed: int, environment: Mapping[str, str]) -> str:
+async def test_the_last_client_asks_a_router_whose_pipelines_answer_draw_and_start(
+    stages: Fleet, environments: Mapping[str, Mapping[str, str]], old: Path, seed: int
+) -> None:
+    """In front of stages of the last version. A client that knows nothing of pipelines that start sees those that are ready."""
+    stages.add("diffusion-old", "omnistage.diffusion", *spelled(old, stage_flags()), environment=environments[OLD])
+    await asyncio.to_thread(stages.ready, "diffusion-old")
+    addresses = [f"toy/{kind}={stages.address(f'{kind}-{OLD}')}" for kind in CHAIN]
+    addresses += [f"toy-picture/diffusion={stages.address('diffusion-old')}", f"toy-film/diffusion={take_address()}"]
+    try:
+        stages.add("several", "omnistage.router", "--pipeline", "toy,toy-picture,toy-film", "--stages", ",".join(addresses), "--grace", "5")
+        await asyncio.to_thread(stages.ready, "several")
+        async with omni_stub(stages.address("several")) as stub:
+            await until_serving(stub, {stages.address("diffusion-old"), *(stages.address(f"{kind}-{OLD}") for kind in CHAIN)})
+        said = await _client(stages.address("several"), seed, environments[OLD], PROMPTED)
+        assert said == f"['toy', 'toy-picture'] {formulas.text(seed, 'hello', formulas.NATURAL_LENGTH)} [1, 1] True"
+    except BaseException as error:
+        error.add_note(stages.logs())
+        raise
+    finally:
+        stages.server("diffusion-old").stop()
+
+
+async def _client(address: str, seed: int, environment: Mapping[str, str], program: str = CLIENT) -> str:
     """What the client of a version got."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CLIENT, address, str(seed), env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", program, address, str(seed), env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE
     )
     async with asyncio.timeout(60):
         out, _ = await process.communicate()
