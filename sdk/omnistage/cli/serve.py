@@ -27,7 +27,7 @@ from omnistage.models.options import GPU_MEMORY
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
-    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError without any pipeline, or when the router is given up.
+    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError without a pipeline or a router.
 
     ready_fd: gets lines of JSON: {"address", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. Who gets an error there
     tells it; here typer.Exit is raised. lifeline_fd: of a private stack, whose other pipelines start when its owner writes {"start": NAME}

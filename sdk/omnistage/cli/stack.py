@@ -136,9 +136,9 @@ class Stack:
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
-        """Start a pipeline beside those that serve, and return when its processes do. Whoever asks again waits for the same
-        start. On a failure nothing is left of it that no other pipeline has. Raises UnknownModelError and StackError; one that failed may be begun
-        again. The start goes on if the caller is cancelled."""
+        """Start a pipeline beside those that serve, and return when its processes do; who asks again waits for the same start. On a failure
+        nothing is left of it that no other pipeline has. Raises UnknownModelError and StackError; one that failed may be begun again. The
+        start goes on if the caller is cancelled."""
         if pipeline not in {one.name for one in self._layout.pipelines}:
             raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
         if pipeline not in self._begun:

@@ -1,8 +1,8 @@
 """A stack of one's own: router and stages as processes of this machine, started for one client and gone with it.
 
-The processes are started and watched by `omnistage serve`. It reports on one pipe: the router's address, and later what became of a
-pipeline that it was asked for on the other one. It ends everything when that one closes: in `stop`, at the exit of this process, and when this
-process is killed.
+The processes are started and watched by `omnistage serve`. It reports on one pipe: the router's address, and later what became of each
+pipeline that it was asked for on the other pipe. It ends everything when that one closes: in `stop`, at the exit of this process, and when
+this process is killed.
 """
 
 from __future__ import annotations
