@@ -63,7 +63,7 @@ MISTAKES: Sequence[tuple[Sequence[str], str]] = [
     (["toy", "--dtype", "bfloat16"], "--dtype: no stage of toy computes in bfloat16"),
     (["--checkpoint", "/"], "/thinker/config.json is missing: give the whole folder of a checkpoint"),
     (["toy", "--checkpoint", "/"], "the models of toy have no weights"),
-    (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: no stage of smol, picture has a use for it"),
+    (["smol", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2: no stage of smol has a use for it"),
     (
         ["--tensor-parallel-size", "talker=2"],
         "tensor_parallel_size 2: the talker of smol computes on one device; for more answers at once",

@@ -1,0 +1,207 @@
+"""`omnistage serve` with several pipelines: one address, one after the other, each by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from helpers.command import omnistage
+from helpers.hanging import ENVIRONMENT
+from helpers.loading import loading_pipeline, reading
+from helpers.processes import Family, Started
+from omnistage.cli.layout import Layout, PipelineLayout, StageLayout, by_stage
+from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.client import Omni
+from omnistage.client.errors import BadRequestError, StackError, StartingError
+from omnistage.models.toy import formulas
+
+
+def write(folder: Path, name: str, *, length: int = 24, family: str = "toy") -> str:
+    """The file of a pipeline of one Thinker."""
+    path = folder / f"{name}.yaml"
+    options = f", options: {{length: {length}}}" if family == "toy" else ""
+    path.write_text(
+        f"name: {name}\ndescription: Of a test.\ninputs: [text]\noutputs: [text]\n"
+        f"stages: [{{kind: thinker, family: {family}{options}}}]\ndefaults: {{thinker: {{max_tokens: 256}}}}\n"
+    )
+    return str(path)
+
+
+def serve(*words: str, environment: dict[str, str] | None = None) -> Started[str]:
+    command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
+    return Started(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+
+
+def told(server: Started[str], start: str) -> str:
+    """The rest of the next line that begins so."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if line.startswith(start):
+            return line.removeprefix(start).strip()
+    raise AssertionError(f"it ended without {start!r}")
+
+
+def address_of(server: Started[str]) -> str:
+    return told(server, "serving on ").split()[0]
+
+
+def test_one_address_answers_and_draws(family: Family) -> None:
+    """Each in its turn; nobody names a pipeline."""
+    with serve("toy", "toy-picture", "--replicas", "talker=2") as server:
+        with Omni(address=address_of(server)) as omni:
+            assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+            assert told(server, "serving ") == "toy-picture"
+            assert len(omni.draw("a kite", seed=1).pictures) == 1
+            assert [(one.name, one.state) for one in omni.pipelines()] == [("toy", "ready"), ("toy-picture", "ready")]
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_the_first_serves_while_the_next_one_is_loaded(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    with serve("toy", str(file), environment=ENVIRONMENT) as server:
+        address = address_of(server)
+        with reading(pipe), Omni(address=address) as omni:
+            assert omni.generate("Hi", outputs=["text"]).text
+            assert [(one.name, one.state) for one in omni.pipelines()] == [("toy", "ready"), ("loading", "starting")]
+            with pytest.raises(StartingError):
+                omni.generate("Hi", pipeline="loading", timeout_s=0.5)
+        assert told(server, "serving ") == "loading"
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_the_end_takes_a_pipeline_along_that_is_starting(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    with serve("toy", str(file), environment=ENVIRONMENT) as server:
+        address_of(server)
+        with reading(pipe):
+            server.terminate()
+            assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_one_that_cannot_start_is_told_and_the_others_go_on(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    pipe.unlink()  # What its model is to read is not there.
+    with serve(write(tmp_path, "one"), str(file), write(tmp_path, "two"), environment=ENVIRONMENT) as server:
+        address = address_of(server)
+        assert told(server, "failed ").startswith("loading: loading-thinker ")
+        assert told(server, "serving ") == "two"
+        with Omni(address=address) as omni:
+            assert omni.generate("Hi", pipeline="one").text and omni.generate("Hi", pipeline="two").text
+            assert {one.name: one.state for one in omni.pipelines()} == {"one": "ready", "two": "ready", "loading": "starting"}
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+def test_equal_stages_of_two_pipelines_are_the_same_processes(family: Family, tmp_path: Path) -> None:
+    words = (write(tmp_path, "one"), write(tmp_path, "two"), write(tmp_path, "three", length=5))
+    with serve(*words, "--log-dir", str(tmp_path / "logs")) as server:
+        address = address_of(server)
+        assert [told(server, "serving ") for _ in range(2)] == ["two", "three"]
+        with Omni(address=address) as omni:
+            one, two, three = (omni.generate("Hi", seed=1, pipeline=name).text for name in ("one", "two", "three"))
+            pids = {replica.pipeline: replica.pid for replica in omni.replicas()}
+        assert one == two != three
+        assert pids["one"] == pids["two"] != pids["three"]
+        os.kill(pids["one"], signal.SIGKILL)
+        assert told(server, "lost ").startswith(f"one-thinker (pid {pids['one']}) ")
+        assert told(server, "restarted ").startswith("one-thinker ")
+        server.terminate()
+        assert server.wait(30) == 0
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["one-thinker.log", "router.log", "three-thinker.log"]
+    assert family.pids() == []
+
+
+def test_a_setting_is_for_a_stage_of_one_pipeline_or_of_all(tmp_path: Path) -> None:
+    choice = Choice(
+        [write(tmp_path, "one"), write(tmp_path, "two", length=5)],
+        replicas=by_stage(["thinker=2", "two/thinker=3"], "--replicas"),
+        settings={"gpu_memory_utilization": by_stage(["0.5", "thinker=0.6", "one/thinker=0.7"], "--gpu-memory-utilization")},
+    )
+    one, two = (pipeline.stages[0] for pipeline in layout_of(choice).pipelines)
+    assert (one.replicas, two.replicas) == (2, 3)
+    assert (one.settings, two.settings) == ({"gpu_memory_utilization": "0.7"}, {"gpu_memory_utilization": "0.6"})
+
+
+def test_what_no_stage_has_and_what_is_there_twice_is_refused(tmp_path: Path) -> None:
+    files = [write(tmp_path, "one"), write(tmp_path, "two", length=5)]
+    for stage, said in {
+        "talker": "--device: there is no talker; one has thinker; two has thinker",
+        "one/talker": "--device: there is no talker; one has thinker",
+        "three/thinker": "--device: there is no pipeline three; there are one, two",
+    }.items():
+        with pytest.raises(BadRequestError, match=re.escape(said)):
+            layout_of(Choice(files, devices={stage: "cpu"}))
+    with pytest.raises(BadRequestError, match="PIPELINE: there are two pipelines one: leave one out"):
+        layout_of(Choice([files[0], files[0]]))
+    with pytest.raises(BadRequestError, match=re.escape("/ is for one pipeline of one, two: give one=/")):
+        layout_of(Choice(files, {"": "/"}))
+    with pytest.raises(BadRequestError, match="--checkpoint: there is no pipeline three; there are one, two"):
+        layout_of(Choice(files, {"three": "/"}))
+    with pytest.raises(StackError, match="the models of toy have no weights"):
+        layout_of(Choice(files, {"two": "/"}))
+
+
+def test_an_equal_stage_counts_once_in_all_that_is_told_to_the_router() -> None:
+    stages = [StageLayout("thinker", "toy"), StageLayout("talker", "toy")]
+    layout = Layout([PipelineLayout("a", "a", stages), PipelineLayout("b", "b.yaml", stages[:1])])
+    assert [(group.name, group.pipelines) for group in layout.groups] == [("a-thinker", ("a", "b")), ("a-talker", ("a",))]
+
+
+def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
+    def printed(*words: str, **variables: str) -> dict[str, object]:
+        done = omnistage("serve", *words, "--print-config", variables=variables)
+        assert done.returncode == 0, done.stderr
+        settings: dict[str, object] = yaml.safe_load(done.stdout)
+        return settings
+
+    file = tmp_path / "stack.yaml"
+    file.write_text(
+        "pipeline: [toy, toy-picture]\ndevice: {toy-picture/diffusion: cpu, all: cpu}\ncheckpoint: {toy: /a, toy-picture: /b}\n"
+    )
+    said = printed("--config", str(file))
+    assert said["pipeline"] == ["toy", "toy-picture"]
+    assert said["device"] == {"toy-picture/diffusion": "cpu", "all": "cpu"}
+    assert said["checkpoint"] == {"toy": "/a", "toy-picture": "/b"}
+    assert printed("--config", str(file), OMNISTAGE_SERVE_PIPELINE="toy toy-film")["pipeline"] == ["toy", "toy-film"]
+    assert printed("toy", "--config", str(file))["pipeline"] == "toy"
+    again = tmp_path / "again.yaml"
+    again.write_text(yaml.safe_dump(said))
+    assert printed("--config", str(again)) == said
+
+
+def test_an_owner_asks_for_pipelines_and_hears_of_each(family: Family, tmp_path: Path) -> None:
+    ready_read, ready_write = os.pipe()
+    lifeline_read, lifeline_write = os.pipe()
+    words = ["serve", "toy-picture", write(tmp_path, "one"), "--address", "127.0.0.1:0"]
+    words += ["--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
+    with Started([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
+        os.close(ready_write)
+        os.close(lifeline_read)
+        with os.fdopen(ready_read) as ready:
+            address = json.loads(ready.readline())["address"]
+            with Omni(address=address) as omni:
+                assert {one.name: one.state for one in omni.pipelines()} == {"toy-picture": "ready", "one": "starting"}
+                for name in ("none", "one", "one", "toy-picture"):
+                    os.write(lifeline_write, json.dumps({"start": name}).encode() + b"\n")
+                    said = json.loads(ready.readline())
+                    assert said["pipeline"] == name
+                    assert ("error" in said) == (name == "none"), said
+                assert omni.generate("Hi", pipeline="one").text
+            os.close(lifeline_write)
+            assert ready.readline() == ""
+        assert server.wait(30) == 0
+    assert family.pids() == []
