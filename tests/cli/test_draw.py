@@ -294,7 +294,8 @@ def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: Family, tm
     (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
     folder = checkpoint("qwen-image-layered")
     layout = target_for(Need(["text", "image"], ["image"], "diffusion"), None, str(folder)).at
-    assert isinstance(layout, Layout) and layout.pipeline == "diffusers" and layout.stages[0].checkpoint == str(folder)
+    assert isinstance(layout, Layout) and layout.names == "diffusers"
+    assert layout.pipelines[0].stages[0].checkpoint == str(folder)
     small = tmp_path / "small.yaml"  # A stage draws twice before it serves, and 640 pixels wide where nothing is said.
     small.write_text(OWN.replace("FAMILY", "diffusers").replace("OPTIONS", "condition_area: 4096"))
     words = ("--layers", "2", "--steps", "2", "--guidance", "1", "--seed", "4", "--json", "--out", tmp_path / "parts.png")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def write(folder: Path, name: str, *, length: int = 24, family: str = "toy") -> 
     return str(path)
 
 
-def serve(*words: str, environment: dict[str, str] | None = None) -> Started[str]:
+def serve(*words: str, environment: Mapping[str, str] | None = None) -> Started[str]:
     command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
     return Started(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
 
@@ -195,6 +196,9 @@ def test_an_owner_asks_for_pipelines_and_hears_of_each(family: Family, tmp_path:
             address = json.loads(ready.readline())["address"]
             with Omni(address=address) as omni:
                 assert {one.name: one.state for one in omni.pipelines()} == {"toy-picture": "ready", "one": "starting"}
+                os.write(lifeline_write, b'not json\n["one"]\n{"begin": "one"}\n{"start": "toy-picture"}\n')
+                answers = [json.loads(ready.readline()) for _ in range(4)]
+                assert ["error" in said for said in answers] == [True] * 3 + [False]
                 for name in ("none", "one", "one", "toy-picture"):
                     os.write(lifeline_write, json.dumps({"start": name}).encode() + b"\n")
                     said = json.loads(ready.readline())

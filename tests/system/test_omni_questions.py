@@ -166,7 +166,7 @@ def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_checkpoint: P
         (["audio"], "qwen2_5_omni"),
         (["text", "audio"], "qwen2_5_omni"),
     ):
-        assert layout_for(folder, ["text", "image", "audio", "video"], outputs).pipeline == pipeline
+        assert layout_for(folder, ["text", "image", "audio", "video"], outputs).names == pipeline
     with pytest.raises(RequestError, match="qwen2_5_omni gives text, audio, not codes"):
         layout_for(folder, ["text"], ["audio", "codes"])
 

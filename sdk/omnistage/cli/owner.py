@@ -59,7 +59,12 @@ class Owner:
             ended()
             return
         for line in lines:
-            asked(str(json.loads(line)["start"]))
+            try:
+                name = str(json.loads(line)["start"])
+            except (ValueError, TypeError, KeyError):
+                self.tell({"pipeline": "", "error": f"{line[:64]!r} asks for nothing", "hint": 'Write {"start": NAME}, a line each.'})
+            else:
+                asked(name)
 
     @contextmanager
     def ends_all(self) -> Iterator[None]:

@@ -103,7 +103,9 @@ class Begins:
 
     def asked(self, name: str) -> None:
         """The owner wants a pipeline; it is told once, however often it asks meanwhile."""
-        if self._stack is not None and name not in self._tasks:
+        if self._stack is None:
+            self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
+        elif name not in self._tasks:
             task = self._tasks[name] = asyncio.create_task(self._answer(self._stack, name))
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
 

@@ -15,12 +15,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from omnistage.cli import bounds
 from omnistage.cli.child import Child
 from omnistage.cli.environment import with_token
-from omnistage.cli.keeper import Keeper, Tell
+from omnistage.cli.keeper import RESTART_LIMIT_S, Keeper, Tell
 from omnistage.cli.layout import ANY_PORT, Group, Layout
 from omnistage.cli.pipelines import fetch_own
 from omnistage.cli.ports import Ports
@@ -274,10 +275,18 @@ class Stack:
             await asyncio.wait(self._outs)
         try:
             await beside(lambda: fetch_own(layout), "omnistage-fetch")
-            await self._start_stages(pipeline)
+            await self._start_in_time(pipeline)
         except StackError as error:
             await asyncio.shield(self._put_out([pipeline], error))
             raise
+
+    async def _start_in_time(self, pipeline: str) -> None:
+        """Others wait for their turn behind it. Raises StackError."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESTART_LIMIT_S):
+                await self._start_stages(pipeline)
+                return
+        raise StackError(f"{pipeline} was not ready within {RESTART_LIMIT_S:g} s")
 
     async def _start_stages(self, pipeline: str) -> None:
         """Raises StackError of the first process that does not start, and waits for no other."""
