@@ -27,10 +27,10 @@ from omnistage.models.options import GPU_MEMORY
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
-    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError without a pipeline or a router.
+    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError where no pipeline is left.
 
-    ready_fd: gets lines of JSON: {"address", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. Who gets an error there
-    tells it; here typer.Exit is raised. lifeline_fd: of a private stack, whose other pipelines start when its owner writes {"start": NAME}
+    ready_fd: gets lines of JSON: {"address", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. Who gets an error
+    there tells it; here typer.Exit is raised. lifeline_fd: of a private stack: a pipeline starts when its owner writes {"start": NAME}
     there; each is answered with {"pipeline"} when it serves, or with the same and an error.
     """
     raise_limit()

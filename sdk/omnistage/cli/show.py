@@ -21,7 +21,7 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.registry import voices
 from omnistage.router.pipeline import load_pipeline, shipped_pipelines
 
-STATUS_KEYS = ("stage", "address", "pid", "state", "sessions", "queue", "transport", "settings")
+STATUS_KEYS = ("pipeline", "stage", "address", "pid", "state", "sessions", "queue", "transport", "settings")
 COLUMNS = ("pipeline", "stage", "model", "address", "pid", "state", "sessions", "queue", "transport")
 DROPPED = ("transport", "model", "pipeline", "queue", "pid")
 """The columns that a narrow terminal does without, the first of them first."""
@@ -31,7 +31,7 @@ WIDE = 200
 
 _NUMBER = re.compile(r"[0-9]+\b")
 
-COLOURS = {"serving": "green", "draining": "yellow"}
+COLOURS = {"serving": "green", "draining": "yellow", "starting": "yellow"}
 
 
 async def show_pipelines(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
@@ -54,12 +54,13 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The stage servers behind a router; as JSON {"replicas": [{stage, address, pid, state, sessions, queue, transport, settings}]}.
+    """The stage servers behind a router; by pipeline; as JSON {"replicas": [{pipeline,
+    stage, address, pid, state, sessions, queue, transport, settings}]}.
 
     address: None for the one where `omnistage serve` puts it. Raises UnavailableError where nothing runs.
     """
     async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
-        replicas = await omni.replicas(timeout_s=timeout_s)
+        replicas = _grouped(await omni.replicas(timeout_s=timeout_s))
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas]}))
     else:
@@ -112,8 +113,9 @@ def show_models(as_json: bool) -> None:
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
     """What the stages chose, below the table: a line for all replicas of a stage that chose the same."""
+    several = len({replica.pipeline for replica in replicas}) > 1
     told = [
-        f"[bold]{escape(replica.stage)}[/]  "
+        f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if several else replica.stage)}[/]  "
         + ", ".join(f"[dim]{escape(name)}[/] {escape(_for_humans(name, value))}" for name, value in sorted(replica.settings.items()))
         for replica in replicas
         if replica.settings
@@ -161,12 +163,19 @@ def _pipelines_table(pipelines: Sequence[Pipeline]) -> Table:
     return table
 
 
+def _grouped(replicas: Sequence[Replica]) -> list[Replica]:
+    """By pipeline, in the order in which the router has these."""
+    order = list(dict.fromkeys(replica.pipeline for replica in replicas))
+    return sorted(replicas, key=lambda replica: order.index(replica.pipeline))
+
+
 def _fitting(replicas: Sequence[Replica], console: Console) -> Table:
     """The table with as many columns as fit; what stays is whole."""
     unbounded = console.options.update(width=WIDE)
     columns = list(COLUMNS)
     table = _status_table(replicas, columns)
-    for dropped in DROPPED:
+    several = len({replica.pipeline for replica in replicas}) > 1
+    for dropped in (name for name in DROPPED if not (several and name == "pipeline")):
         if console.measure(table, options=unbounded).maximum <= console.width:
             break
         columns.remove(dropped)
@@ -185,8 +194,8 @@ def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
 
 
 def _cells(replica: Replica) -> dict[str, str]:
-    # Of a lost one nobody knows; its process has probably ended.
-    pid, sessions, queue = ("-",) * 3 if replica.state == "lost" else map(str, (replica.pid, replica.sessions, replica.queue))
+    # Of a lost one nobody knows, and its process has probably ended; one that is starting has said nothing yet.
+    pid, sessions, queue = ("-",) * 3 if replica.state in ("lost", "starting") else map(str, (replica.pid, replica.sessions, replica.queue))
     return {
         "pipeline": escape(replica.pipeline),
         "stage": f"[bold]{escape(replica.stage)}[/]",

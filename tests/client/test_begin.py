@@ -1,0 +1,90 @@
+"""A private stack starts another pipeline when it is asked to; nothing of it is left, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from helpers.hanging import ENVIRONMENT
+from helpers.loading import loading_pipeline, reading
+from helpers.processes import Family
+from omnistage.client import ClosedError, Omni, StackError
+from omnistage.client.private_stack import PrivateStack, StackPlan
+from omnistage.models.toy import formulas
+
+
+@pytest.fixture(autouse=True)
+def tests_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process starts finds the families of the tests."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_it_is_started_once_for_all_threads_that_ask(family: Family) -> None:
+    stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", "toy"), "device": {"toy-picture/diffusion": "cpu"}}))
+    try:
+        with Omni(address=stack.start()) as omni:
+            before = len(family.pids())
+            assert {one.name: one.state for one in omni.pipelines()} == {"toy-picture": "ready", "toy": "starting"}
+            with ThreadPoolExecutor(4) as threads:
+                assert list(threads.map(stack.begin, ("toy", "toy-picture", "toy", "toy"))) == [None] * 4
+            assert len(family.pids()) == before + 3
+            assert omni.generate("Hi", seed=1, pipeline="toy").text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+    finally:
+        stack.stop()
+    assert family.pids() == []
+
+
+def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    pipe.unlink()
+    stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
+    try:
+        with Omni(address=stack.start()) as omni:
+            before = set(family.pids())
+            for _ in range(2):
+                with pytest.raises(StackError, match="thinker"):
+                    stack.begin("loading")
+                assert set(family.pids()) == before
+            with pytest.raises(StackError, match="no pipeline none; it has toy-picture, loading"):
+                stack.begin("none")
+            assert omni.draw("a kite", seed=1).pictures
+    finally:
+        stack.stop()
+    assert family.pids() == []
+
+
+async def test_stopping_ends_one_that_is_starting(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
+    await stack.started()
+    waiting = [asyncio.create_task(stack.begun("loading")) for _ in range(2)]
+    with await asyncio.to_thread(open, pipe, "wb"):
+        await asyncio.to_thread(stack.stop)
+        for each in waiting:
+            with pytest.raises(ClosedError):
+                await each
+    assert family.pids() == []
+    with pytest.raises(ClosedError):
+        stack.begin("loading")
+
+
+def test_who_asks_for_it_waits_until_it_serves(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
+    try:
+        stack.start()
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(stack.begin, "loading")
+            with reading(pipe):
+                started = set(family.pids())
+                assert not first.done()
+            first.result()
+            stack.begin("loading")
+        assert set(family.pids()) == started
+    finally:
+        stack.stop()
+    assert family.pids() == []
