@@ -68,6 +68,21 @@ def test_the_pipeline_is_a_setting_like_any_other(stack: Path) -> None:
     assert printed("toy-film", "--config", str(stack), OMNISTAGE_SERVE_PIPELINE="toy-omni")["pipeline"] == "toy-film"
 
 
+def test_a_path_of_a_variable_may_have_spaces(tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    assert printed(OMNISTAGE_SERVE_CHECKPOINT=str(folder))["checkpoint"] == str(folder)
+    assert printed(OMNISTAGE_SERVE_CHECKPOINT=f"toy={folder}")["checkpoint"] == {"toy": str(folder)}
+    assert printed(OMNISTAGE_SERVE_PIPELINE=f"'{folder}' toy")["pipeline"] == [str(folder), "toy"]
+
+
+@pytest.mark.parametrize("text", ["pipeline: [toy, null]", "device: {thinker: null}", "checkpoint: [null]"])
+def test_nothing_is_no_value_among_others(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f.yaml").write_text(text)
+    done = serve("--config", str(tmp_path / "f.yaml"), "--print-config")
+    assert done.returncode == 2 and "has an empty value among others; leave it out" in " ".join(done.stderr.split())
+
+
 def test_what_is_printed_is_such_a_file(stack: Path, tmp_path: Path) -> None:
     done = serve("--config", str(stack), "--device", "cpu", "--print-config", OMNISTAGE_SERVE_MAX_SESSIONS="7")
     again = tmp_path / "again.yaml"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from omnistage.cli import environment
+from omnistage.client.key import VARIABLE as KEY_VARIABLE
 from omnistage.host.settings import ServerSettings
 from omnistage.host.token import FILE_VARIABLE, make_file, new_token, read_token
 from omnistage.wire.token import VARIABLE
@@ -14,6 +15,13 @@ from omnistage.wire.token import VARIABLE
 
 def test_a_server_reads_the_token_that_the_launcher_makes() -> None:
     assert read_token("", environment.with_token({})) is not None
+
+
+def test_the_key_of_a_client_is_not_for_servers() -> None:
+    found = environment.with_token({KEY_VARIABLE: "secret", "HOME": "/root"})
+    assert set(found) == {"HOME", VARIABLE} and found["HOME"] == "/root"
+    given = {VARIABLE: new_token().secret}
+    assert environment.with_token({**given, KEY_VARIABLE: "secret"}) == given
 
 
 def test_a_token_that_a_server_would_read_is_left_as_it_is() -> None:

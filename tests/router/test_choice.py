@@ -186,7 +186,8 @@ def looked(*types: str, text: str = "a walk", **fields: object) -> omni_pb2.Gene
         ({"model": "toy-picture"}, (), list(TABLE), "toy-picture"),
         ({"outputs": ["video"]}, (), list(TABLE), "toy-film"),
         ({"outputs": ["image", "progress"]}, (), ["toy", "toy-omni", "toy-picture"], "toy-picture"),
-        ({}, ("image/png", "Image/webp"), ["toy", "toy-film"], "toy-film"),
+        ({"outputs": ["video"]}, ("image/png", "Image/webp"), ["toy", "toy-film"], "toy-film"),
+        ({"diffusion": stage_pb2.DiffusionParams(width=64)}, ("image/png",), ["toy", "toy-film"], "toy-film"),
         ({"model": "toy-film"}, ("image/png",), list(TABLE), "toy-film"),
         ({"diffusion": stage_pb2.DiffusionParams(width=64)}, (), ["toy", "toy-picture"], "toy-picture"),
         ({"resume": omni_pb2.GenerateRequest(resume=stage_pb2.Resume()).resume}, (), ["toy-picture", "toy-film"], "toy-picture"),
@@ -222,6 +223,11 @@ def test_what_can_be_answered_or_is_no_prompt_is_not_drawn(asked: omni_pb2.Gener
     before = asked.SerializeToString(deterministic=True)
     assert choice(asked) == name
     assert asked.SerializeToString(deterministic=True) == before
+
+
+def test_a_question_about_a_picture_that_nobody_sees_is_not_drawn() -> None:
+    with pytest.raises(StageError, match="toy takes no image; toy-film has no thinker"):
+        choice(looked("image/png", text="What is this?"), ["toy", "toy-film"])
 
 
 @pytest.mark.parametrize(
@@ -262,9 +268,11 @@ def test_what_a_drawing_has_no_use_for_is_refused(kind: str, fields: dict[str, o
 
 
 def test_a_picture_to_draw_from_is_not_streamed() -> None:
-    with pytest.raises(StageError, match=r"toy-film only draws, .* send them as media in the message") as raised:
-        choice(streamed("image/png"), ["toy", "toy-film"])
-    assert raised.value.metadata == {"field": "thinker.messages.parts.port"}
+    asked = streamed("image/png")
+    asked.model = "toy-film"
+    with pytest.raises(StageError, match=r"port media0: toy-film only draws, .* is not streamed: ask for a drawing") as raised:
+        choice(asked, ["toy", "toy-film"])
+    assert raised.value.metadata == {"field": "thinker.messages.parts.port", "port": "media0"}
 
 
 def test_where_several_could_draw_a_prompt_they_are_named() -> None:

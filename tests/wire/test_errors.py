@@ -54,7 +54,7 @@ def test_an_error_from_another_process_has_the_delay_that_came_with_it_or_none()
 
 
 def test_a_client_waits_for_the_refusals_that_pass():
-    assert set(call.NOT_YET) == {name for name, reason in REASONS.items() if reason.retry_delay_s is not None and reason.another_replica}
+    assert set(call.NOT_YET) == {name for name, reason in REASONS.items() if reason.retry_delay_s is not None and not reason.behind}
 
 
 @pytest.mark.parametrize("reason", NAMES)

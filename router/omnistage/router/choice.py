@@ -20,8 +20,8 @@ def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline])
     is no other; else the only one that can.
 
     A pipeline can if it takes every medium of the request, has a stage for each of its params, and gives all outputs that it names. A
-    prompt that none can answer becomes a drawing, where all that give such outputs and take such media only draw. `request` itself is
-    changed then: a copy of all of it would hold its media once more.
+    prompt that none can answer becomes a drawing, where all that can be meant only draw: a question about a picture that nobody here sees is
+    none. `request` itself is changed then: a copy of all of it would hold its media once more.
 
     Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; and BAD_REQUEST for the field `model`: where several can, with their names
     in the metadata `candidates`, and where none can, with what each one lacks."""
@@ -37,10 +37,8 @@ def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline])
         asked, given = [kind for kind in KINDS if request.HasField(kind)], media(request)
         lacks = {name: _lacks(pipeline, asked, given, request.outputs) for name, pipeline in meant.items()}
         able = [pipelines[name] for name, lacking in lacks.items() if not lacking]
-        if not able and _is_prompt(request):
-            asked = [kind for kind in asked if kind == "diffusion"]
-            able = [pipeline for pipeline in meant.values() if not _lacks(pipeline, asked, given, request.outputs)]
-            able = able if all(pipeline.only_draws for pipeline in able) else []
+        if not able and _only_drawing_is_meant(request, meant.values()):
+            able = [pipeline for pipeline in meant.values() if not _lacks(pipeline, ["diffusion"], given, request.outputs)]
         pipeline = _only(able, pipelines) if able else _none(request, lacks, pipelines)
     else:
         (pipeline,) = meant.values()
@@ -93,6 +91,13 @@ def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], o
     return ", ".join(told[:MOST_NAMED])
 
 
+def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[Pipeline]) -> bool:
+    """Whether it is a prompt, and by its outputs, and by what it says of drawing, no pipeline can be meant that answers."""
+    draws, outputs = request.HasField("diffusion"), set(request.outputs)
+    meant = [pipeline for pipeline in pipelines if outputs <= {*pipeline.offered} and (pipeline.draws or not draws)]
+    return _is_prompt(request) and all(pipeline.only_draws for pipeline in meant)
+
+
 def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
     """Whether all that it says could be meant as what to draw: one turn of a user, of text and pictures."""
     turns = request.thinker.messages
@@ -112,8 +117,9 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> None:
         field = _deepest(fields[0], getattr(message, name) if name else message)
         raise bad_request(field, f"is for text and sound, and {pipeline.name} only draws: leave it out; it takes the fields of diffusion")
     if any(part.HasField("port") for part in turn.parts):
-        told = f"{pipeline.name} only draws, and its pictures are not streamed: send them as media in the message"
-        raise bad_request("thinker.messages.parts.port", told)
+        port = next(part.port for part in turn.parts if part.HasField("port"))
+        told = f"{pipeline.name} only draws, and what it draws from is not streamed: ask for a drawing, whose pictures are in the message"
+        raise bad_request("thinker.messages.parts.port", told, port=port)
     for part in turn.parts:
         if part.HasField("media"):
             request.diffusion.images.add().CopyFrom(part.media)

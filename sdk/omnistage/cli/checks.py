@@ -24,6 +24,9 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
     """The servers' own checks of what they will be given. of_models: the models' too. Raises StackError, in one line."""
     servers = layout.servers
     try:
+        for pipeline in layout.pipelines:
+            if "," in pipeline.source:
+                raise StartError(f"{pipeline.source}: a router takes several pipelines with commas between; rename the file")
         listening = {"--address": servers.address, "--metrics-address": servers.metrics_address}
         if servers.metrics:
             listening["--metrics"] = servers.metrics

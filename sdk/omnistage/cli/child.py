@@ -116,7 +116,7 @@ class Child:
             self._asking = None
 
     async def _spawn(self, fds: Mapping[str, int]) -> None:
-        output = sys.stderr.fileno() if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        output = sys.stderr.fileno() if self._log is None else _opened(self._log)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -163,7 +163,9 @@ class Child:
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, wait for the drain, and SIGKILL if that takes longer than the grace and a margin."""
+        """SIGTERM, wait for the drain, and SIGKILL if that takes longer than the grace and a margin. One that does not serve yet has no
+        answer to finish."""
+        grace_s = grace_s if self._serves else 0.0
         self._ask_no_more()
         process = self._process
         if process is None or process.returncode is not None:
@@ -185,6 +187,12 @@ class Child:
         """SIGKILL, if it is there."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
+
+
+def _opened(log: Path) -> int:
+    """A log to write to. Whoever clears temporary folders may have taken its folder: a pipeline may start days after the stack."""
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def describe_exit(code: int) -> str:

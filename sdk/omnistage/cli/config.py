@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,16 @@ class Configured(TyperCommand):
             if isinstance(option, TyperOption):
                 option.show_envvar = False
                 option.allow_from_autoenv = option.name not in OF_THE_CALL
+            if option.name in PATHS:
+                option.split_envvar_value = _split
         return params
 
 
 OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
 """Options that say what is to be done now, and not what a stack is like."""
+
+PATHS = frozenset({"pipeline", "checkpoint"})
+"""Settings of several words, which may be paths."""
 
 ALL = "all"
 """In place of a stage: every one that is not named beside it."""
@@ -128,6 +134,16 @@ def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
             yield known, _words(path, known, value) if options[known].multiple else _word(path, known, value)
 
 
+def _split(value: str) -> list[str]:
+    """The words of a variable, as a shell has them. A path that is there is one word, and so is PIPELINE=PATH."""
+    if Path(value).exists() or Path(value.partition("=")[2] or value).exists():
+        return [value]
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"{value}: {error}") from None
+
+
 def _mapping(path: Path) -> dict[Any, Any]:
     import yaml
 
@@ -162,6 +178,8 @@ def _words(path: Path, name: str, value: Any) -> list[str]:
 
 
 def _word(path: Path, name: str, value: Any) -> str:
+    if value is None:
+        raise typer.BadParameter(f"{path}: {name} has an empty value among others; leave it out")
     if isinstance(value, dict | list):
         raise typer.BadParameter(f"{path}: {name} takes one value, not {value!r}")
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,14 +1,17 @@
-"""What the processes of a stack find in their environment: all that the launcher has, and the token that only they know."""
+"""What the processes of a stack find in their environment: what the launcher has, but for keys of clients, and the token that only they
+know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from omnistage.client.key import VARIABLE as KEY_VARIABLE
 from omnistage.host.token import FILE_VARIABLE, VARIABLE, new_token
 
 
 def with_token(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with a new token, unless it names one. Not on the command line: all users of a host can read that."""
-    if environment.get(VARIABLE) or environment.get(FILE_VARIABLE):
-        return dict(environment)
-    return {**environment, VARIABLE: new_token().secret}
+    theirs = {name: value for name, value in environment.items() if name != KEY_VARIABLE}
+    if theirs.get(VARIABLE) or theirs.get(FILE_VARIABLE):
+        return theirs
+    return {**theirs, VARIABLE: new_token().secret}

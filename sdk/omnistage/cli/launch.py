@@ -33,7 +33,7 @@ def serve(
     pipeline: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PIPELINE]...",
+            metavar="PIPELINE",
             envvar="OMNISTAGE_SERVE_PIPELINE",
             show_envvar=False,
             help="Names or YAML files of pipelines, or checkpoints of which there is one each; default: what answers, and what draws.",
