@@ -20,8 +20,8 @@ def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline])
     is no other; else the only one that can.
 
     A pipeline can if it takes every medium of the request, has a stage for each of its params, and gives all outputs that it names. A
-    prompt that none can answer becomes a drawing, where all that can be meant only draw: a question about a picture that nobody here sees is
-    none. `request` itself is changed then: a copy of all of it would hold its media once more.
+    prompt that none can answer becomes a drawing, where all that can be meant only draw: a question about a picture that nobody here sees
+    does not. `request` itself is changed then: a copy of all of it would hold its media once more.
 
     Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; and BAD_REQUEST for the field `model`: where several can, with their names
     in the metadata `candidates`, and where none can, with what each one lacks."""
