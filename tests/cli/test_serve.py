@@ -300,7 +300,7 @@ def test_the_ready_line_and_the_lifeline(family: Family, alone: str) -> None:
         os.close(ready_write)
         os.close(lifeline_read)
         with os.fdopen(ready_read) as ready:
-            address = json.loads(ready.read())["address"]
+            address = json.loads(ready.readline())["address"]
         with Omni(address=address) as omni:
             assert omni.pipelines()[0].name == Path(alone).stem
         os.close(lifeline_write)
