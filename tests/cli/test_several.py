@@ -140,8 +140,8 @@ def test_a_setting_is_for_a_stage_of_one_pipeline_or_of_all(tmp_path: Path) -> N
 def test_what_no_stage_has_and_what_is_there_twice_is_refused(tmp_path: Path) -> None:
     files = [write(tmp_path, "one"), write(tmp_path, "two", length=5)]
     for stage, said in {
-        "talker": "--device: there is no talker; one has thinker; two has thinker",
-        "one/talker": "--device: there is no talker; one has thinker",
+        "talker": "--device: one has no talker; it has thinker; two has no talker; it has thinker",
+        "one/talker": "--device: one has no talker; it has thinker",
         "three/thinker": "--device: there is no pipeline three; there are one, two",
     }.items():
         with pytest.raises(BadRequestError, match=re.escape(said)):

@@ -284,8 +284,8 @@ def _check_stages(layout: Layout, choice: Choice) -> None:
             raise BadRequestError.of(option, f"there is no pipeline {name}; there are {layout.names}")
         having = {name: kinds[name]} if slash else kinds
         if not any(kind in there for there in having.values()):
-            there = "; ".join(f"{name} has {', '.join(there)}" for name, there in having.items())
-            raise BadRequestError.of(option, f"there is no {kind}; {there}")
+            told = "; ".join(f"{name} has no {kind}; it has {', '.join(there)}" for name, there in having.items())
+            raise BadRequestError.of(option, told)
 
 
 def _check_able(pipeline: Pipeline, choice: Choice) -> None:
