@@ -137,6 +137,15 @@ async def test_a_view_ends_with_the_client_that_it_is_of(toy_address: str) -> No
         await view.generate("Hi")
 
 
+async def test_a_visitor_without_a_key_has_that_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, OTHER)
+    peer = Peer()
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        for client in (omni, omni.as_client(None), omni.as_client(SECRET).as_client(None)):
+            await client.generate("Hi")
+    assert peer.keys == [OTHER, None, None]
+
+
 def test_views_beside_each_other_on_threads() -> None:
     """Each call has the key of the view that it was made on."""
     found: list[set[object]] = []

@@ -86,12 +86,12 @@ class AsyncOmni:
         client._api_key, client._is_view = api_key, False
         return client
 
-    def as_client(self, api_key: str) -> Self:
-        """The same client for somebody else, who has a key of his own: for a gateway that serves many. It uses this client's connection
-        and stack; closing it closes nothing, and when this client is closed it raises ClosedError. Raises BadRequestError for what is no
-        key."""
+    def as_client(self, api_key: str | None) -> Self:
+        """The same client for somebody else, who has a key of his own: for a gateway that serves many. None: he has none, whatever key
+        this client has, or the variable. It uses this client's connection and stack; closing it closes nothing, and when this client is
+        closed it raises ClosedError. Raises BadRequestError for what is no key."""
         view = copy.copy(self)
-        view._api_key, view._is_view = ApiKey(api_key), True
+        view._api_key, view._is_view = None if api_key is None else ApiKey(api_key), True
         return view
 
     async def __aenter__(self) -> Self:

@@ -97,10 +97,10 @@ class Omni:
     def __repr__(self) -> str:
         return f"Omni({self._client.whereabouts})"
 
-    def as_client(self, api_key: str) -> Self:
-        """The same client for somebody else, who has a key of his own: for a gateway that serves many. It uses this client's connection
-        and stack; closing it closes nothing, and when this client is closed it raises ClosedError. Raises BadRequestError for what is no
-        key."""
+    def as_client(self, api_key: str | None) -> Self:
+        """The same client for somebody else, who has a key of his own: for a gateway that serves many. None: he has none, whatever key
+        this client has, or the variable. It uses this client's connection and stack; closing it closes nothing, and when this client is
+        closed it raises ClosedError. Raises BadRequestError for what is no key."""
         view = copy.copy(self)
         view._client, view._owner = self._client.as_client(api_key), self._owner or self
         return view
