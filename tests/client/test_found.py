@@ -14,19 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from helpers.chain import addresses_of
 from helpers.processes import Started
+from helpers.servers import local_chain, local_router, local_stage, toy_logic
 from helpers.squatter import squatter
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli import options, targets
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
-from omnistage.client import AsyncOmni, Omni, Options, Pipeline, UnavailableError, found, request
+from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, found, request
 from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router
 from omnistage.client.private_stack import StackPlan
 from omnistage.client.routers import Routers
 from omnistage.router.pipeline import load_pipeline
-from omnistage.v1 import omni_pb2
 
 ASKED = Need(["text"], ["text"], "thinker")
 DRAWN = Need(["text"], ["image"], "diffusion")
@@ -183,8 +184,12 @@ def test_a_command_that_names_its_pipeline_asks_it_for_that(serving: str) -> Non
     with pytest.raises(UnknownModelError, match=f"the router at {serving} serves toy, not toy-picture") as refused:
         target_for(DRAWN, None, "toy-picture")
     assert refused.value.hint == (
-        "`omnistage stop`, then `omnistage serve toy toy-picture` adds it. OMNISTAGE_ROUTER=none gives a stack of your own instead."
+        f"`omnistage stop {serving}` ends it; start it again with toy-picture added: `omnistage serve ... toy-picture`, where the dots are"
+        " what toy was started with. OMNISTAGE_ROUTER=none gives a stack of your own instead."
     )
+    with pytest.raises(UnknownModelError, match="serves toy, not toy-pictur") as unknown:
+        target_for(DRAWN, None, "toy-pictur")
+    assert unknown.value.hint == UnknownModelError.hint, "no start helps where there is no such pipeline"
 
 
 def test_what_is_to_be_started_is_started(serving: str, tmp_path: Path) -> None:
@@ -268,14 +273,16 @@ async def test_omni_tells_which_one_it_asks(serving: str, caplog: pytest.LogCapt
 
 def test_the_refusal_of_one_that_was_found_says_how_it_gets_what_it_lacks(serving: str) -> None:
     with Omni() as omni:
-        for refused, names in (
-            (lambda: omni.draw("a red circle"), "toy picture"),
-            (lambda: omni.generate("a red circle", width=32), "toy picture"),
-            (lambda: omni.say("Good morning.", pipeline="smol"), "toy smol"),
+        for refused, added in (
+            (lambda: omni.draw("a red circle"), "PIPELINE"),
+            (lambda: omni.generate("a red circle", width=32), "PIPELINE"),
+            (lambda: omni.say("Good morning.", pipeline="smol"), "smol"),
         ):
             with pytest.raises(RequestError) as error:
                 refused()
-            assert error.value.hint.startswith(f"`omnistage stop`, then `omnistage serve {names}` adds it. {VARIABLE}={OFF} gives ")
+            command = f"start it again with {added} added: `omnistage serve ... {added}`, where the dots are what toy was started with."
+            assert error.value.hint.startswith(f"`omnistage stop {serving}` ends it; {command}")
+            assert ("`omnistage list`" in error.value.hint) == (added == "PIPELINE")
         with pytest.raises(BadRequestError, match="toy has no diffusion") as named:
             omni.draw("a red circle", pipeline="toy")
         assert named.value.hint == UnknownModelError.hint, "another pipeline does not help"
@@ -285,11 +292,14 @@ def test_the_refusal_of_one_that_was_found_says_how_it_gets_what_it_lacks(servin
     assert told.value.hint == UnknownModelError.hint, "whose it is, who named it knows"
 
 
-def test_the_pipeline_that_a_hint_names_draws() -> None:
-    assert [stage.kind for stage in load_pipeline(found.DRAWING_PIPELINE).stages] == ["diffusion"]
-
-
-def test_where_several_could_be_meant_the_hint_is_to_name_one() -> None:
-    error = BadRequestError("model: a, b", reason="BAD_REQUEST", metadata={"field": "model", "candidates": "a,b"})
-    Found("127.0.0.1:7", is_named=False, pipelines=(Pipeline("a", (), (), (), (), ""),)).advise(error, omni_pb2.GenerateRequest())
-    assert error.hint == BadRequestError.hint
+async def test_where_several_could_be_meant_the_hint_is_to_name_one() -> None:
+    async with local_stage(toy_logic("diffusion")) as one, local_stage(toy_logic("diffusion")) as other, local_chain() as stages:
+        addresses = {"toy-picture/diffusion": one.address, "toy-film/diffusion": other.address}
+        addresses |= {f"toy/{kind}": address for kind, address in addresses_of(stages).items()}
+        pipelines = [load_pipeline(name) for name in ("toy", "toy-picture", "toy-film")]
+        async with local_router(addresses, *pipelines) as router, AsyncOmni(address=router.address) as omni:
+            with pytest.raises(BadRequestError, match="name one") as refused:
+                await omni.draw("a hill")
+    names = refused.value.metadata["candidates"].split(",")
+    assert refused.value.hint == f"Name one of {', '.join(names)}: --pipeline {names[0]}, or pipeline={names[0]!r} in Python."
+    assert sorted(names) == ["toy-film", "toy-picture"]

@@ -50,7 +50,8 @@ def target_for(
     if not devices and _may_be_served(pipeline) and (router := asyncio.run(find_router(key))) is not None:
         if pipeline and not router.is_named and not router.has(pipeline):
             served = ", ".join(one.name for one in router.pipelines)
-            raise UnknownModelError(f"the router at {router.address} serves {served}, not {pipeline}", hint=router.advice(pipeline))
+            message = f"the router at {router.address} serves {served}, not {pipeline}"
+            raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.hint)
         if told:
             notices.say(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
         return Where(router, key, pipeline=pipeline)
@@ -71,8 +72,11 @@ def _may_be_served(pipeline: str) -> bool:
     pipeline counts more than a folder called so."""
     if "/" in pipeline or pipeline.endswith((".yaml", ".yml")):
         return False
-    if not pipeline or not Path(pipeline).is_dir():
-        return True
+    return not pipeline or not Path(pipeline).is_dir() or _is_shipped(pipeline)
+
+
+def _is_shipped(pipeline: str) -> bool:
+    """Whether it comes with omnistage."""
     from omnistage.router.pipeline import shipped_pipelines
 
     return pipeline in shipped_pipelines()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from omnistage.client import fork
 from omnistage.client.channel import INSECURE, Credentials
 from omnistage.client.errors import ClosedError, RequestError, WrongLoopError
-from omnistage.client.found import Found, find_router, is_ours
+from omnistage.client.found import Found, advise, find_router, is_ours
 from omnistage.client.key import ApiKey
 from omnistage.client.limit import Limit
 from omnistage.client.private_stack import PrivateStack, StackPlan
@@ -108,8 +108,8 @@ class Connection:
         raise limit.passed(f"{pipeline} was still starting, and goes on with it")
 
     def advise(self, error: RequestError, asked: omni_pb2.GenerateRequest) -> None:
-        """Say what to do about a refusal, where the router lacks what was asked."""
-        (self._found or Found(self.address, is_named=True)).advise(error, asked)
+        """Say what to do about a refusal, where the router lacks what was asked, or could answer it in several ways."""
+        advise(self._found, error, asked)
 
     async def disconnect(self) -> None:
         """The first half of the end: cancel what runs and close the channels."""

@@ -30,9 +30,6 @@ OFF = "none"
 LOCAL_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens unless it is told otherwise."""
 
-DRAWING_PIPELINE = "picture"
-"""The shipped one, for who asks how drawings are served."""
-
 LACKING = ("model", "thinker", "diffusion")
 """Fields that a router blames when it has no pipeline for the request."""
 
@@ -59,19 +56,26 @@ class Found:
         return any(one.name == pipeline for one in self.pipelines)
 
     def advice(self, missing: str = "") -> str:
-        """How it gets what it lacks. missing: name of a pipeline; empty: the right one is not known here."""
-        names = " ".join([*(one.name for one in self.pipelines), missing or "PIPELINE"])
-        look = "" if missing else "; `omnistage list` shows pipelines"
-        return f"`omnistage stop`, then `omnistage serve {names}` adds it{look}. {VARIABLE}={OFF} gives a stack of your own instead."
+        """How it gets what it lacks. From what its own pipelines are served, and with which settings, only who started it knows. missing:
+        name of a pipeline; empty: it is not known here which one can do it."""
+        names = ", ".join(one.name for one in self.pipelines)
+        added = missing or "PIPELINE"
+        look = "" if missing else " `omnistage list` shows pipelines, and what they give."
+        return (
+            f"`omnistage stop {self.address}` ends it; start it again with {added} added: `omnistage serve ... {added}`, where the dots"
+            f" are what {names} was started with.{look} {VARIABLE}={OFF} gives a stack of your own instead."
+        )
 
-    def advise(self, error: RequestError, asked: omni_pb2.GenerateRequest) -> None:
-        """Give the refusal of what was asked a hint, where this router lacks it. Beside one that was found no other is started."""
-        if "candidates" in error.metadata or not (error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in LACKING):
-            return
-        error.hint = UnknownModelError.hint
-        if self.pipelines and not self.has(asked.model):
-            missing = asked.model or (DRAWING_PIPELINE if asked.HasField("diffusion") else "")
-            error.hint = self.advice("" if self.has(missing) else missing)
+
+def advise(router: Found | None, error: RequestError, asked: omni_pb2.GenerateRequest) -> None:
+    """Give the refusal of what was asked a hint, where this router lacks it, or could answer it in several ways. Beside one that was found
+    no other is started. router: None: that of a private stack."""
+    if named := error.metadata.get("candidates", ""):
+        first, *_ = names = named.split(",")
+        error.hint = f"Name one of {', '.join(names)}: --pipeline {first}, or pipeline={first!r} in Python."
+    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in LACKING:
+        lacks = router is not None and router.pipelines and not router.has(asked.model)
+        error.hint = router.advice(asked.model) if router is not None and lacks else UnknownModelError.hint
 
 
 def named_router() -> Found | None:
