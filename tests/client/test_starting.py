@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from helpers.peer import TEXT, Peer, listening
 from helpers.servers import local_router, local_stage, toy_logic
+from helpers.terminal import Terminal
 from omnistage.client import AsyncOmni, Failover, StartingError, UnavailableError
 from omnistage.client.call import START_PATIENCE_S
 from omnistage.client.listing import Pipeline
@@ -21,11 +23,16 @@ def starts(retry_delay_s: float) -> StageError:
     return StageError("STARTING", "film starts", metadata={"pipeline": "film"}, retry_delay_s=retry_delay_s)
 
 
-async def test_it_is_asked_again_until_it_answers() -> None:
+WAITS = "film is still starting; waiting up to 30 s"
+
+
+async def test_it_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "omnistage.client")
     peer = Peer(starts(0.02), starts(0.02))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         answer = await omni.generate("Hi", max_tokens=5)
     assert (answer.text, answer.failovers) == (TEXT, ())
+    assert caplog.messages == [WAITS], "once for a call"
     first, second, third = peer.requests
     assert first == second == third and first.request_id
 
@@ -40,6 +47,20 @@ async def test_the_refusal_stands_where_it_would_take_too_long(delay_s: float, t
     assert (refused.value.pipeline, refused.value.retry_delay_s, refused.value.reason) == ("film", delay_s, "STARTING")
     assert isinstance(refused.value, UnavailableError) and "omnistage status" in refused.value.hint
     assert len(peer.requests) == 1
+
+
+async def test_a_terminal_shows_what_is_waited_for(tmp_path: Path) -> None:
+    """Once, above the answer; a script is not told."""
+    for words in (["ask", "Hi", "--no-play"], ["draw", "Hi", "--out", str(tmp_path / "x.png")]):
+        peer = Peer(starts(0.02), starts(0.02))
+        async with listening(peer) as wire:
+            terminal = Terminal(120, 30)
+            await asyncio.to_thread(terminal.run, [*words, "--address", wire.address])
+            assert len(peer.requests) == 3 and terminal.lines.count(WAITS) == 1 and terminal.lines[0] == WAITS
+    async with listening(Peer(starts(0.02))) as wire:
+        terminal = Terminal(120, 30)
+        assert await asyncio.to_thread(terminal.run, ["ask", "Hi", "--json", "--address", wire.address]) == 0
+        assert WAITS not in terminal.lines
 
 
 async def test_who_waits_can_be_cancelled() -> None:

@@ -18,8 +18,8 @@ from omnistage.client.found import Found
 
 
 @asynccontextmanager
-async def connected(where: Where, timeout_s: float, verbose: bool) -> AsyncIterator[AsyncOmni]:
-    """timeout_s: how long to wait for a connection, at most."""
+async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
+    """timeout_s: how long to wait for a connection, at most. is_quiet: do not tell what a call waits for."""
     async with AsyncExitStack() as exits:
         if isinstance(where.at, Layout):
             stack = await exits.enter_async_context(started(where.at, None, verbose))
@@ -27,7 +27,14 @@ async def connected(where: Where, timeout_s: float, verbose: bool) -> AsyncItera
         else:
             router = where.at
             await check_target(router.address)
-        connection = Connection(router, min(timeout_s, CONNECT_TIMEOUT_S), credentials=where.credentials, warn=_warn)
+        notices = Notices()
+
+        def tell(message: str) -> None:
+            if notices.is_terminal and not is_quiet:
+                notices.say(f"[dim]{escape(message)}[/]")
+
+        limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
+        connection = Connection(router, limit_s, credentials=where.credentials, warn=_warn, tell=tell)
         yield await exits.enter_async_context(AsyncOmni.over(connection, where.api_key))
 
 

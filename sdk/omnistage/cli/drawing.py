@@ -135,7 +135,7 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
     with ExitStack() as files:
         # Before anything is started or asked: a drawing that cannot be kept is lost.
         opened = order.open_files(files)
-        async with connected(where, time_limit_s(order.options), verbose) as omni:
+        async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_draw(order.prompt, images=order.images, **where.options(order.options))
             with _refusals(order):
                 drawn, done = await _follow(events, order, drawing_screen_for(order.as_json))

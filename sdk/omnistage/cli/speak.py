@@ -145,7 +145,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
         hearing = await listening(question.is_to_be_heard)
         files.callback(hearing.stop)
         pipe = SoundPipe() if question.is_sound_piped else None
-        async with connected(where, time_limit_s(question.options), verbose) as omni:
+        async with connected(where, time_limit_s(question.options), verbose, is_quiet=question.as_json) as omni:
             screen = screen_for(question.as_json, question.is_sound_piped)
             keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
             options = where.options(question.options)

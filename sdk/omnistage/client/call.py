@@ -100,10 +100,14 @@ class Call:
         if self._connection.is_private and not self._has_begun:
             self._has_begun = True
             return self._connection.begin(refusal.pipeline, self._limit)
+        is_first = self._patience is None
         self._patience = self._patience or Limit(START_PATIENCE_S)
         delay_s = refusal.retry_delay_s or LONGEST_WAIT_S
-        is_over = self._patience.ends_within(delay_s) or self._limit.ends_within(delay_s)
-        return None if is_over else asyncio.sleep(delay_s)
+        if self._patience.ends_within(delay_s) or self._limit.ends_within(delay_s):
+            return None
+        if is_first:
+            self._connection.tell(f"{refusal.pipeline} is still starting; waiting up to {min(START_PATIENCE_S, self._limit.left_s):.0f} s")
+        return asyncio.sleep(delay_s)
 
     async def _connect(self) -> Router:
         """The first router that answers."""

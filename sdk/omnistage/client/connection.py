@@ -22,6 +22,11 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 
 
+def tell(message: str) -> None:
+    """What whoever waits may want to know."""
+    log.info("%s", message)
+
+
 class Connection:
     """What is opened with the first call, on one event loop, and closed once."""
 
@@ -32,9 +37,10 @@ class Connection:
         *,
         credentials: Credentials = INSECURE,
         warn: Callable[[str], None] = warn,
+        tell: Callable[[str], None] = tell,
     ) -> None:
-        """where: a router, or what to start; if that says nothing, a router that runs is asked instead. warn: as of `Routers`. Raises
-        BadRequestError for what is no address."""
+        """where: a router, or what to start; if that says nothing, a router that runs is asked instead. warn: as of `Routers`. tell: what
+        a call waits for. Raises BadRequestError for what is no address."""
         self._plan = where if isinstance(where, StackPlan) else StackPlan()
         self._stack = PrivateStack(self._plan) if isinstance(where, StackPlan) else None
         self._found = None if isinstance(where, StackPlan) else where
@@ -46,6 +52,7 @@ class Connection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self.connect_timeout_s = connect_timeout_s
+        self.tell = tell
 
     @property
     def address(self) -> str:

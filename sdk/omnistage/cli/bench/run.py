@@ -81,7 +81,7 @@ async def run(plan: Plan, audience: Audience | None, verbose: bool) -> Result:
     Interrupted by a second signal, or by one before anything was measured."""
     stop = Stop()
     try:
-        async with connected(plan.where, plan.timeout_s, verbose) as omni:
+        async with connected(plan.where, plan.timeout_s, verbose, is_quiet=True) as omni:
             return await _measure(plan, omni, stop, audience)
     except asyncio.CancelledError:
         if not stop.came:
