@@ -155,6 +155,39 @@ def test_a_question_that_is_drawn_says_how_pictures_are_kept(film_address: str) 
     assert "toy-film drew a picture of this; omnistage draw PROMPT --out F.png keeps what it draws\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--out", "c.wav"], "--out: toy-film gives image, video, audio, progress, not 'text'"),
+        (["--text-only"], "--text-only: toy-film gives image, video, audio, progress, not 'text'"),
+        (["--voice", "Ann"], "--voice: is for text and sound, and toy-film only draws"),
+        (["--max-tokens", "5", "--pipeline", "toy-film"], "thinker.max_tokens: is for text and sound, and toy-film only draws"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_question_with_what_no_drawing_takes_is_pointed_to_draw(
+    film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = omnistage("ask", "a hill", *words, "--address", film_address)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 1 and told in error
+    assert hint.startswith("hint: It only draws: `omnistage draw PROMPT --out F.png`")
+    assert names(tmp_path) == []
+
+
+def test_a_question_to_a_stack_that_only_draws_starts_none() -> None:
+    done = omnistage("ask", "a hill", "--pipeline", "toy-film")
+    assert done.returncode == 1 and "hint: It only draws: `omnistage draw PROMPT --out F.png`" in done.stderr
+    said = omnistage("say", "a hill", "--pipeline", "toy-film")
+    assert said.returncode == 1 and "hint: Give another --pipeline" in said.stderr
+
+
+def test_ask_writes_no_picture() -> None:
+    done = omnistage("ask", "a hill", "--out", "hill.PNG")
+    assert done.stderr == "error: --out hill.PNG: ask writes sound\nhint: A picture: `omnistage draw PROMPT --out hill.PNG`.\n"
+
+
 def test_a_blank_prompt_is_told_how_one_looks(film_address: str, tmp_path: Path) -> None:
     done = draw(" ", "--out", tmp_path / "x.png", "--address", film_address)
     assert done.stderr == 'error: the text is empty\nhint: Give the words, such as "A red kite.", or - for those of standard input.\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rich.markup import escape
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
+from omnistage.cli.drawing import KINDS as PICTURES
 from omnistage.cli.figures import as_json, figures, folded
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
@@ -28,9 +29,10 @@ from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.timeline import draw
 from omnistage.cli.where import Where
 from omnistage.cli.words import MAX_TEXT_BYTES, words
+from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.conversation import Conversation
 from omnistage.client.encoder import FORMATS, format_of
-from omnistage.client.errors import BadRequestError, NotSpokenError, RequestError
+from omnistage.client.errors import BadRequestError, NotSpokenError, OmniError, RequestError
 from omnistage.client.events import Done
 from omnistage.client.media import Medium
 from omnistage.client.request import Options, for_conversation, time_limit_s
@@ -43,6 +45,12 @@ REFUSED = (
     ("code2wav.voice", "--voice", "Leave it out for the usual voice."),
 )
 """Field of a request, the option that set it, and what to do."""
+
+LOOK_S = 5.0
+"""For a look at what a router offers, after it has refused."""
+
+DRAW = "It only draws: `omnistage draw PROMPT --out F.png`, with the same --pipeline and --address, keeps the picture."
+"""Of a pipeline, to who asked it a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +144,8 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """
     if isinstance(where.at, Layout) and "thinker" not in where.at.kinds:
-        raise RequestError(
-            f"{where.at.names} has no thinker, which ask and say need", hint="Give another --pipeline, or none for the default."
-        )
+        hint = DRAW if "diffusion" in where.at.kinds and not question.verbatim else "Give another --pipeline, or none for the default."
+        raise RequestError(f"{where.at.names} has no thinker, which ask and say need", hint=hint)
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.
         out = _open_files(question, files)
@@ -151,8 +158,13 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
             options = where.options(question.options)
             events = omni.stream_say(question.text, **options) if question.verbatim else omni.stream_chat(question.conversation, **options)
             ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
-            with _refusals(question):
-                spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=ears)
+            try:
+                with _refusals(question):
+                    spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=ears)
+            except RequestError as error:
+                if not question.verbatim and await _only_draws(omni, where.pipeline):
+                    error.hint = DRAW
+                raise
             work.complete()
             try:
                 # Before another word, which may have lost its reader.
@@ -188,6 +200,15 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
         yield "no loudspeaker here; --out F.wav keeps the sound"
 
 
+async def _only_draws(omni: AsyncOmni, pipeline: str) -> bool:
+    """Whether all that could have been meant draws, and does nothing else. pipeline: empty: any. A router that is gone by now says
+    nothing: what it refused stands."""
+    with suppress(OmniError):
+        meant = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
+        return bool(meant) and all(one.only_draws for one in meant)
+    return False
+
+
 async def _taken(pipe: SoundPipe) -> None:
     await pipe.over
 
@@ -200,7 +221,9 @@ def _refusals(question: Question) -> Iterator[None]:
     except BadRequestError as error:
         for field, option, hint in REFUSED:
             if [violation.field for violation in error.fields] == [field]:
-                if field == "outputs" and question.captions is not None and "'alignment'" in error.message:
+                if field == "outputs" and question.out is None and question.captions is None:
+                    option, hint = "--text-only", "Leave --text-only out."
+                elif field == "outputs" and question.captions is not None and "'alignment'" in error.message:
                     option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
                 raise RequestError(f"{option}: {error.message.removeprefix(f'{field}: ')}", hint=hint) from error
         raise
@@ -219,6 +242,8 @@ def _open_files(question: Question, files: ExitStack) -> _Files:
     def opened(path: Path | None, option: str, kinds: Mapping[str, str]) -> OutputFile | None:
         return None if path is None else files.enter_context(OutputFile(path, option, kinds))
 
+    if question.out is not None and question.out.suffix.lower() in PICTURES and not question.verbatim:
+        raise RequestError(f"--out {question.out}: ask writes sound", hint=f"A picture: `omnistage draw PROMPT --out {question.out}`.")
     sound = opened(None if question.is_sound_piped else question.out, "--out", {ending: form.name for ending, form in FORMATS.items()})
     picture = opened(question.timeline, "--timeline", {".png": "PNG"})
     return _Files(sound, picture, opened(question.captions, "--captions", KINDS))
