@@ -29,8 +29,7 @@ ApiKey = Annotated[
     typer.Option(
         "--api-key",
         metavar="KEY",
-        envvar="OMNISTAGE_API_KEY",
-        help="Who asks, for a router that serves many. The variable keeps it out of the list of processes.",
+        help="Who asks, for a router that serves many; default: OMNISTAGE_API_KEY, which keeps it out of the list of processes.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, nothing else.")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from omnistage.cli.layout import Layout
 from omnistage.client.channel import INSECURE, Credentials
 from omnistage.client.found import Found
-from omnistage.client.key import ApiKey
+from omnistage.client.key import ApiKey, key_of
 from omnistage.client.options import Options
 
 
@@ -32,8 +32,8 @@ class Where:
 
 
 def typed_key(typed: str | None) -> ApiKey | None:
-    """Of `--api-key` or its variable. Raises BadRequestError."""
-    return None if typed is None else ApiKey(typed, "--api-key")
+    """Of `--api-key`, else of its variable. Raises BadRequestError."""
+    return key_of(typed, "--api-key")
 
 
 def named(address: str, api_key: str | None, pipeline: str = "") -> Where:

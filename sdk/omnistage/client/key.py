@@ -47,9 +47,10 @@ class ApiKey:
         raise TypeError(f"an API key is not pickled: give it to the other process by {VARIABLE}")
 
 
-def key_of(given: str | None) -> ApiKey | None:
-    """The key that was given, else that of the variable; None: there is none. Raises BadRequestError."""
+def key_of(given: str | None, called: str = "api_key") -> ApiKey | None:
+    """The key that was given, else that of the variable; None: there is none. called: how the caller knows the one that was given. Raises
+    BadRequestError, which says whose it is."""
     if given is not None:
-        return ApiKey(given)
+        return ApiKey(given, called)
     named = os.environ.get(VARIABLE, "")
     return ApiKey(named, VARIABLE) if named else None
