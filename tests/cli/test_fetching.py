@@ -17,6 +17,9 @@ from helpers.package_index import PackageIndex, Stop, package_index
 from helpers.processes import Started
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
+from omnistage.cli import fetch as cli_fetch
+from omnistage.client.errors import StackError
+from omnistage.models.diffusers import store
 
 FILE, WHEEL = fetching.wheel()
 LABEL = f"fetching {fetching.NAME} 1.0"
@@ -140,3 +143,15 @@ async def test_a_second_fetch_says_at_once_that_it_waits(index: PackageIndex, tm
     assert (second.returncode, out) == (0, f"{tmp_path / 'cache' / 'test-r1'}\n")
     assert err.splitlines()[0] == f"{LABEL}, 2.861 MiB are there"
     assert [asked.range for asked in index.gets(FILE)] == ["", f"bytes={FIRST}-"], "it goes on with what the first one had"
+
+
+def test_what_every_default_pipeline_needs_is_fetched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one must be there; another one that is not installed is left out, as by `serve`."""
+    monkeypatch.setattr(cli_fetch, "DEFAULT_PIPELINES", ("toy", "picture"))
+    assert cli_fetch.fetch_defaults() == [store.model_directory()]
+    monkeypatch.setattr(store, "PACKAGE", "nobody_has_it")
+    assert cli_fetch.fetch_defaults() == []
+    assert capsys.readouterr().err.startswith("picture is left out: the package omnistage-pictures is missing")
+    monkeypatch.setattr(cli_fetch, "DEFAULT_PIPELINES", ("picture",))
+    with pytest.raises(StackError, match="the package omnistage-pictures is missing"):
+        cli_fetch.fetch_defaults()

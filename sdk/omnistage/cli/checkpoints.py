@@ -30,14 +30,14 @@ def pull(
 
 
 def fetch_default(verbose: Verbose = False) -> None:
-    """Download and convert the default model, once.
+    """Download and convert the models of the default pipelines, once.
 
-    Later calls find it in the cache.
+    Later calls find them in the cache.
     """
-    from omnistage.cli.fetch import fetch
+    from omnistage.cli.fetch import fetch_defaults
 
     with errors_reported(verbose):
-        print(fetch())
+        print(*fetch_defaults(), sep="\n")
 
 
 def make_tiny(

@@ -9,22 +9,38 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from omnistage.cli.bars import bars
+from omnistage.cli.layout import DEFAULT_PIPELINES
 from omnistage.cli.notices import Notices
 from omnistage.client.errors import BadRequestError, StackError
 from omnistage.models.errors import FetchError, LoadError
-from omnistage.models.registry import fetch_default, missing_packages, recognise
+from omnistage.models.registry import fetch_default, has_default, missing_packages, recognise
+from omnistage.router.pipeline import load_pipeline
 
 if TYPE_CHECKING:
     from omnistage.models.hub import Found, HubName, Plan
-
-DEFAULT_FAMILY = "smol"
 
 Check = Callable[[Path], object]
 """Called with the folder of a checkpoint that is being fetched, when all but its weights is there. What it raises ends the fetch."""
 
 
-def fetch(family: str = DEFAULT_FAMILY) -> Path:
-    """The folder of the checkpoint. Bars go to stderr if that is a terminal. Raises StackError that says what to do."""
+def fetch_defaults() -> list[Path]:
+    """The folders of the checkpoints that the default pipelines have of their own. The first pipeline must have its own; what another one
+    lacks here is told in a line, since `serve` does without. Raises StackError."""
+    folders = []
+    for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
+        for family in dict.fromkeys(stage.family for stage in pipeline.stages if has_default(stage.family)):
+            try:
+                folders.append(fetch(family))
+            except StackError as error:
+                if pipeline.name == DEFAULT_PIPELINES[0]:
+                    raise
+                Notices().say(f"{escape(pipeline.name)} is left out: {escape(error.message)}")
+    return folders
+
+
+def fetch(family: str) -> Path:
+    """The folder of the checkpoint that a family has of its own. Bars go to stderr if that is a terminal. Raises StackError that says what
+    to do."""
     if missing := missing_packages(family):
         raise StackError(
             f"the models of {family} need packages that are not installed: {', '.join(missing)}",
