@@ -43,9 +43,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    if fixturedef.scope != "session":
+        return (yield)
+    # What the test before it has set is the test's: the loop of the session is made after the fixtures of the first test that waits.
+    before, inherited = dict(os.environ), _inherited()
     made = yield
-    if fixturedef.scope == "session":
-        pytest_runtest_setup()
+    _ours.set_since = {**_ours.set_since, **{name: value for name, value in os.environ.items() if before.get(name) != value}}
+    if _inherited() != inherited:
+        _ours.inherited = _inherited()
     return made
 
 
