@@ -8,21 +8,25 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import ClassVar
 
+import grpc
 import pytest
 
 from helpers.chain import addresses_of
 from helpers.processes import Started
-from helpers.servers import local_chain, local_router, local_stage, toy_logic
+from helpers.servers import family_logic, local_chain, local_router, local_stage, toy_logic
 from helpers.squatter import squatter
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli import options, targets
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
 from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, found, request
+from omnistage.client.channel import OPTIONS, Credentials
+from omnistage.client.connection import Connection
 from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router
 from omnistage.client.private_stack import StackPlan
@@ -264,6 +268,23 @@ def test_what_says_nothing_is_what_has_no_settings() -> None:
     assert not StackPlan({}, None, 2).says_nothing
 
 
+class Noted(Credentials):
+    """Of which it is known where they were used."""
+
+    addresses: ClassVar[list[str]] = []
+
+    def channel(self, address: str, options: Sequence[tuple[str, int]] = OPTIONS) -> grpc.aio.Channel:
+        self.addresses.append(address)
+        return super().channel(address, options)
+
+
+async def test_the_one_that_runs_is_looked_at_as_it_will_be_asked(serving: str) -> None:
+    """A router that only takes encrypted connections is no other thing for a look."""
+    async with AsyncOmni.over(Connection(StackPlan(), credentials=Noted()), None) as omni:
+        assert omni.address == serving and (await omni.generate("Hi", outputs=["text"])).text
+    assert Noted.addresses == [serving, serving], "for the look, and for the calls"
+
+
 async def test_omni_tells_which_one_it_asks(serving: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "omnistage.client")
     async with AsyncOmni() as omni:
@@ -293,7 +314,8 @@ def test_the_refusal_of_one_that_was_found_says_how_it_gets_what_it_lacks(servin
 
 
 async def test_where_several_could_be_meant_the_hint_is_to_name_one() -> None:
-    async with local_stage(toy_logic("diffusion")) as one, local_stage(toy_logic("diffusion")) as other, local_chain() as stages:
+    film = family_logic("toy-film", "diffusion")
+    async with local_stage(toy_logic("diffusion")) as one, local_stage(film, family="toy-film") as other, local_chain() as stages:
         addresses = {"toy-picture/diffusion": one.address, "toy-film/diffusion": other.address}
         addresses |= {f"toy/{kind}": address for kind, address in addresses_of(stages).items()}
         pipelines = [load_pipeline(name) for name in ("toy", "toy-picture", "toy-film")]

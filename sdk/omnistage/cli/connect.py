@@ -34,7 +34,7 @@ async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: 
                 notices.say(f"[dim]{escape(message)}[/]")
 
         limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
-        connection = Connection(router, limit_s, credentials=where.credentials, warn=_warn, tell=tell)
+        connection = Connection(router, limit_s, warn=_warn, tell=tell)
         yield await exits.enter_async_context(AsyncOmni.over(connection, where.api_key))
 
 

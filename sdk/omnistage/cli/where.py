@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omnistage.cli.layout import Layout
-from omnistage.client.channel import INSECURE, Credentials
 from omnistage.client.found import Found
 from omnistage.client.key import ApiKey, key_of
 from omnistage.client.options import Options
@@ -18,7 +17,6 @@ class Where:
 
     at: Found | Layout
     api_key: ApiKey | None = None
-    credentials: Credentials = INSECURE
     pipeline: str = ""
 
     @property

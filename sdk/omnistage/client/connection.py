@@ -86,7 +86,7 @@ class Connection:
         async with self._starting:
             self._check_open()
             if self._may_find:
-                self._found, self._may_find = await find_router(key), False
+                self._found, self._may_find = await find_router(key, self._credentials), False
                 if self._found is not None:
                     self._routers = self._routers_at(self._found)
                     log.info("asking the router at %s, which runs already", self._found.address)

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 
 from omnistage.client.address import split
+from omnistage.client.channel import INSECURE, Credentials
 from omnistage.client.errors import BadRequestError, RequestError, UnavailableError, UnknownModelError
 from omnistage.client.key import ApiKey
 from omnistage.client.listing import Pipeline
@@ -95,9 +96,10 @@ def is_off() -> bool:
     return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 
-async def find_router(key: ApiKey | None = None) -> Found | None:
+async def find_router(key: ApiKey | None = None, credentials: Credentials = INSECURE) -> Found | None:
     """The one that the variable names, without a look whether it runs; else the one of this machine, if it can be trusted and answers.
-    None: there is none. key: who asks; only a router of this machine that can be trusted is shown it here."""
+    None: there is none. key: who asks; only a router of this machine that can be trusted is shown it here.
+    credentials: how it will be connected to; to others it would look like none."""
     if is_off():
         return None
     if (named := named_router()) is not None:
@@ -105,7 +107,7 @@ async def find_router(key: ApiKey | None = None) -> Found | None:
     address = LOCAL_ADDRESS
     if not await asyncio.to_thread(is_ours, address):  # A busy host has a long table.
         return None
-    routers = Routers(address, is_ours)
+    routers = Routers(address, is_ours, credentials=credentials)
     try:
         router = await routers.connect(PATIENCE_S, key)
         response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S, metadata=router.metadata)
