@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
 from helpers.processes import Family
+from helpers.waiting import until
 from omnistage.client import ClosedError, Omni, StackError
 from omnistage.client.private_stack import PrivateStack, StackPlan
 from omnistage.models.toy import formulas
@@ -21,6 +24,14 @@ def tests_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process starts finds the families of the tests."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+
+
+def is_refused(stack: PrivateStack, pipeline: str) -> bool:
+    try:
+        stack.begin(pipeline)
+    except StackError:
+        return True
+    return False
 
 
 def test_it_is_started_once_for_all_threads_that_ask(family: Family) -> None:
@@ -85,6 +96,33 @@ def test_who_asks_for_it_waits_until_it_serves(family: Family, tmp_path: Path) -
             first.result()
             stack.begin("loading")
         assert set(family.pids()) == started
+    finally:
+        stack.stop()
+    assert family.pids() == []
+
+
+def test_one_that_was_given_up_is_started_again_when_it_is_asked(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
+    try:
+        with Omni(address=stack.start()) as omni, ThreadPoolExecutor(1) as threads:
+            before = set(family.pids())
+            first = threads.submit(stack.begin, "loading")
+            with reading(pipe):
+                pass
+            first.result()
+            assert omni.generate("Hi", pipeline="loading").text  # So that the router knows its process.
+            (pid,) = (replica.pid for replica in omni.replicas() if replica.pipeline == "loading")
+            pipe.unlink()
+            os.kill(pid, signal.SIGKILL)
+            asyncio.run(until(lambda: is_refused(stack, "loading")))  # Until it is given up it is one that serves.
+            assert set(family.pids()) == before
+            os.mkfifo(pipe)
+            again = threads.submit(stack.begin, "loading")
+            with reading(pipe):
+                pass
+            again.result()
+            assert omni.generate("Hi", pipeline="loading").text
     finally:
         stack.stop()
     assert family.pids() == []

@@ -124,7 +124,7 @@ class PrivateStack:
         self._answering = threading.Condition()
         """Held for what follows; told of each answer."""
         self._asked: dict[str, Future[dict[str, str]]] = {}
-        """By pipeline that the launcher was asked for: what it said."""
+        """By pipeline that the launcher was asked for: what it will say. An answer that came is forgotten: a pipeline may be lost later."""
         self._is_reading = False
         self._unread = b""
         self._owner = os.getpid()
@@ -204,10 +204,10 @@ class PrivateStack:
         raise error
 
     def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:
-        """The answer to come, or that which came. One that failed is asked for again."""
+        """The answer to come, which all have who ask before it has come."""
         with self._answering:
             answering = self._asked.get(pipeline)
-            if answering is None or (answering.done() and "error" in answering.result()):
+            if answering is None:
                 answering = self._asked[pipeline] = Future()
                 assert self._launcher is not None
                 if not self._launcher.say(json.dumps({"start": pipeline}).encode() + b"\n"):
@@ -244,14 +244,14 @@ class PrivateStack:
             self._end_all_waiting()
         *lines, self._unread = (self._unread + (piece or b"")).split(b"\n")
         for said in map(json.loads, lines):
-            answering = self._asked.get(said["pipeline"])
-            if answering is not None and not answering.done():
+            answering = self._asked.pop(said["pipeline"], None)
+            if answering is not None:
                 answering.set_result(said)
 
     def _end_all_waiting(self) -> None:
         for pipeline, answering in self._asked.items():
-            if not answering.done():
-                answering.set_result({"error": f"the launcher ended before {pipeline} served"})
+            answering.set_result({"error": f"the launcher ended before {pipeline} served"})
+        self._asked.clear()
 
     def give_up(self) -> None:
         """A start that is under way ends soon, and its processes with it. Waits for nothing; a stack that has started goes on."""
