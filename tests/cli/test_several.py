@@ -18,10 +18,13 @@ from helpers.command import omnistage
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
 from helpers.processes import Family, Started
+from omnistage.cli.announcement import announce
 from omnistage.cli.layout import Layout, PipelineLayout, StageLayout, by_stage
+from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client import Omni
 from omnistage.client.errors import BadRequestError, StackError, StartingError
+from omnistage.client.found import LOCAL_ADDRESS
 from omnistage.models.toy import formulas
 
 
@@ -97,11 +100,41 @@ def test_one_that_cannot_start_is_told_and_the_others_go_on(family: Family, tmp_
     pipe.unlink()  # What its model is to read is not there.
     with serve(write(tmp_path, "one"), str(file), write(tmp_path, "two"), environment=ENVIRONMENT) as server:
         address = address_of(server)
-        assert told(server, "failed ").startswith("loading: loading-thinker ")
+        failed = told(server, "failed ")
+        assert failed.startswith("loading: loading-thinker ") and failed.endswith("It is started again in 5 s")
         assert told(server, "serving ") == "two"
         with Omni(address=address) as omni:
             assert omni.generate("Hi", pipeline="one").text and omni.generate("Hi", pipeline="two").text
             assert {one.name: one.state for one in omni.pipelines()} == {"one": "ready", "two": "ready", "loading": "starting"}
+        assert told(server, "failed ").endswith("It is started again in 10 s")
+        server.terminate()
+        assert server.wait(30) == 0
+    assert family.pids() == []
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_one_that_was_given_up_is_started_again(family: Family, tmp_path: Path) -> None:
+    file, pipe = loading_pipeline(tmp_path)
+    with serve("toy-picture", str(file), environment=ENVIRONMENT) as server:
+        address = address_of(server)
+        with reading(pipe):
+            pass
+        assert told(server, "serving ") == "loading"
+        others = set(family.pids())
+        with Omni(address=address) as omni:
+            assert omni.generate("Hi", pipeline="loading").text  # So that the router knows its process.
+            (pid,) = (replica.pid for replica in omni.replicas() if replica.pipeline == "loading")
+            pipe.unlink()
+            os.kill(pid, signal.SIGKILL)
+            assert told(server, "given up ").startswith("thinker ")
+            assert told(server, "failed ").endswith("It is started again in 5 s")
+            assert set(family.pids()) == others - {pid}
+            os.mkfifo(pipe)
+            with reading(pipe):
+                pass
+            assert told(server, "serving ") == "loading"
+            assert omni.generate("Hi", pipeline="loading").text
         server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []
@@ -159,7 +192,33 @@ def test_what_no_stage_has_and_what_is_there_twice_is_refused(tmp_path: Path) ->
 def test_an_equal_stage_counts_once_in_all_that_is_told_to_the_router() -> None:
     stages = [StageLayout("thinker", "toy"), StageLayout("talker", "toy")]
     layout = Layout([PipelineLayout("a", "a", stages), PipelineLayout("b", "b.yaml", stages[:1])])
-    assert [(group.name, group.pipelines) for group in layout.groups] == [("a-thinker", ("a", "b")), ("a-talker", ("a",))]
+    assert [(group.name, group.pipelines) for group in layout.groups] == [("thinker", ("a", "b")), ("talker", ("a",))]
+
+
+def test_processes_are_named_by_their_pipeline_only_where_another_one_has_such_a_stage() -> None:
+    a = PipelineLayout("a", "a", [StageLayout("thinker", "toy"), StageLayout("talker", "toy", replicas=2)])
+    b = PipelineLayout("b", "b", [StageLayout("thinker", "smol"), StageLayout("diffusion", "toy")])
+    names = [name for group in Layout([a, b]).groups for name in group.names]
+    assert names == ["a-thinker", "talker-0", "talker-1", "b-thinker", "diffusion"]
+
+
+@pytest.mark.parametrize(("address", "named", "ended"), [(LOCAL_ADDRESS, "", ""), ("[::1]:7", " --address [::1]:7", " [::1]:7")])
+def test_a_stack_is_announced_alike_wherever_it_runs(capsys: pytest.CaptureFixture[str], address: str, named: str, ended: str) -> None:
+    """Commands are told the address where they do not find it by themselves."""
+    shown = []
+    for pid in (0, 7):
+        announce(Notices(), address, pid=pid, starting=["two", "three"], metrics="127.0.0.1:9", log_folder="/logs")
+        first, *rest = capsys.readouterr().err.splitlines()
+        end = f"pid 7; `omnistage stop{ended}` ends it" if pid else "Ctrl-C ends it"
+        assert first == f"serving on {address}   ({end})"
+        shown.append(rest)
+    lines = [
+        f'ask it:   omnistage ask "What is a kite?"{named}',
+        f"starting: two, three; `omnistage status{named}` shows how far",
+        "metrics:  http://127.0.0.1:9/metrics",
+        "logs:     /logs",
+    ]
+    assert shown == [lines, lines]
 
 
 def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:

@@ -132,6 +132,13 @@ def test_bytes_are_written_for_people() -> None:
     )
 
 
+def test_settings_are_told_with_the_pipeline_where_several_have_such_a_stage() -> None:
+    stages = [("one", "thinker"), ("one", "talker"), ("two", "thinker"), ("two", "diffusion")]
+    replicas = [Replica(pipeline, stage, "toy", "x:1", 1, "serving", 0, 0, "", {"device": "cpu"}) for pipeline, stage in stages]
+    _, *lines = settings_lines(replicas)
+    assert [re.sub(r"\[[^]]*\]", "", line).split("  ")[0] for line in lines] == ["one/thinker", "talker", "two/thinker", "diffusion"]
+
+
 @pytest.mark.parametrize(("width", "gone"), [(120, set()), (80, {"transport"}), (60, {"transport", "model", "pipeline"})])
 def test_status_fits_the_terminal(toy_address: str, width: int, gone: set[str]) -> None:
     with Omni(address=toy_address) as omni:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from omnistage.cli.announcement import announce
 from omnistage.cli.folders import state_folder
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
@@ -68,14 +69,9 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
         )
         error.log = said.get("log", "")
         raise error
-    notices.say(f"[bold green]serving[/] on {escape(said['address'])}   (pid {launcher.pid}; `omnistage stop` ends it)")
-    notices.say(f'[dim]ask it:   omnistage ask "What is a kite?"{escape(_named(said["address"]))}[/]')
-    if len(layout.pipelines) > 1:
-        others = ", ".join(one.name for one in layout.pipelines[1:])
-        notices.say(f"[dim]starting: {escape(others)}; `omnistage status` shows how far[/]")
-    if said.get("metrics"):
-        notices.say(f"[dim]metrics:  http://{escape(said['metrics'])}/metrics[/]")
-    notices.say(f"[dim]logs:     {escape(str(log_folder))}[/]")
+    starting = [one.name for one in layout.pipelines[1:]]
+    metrics = said.get("metrics", "")
+    announce(notices, said["address"], pid=launcher.pid, starting=starting, metrics=metrics, log_folder=str(log_folder))
 
 
 def _new_log_folder() -> Path:
@@ -123,10 +119,3 @@ def _ends_now(ending: StackEnd) -> bool:
             return True
         ending.signal()
     return ending.wait(MARGIN_S)
-
-
-def _named(address: str) -> str:
-    """What a command needs to find a router elsewhere than where it looks."""
-    from omnistage.client.found import LOCAL_ADDRESS
-
-    return "" if address == LOCAL_ADDRESS else f" --address {address}"

@@ -61,7 +61,8 @@ class PipelineLayout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The servers of one stage, of every pipeline that has it. name: of its processes, for people and for their logs."""
+    """The servers of one stage, of every pipeline that has it. name: of its processes, for people and for their logs; with
+    that of the pipeline where there are other servers of this kind."""
 
     name: str
     stage: StageLayout
@@ -99,11 +100,11 @@ class Layout:
             for stage in pipeline.stages:
                 same = next((index for index, group in enumerate(found) if group.stage == stage), None)
                 if same is None:
-                    name = stage.kind if len(self.pipelines) == 1 else f"{pipeline.name}-{stage.kind}"
-                    found.append(Group(name, stage, (pipeline.name,)))
+                    found.append(Group(stage.kind, stage, (pipeline.name,)))
                 else:
                     found[same] = replace(found[same], pipelines=(*found[same].pipelines, pipeline.name))
-        return found
+        kinds = [group.stage.kind for group in found]
+        return [group if kinds.count(group.name) == 1 else replace(group, name=f"{group.pipelines[0]}-{group.name}") for group in found]
 
     def stage_arguments(self, stage: StageLayout, neighbours: Sequence[str]) -> list[str]:
         """The command line of one stage server, without its own addresses. neighbours: HOST:PORT of all that it may dial."""

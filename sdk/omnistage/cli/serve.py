@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from omnistage.cli import interrupt
+from omnistage.cli.announcement import announce
 from omnistage.cli.ending import Ending
 from omnistage.cli.layout import Layout, flag
 from omnistage.cli.notices import Notices
@@ -20,10 +21,15 @@ from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.served import Served, registered
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
-from omnistage.client.errors import OmniError
+from omnistage.client.errors import OmniError, StackError
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.descriptors import raise_limit
 from omnistage.models.options import GPU_MEMORY
+
+FIRST_PAUSE_S = 5.0
+"""Before a pipeline that failed is started again; doubled each time that fails, until it serves."""
+
+MAX_PAUSE_S = 300.0
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
@@ -66,8 +72,10 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
             with nullcontext() if owner.is_private else registered(served):
                 owner.tell_first({"address": stack.address, "metrics": metrics})
                 if not owner.is_there:
-                    _announce(stack, metrics, notices)
-                async with begins.of(stack, () if owner.is_private else [one.name for one in layout.pipelines[1:]]):
+                    starting = [one.name for one in layout.pipelines[1:]]
+                    logs = str(stack.log_folder or "")
+                    announce(notices, stack.address, starting=starting, metrics=metrics, log_folder=logs)
+                async with begins.of(stack, layout):
                     raise await stack.broken()
     except asyncio.CancelledError:
         if not ending.came:
@@ -79,35 +87,42 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
 
 
 class Begins:
-    """Starts pipelines beside those that serve."""
+    """Starts pipelines beside those that serve: each that the owner asks for; of a stack without an owner that asks, all of them, and again
+    whenever one has failed while others go on."""
 
     def __init__(self, owner: Owner, notices: Notices) -> None:
         self._owner = owner
         self._notices = notices
         self._stack: Stack | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = set[asyncio.Task[None]]()
+        self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def of(self, stack: Stack, names: Sequence[str]) -> AsyncIterator[None]:
-        """Meanwhile they are started: these one after the other, and each that is asked for."""
+    async def of(self, stack: Stack, layout: Layout) -> AsyncIterator[None]:
+        """Meanwhile they are started, one after the other; the first one serves."""
         self._stack = stack
-        one_by_one = asyncio.create_task(self._start_all(stack, names))
+        for pipeline in () if self._owner.is_private else layout.pipelines:
+            self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
         try:
             yield
         finally:
             self._stack = None
-            tasks = {one_by_one, *self._tasks.values()}
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     def asked(self, name: str) -> None:
-        """The owner wants a pipeline; it is told once, however often it asks meanwhile."""
+        """The owner wants a pipeline; each time it is told what became of it."""
         if self._stack is None:
             self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
-        elif name not in self._tasks:
-            task = self._tasks[name] = asyncio.create_task(self._answer(self._stack, name))
-            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+        else:
+            self._add(self._answer(self._stack, name))
+
+    def _add(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, stack: Stack, name: str) -> None:
         try:
@@ -117,15 +132,25 @@ class Begins:
         else:
             self._owner.tell({"pipeline": name})
 
-    async def _start_all(self, stack: Stack, names: Sequence[str]) -> None:
-        for name in names:
-            try:
+    async def _keep(self, stack: Stack, name: str, *, serves: bool) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            if serves or await self._serves(stack, name):
+                pause_s = FIRST_PAUSE_S
+            error = await stack.gone(name)
+            hint = f" {error.hint}" if error.hint else ""
+            self._notices.say(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
+            await asyncio.sleep(pause_s)
+            pause_s, serves = min(2 * pause_s, MAX_PAUSE_S), False
+
+    async def _serves(self, stack: Stack, name: str) -> bool:
+        try:
+            async with self._turn:
                 await stack.begin(name)
-            except OmniError as error:
-                place = f" {error.hint}" if error.hint else ""
-                self._notices.say(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{place}')}")
-            else:
-                self._notices.say(f"[bold green]serving[/] {escape(name)}")
+        except StackError:
+            return False  # `gone` says why.
+        self._notices.say(f"[bold green]serving[/] {escape(name)}")
+        return True
 
 
 def _tell_notes(layout: Layout, notices: Notices, *, is_private: bool) -> None:
@@ -154,12 +179,3 @@ def _show_metrics(address: str, stack: Stack) -> str:
     from omnistage.cli.stack_metrics import serve_stack_metrics
 
     return serve_stack_metrics(address, stack.metrics_addresses)
-
-
-def _announce(stack: Stack, metrics: str, notices: Notices) -> None:
-    notices.say(f"[bold green]serving[/] on {escape(stack.address)}   (Ctrl-C ends it)")
-    notices.say(f'[dim]ask it:   omnistage ask --address {escape(stack.address)} "What is a kite?"[/]')
-    if metrics:
-        notices.say(f"[dim]metrics:  http://{escape(metrics)}/metrics[/]")
-    if stack.log_folder is not None:
-        notices.say(f"[dim]logs:     {escape(str(stack.log_folder))}[/]")

@@ -113,9 +113,9 @@ def show_models(as_json: bool) -> None:
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
     """What the stages chose, below the table: a line for all replicas of a stage that chose the same."""
-    several = len({replica.pipeline for replica in replicas}) > 1
+    kinds = [kind for _, kind in {(replica.pipeline, replica.stage) for replica in replicas}]
     told = [
-        f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if several else replica.stage)}[/]  "
+        f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if kinds.count(replica.stage) > 1 else replica.stage)}[/]  "
         + ", ".join(f"[dim]{escape(name)}[/] {escape(_for_humans(name, value))}" for name, value in sorted(replica.settings.items()))
         for replica in replicas
         if replica.settings

@@ -2,7 +2,7 @@
 they are asked for; nothing of it is left when the stack ends.
 
 A process that ends by itself is started again, by a keeper of its own, from the moment it serves until the stack stops, or its pipeline is
-out: when the last process of one of its stages is given up.
+out: when the last process of one of its stages is given up. Whoever has the stack may begin that pipeline again.
 
 Every process holds the reading end of one pipe, the lifeline, whose writing end is only here: if this process is killed, the pipe closes
 and the others drain and exit by themselves.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,13 +36,13 @@ KEPT_PORT = ("--kept-port", "true")
 FAILURES = frozenset({"lost", "failed", "given up"})
 """What makes the logs worth keeping."""
 
-Report = Callable[[str, float], None]
-"""Called with the name of a process and the seconds it took, when it serves for the first time."""
+Report = Callable[[str], None]
+"""Called with the name of a process when it serves for the first time."""
 
 
 class Servers:
     """The processes of a group, or the router, which is of none. all: as many as there are to be. children: those that are not given up.
-    keepers: of those that serve. begun_at: by the clock of the figures."""
+    keepers: of those that serve."""
 
     def __init__(self, group: Group | None, children: Sequence[Child]) -> None:
         self.group = group
@@ -52,7 +51,6 @@ class Servers:
         self.keepers: list[asyncio.Task[None]] = []
         self.starting: asyncio.Task[None] | None = None
         """Done when all of them served for the first time; whatever pipeline asked first. None: they are not to run."""
-        self.begun_at = 0.0
 
     def has(self, pipeline: str) -> bool:
         """Whether they are of this pipeline."""
@@ -86,6 +84,8 @@ class Stack:
         self._router: Servers | None = None
         self._begun: dict[str, asyncio.Task[None]] = {}
         """By pipeline: its start, which may be done. One that failed or is out is not in it."""
+        self._gone: dict[str, asyncio.Future[StackError]] = {}
+        """By pipeline that was begun: why it failed, or is out."""
         self._outs: set[asyncio.Task[None]] = set()
         self._lifeline: tuple[int, int] | None = None
         self._broken: asyncio.Future[StackError] | None = None
@@ -143,8 +143,17 @@ class Stack:
         if pipeline not in {one.name for one in self._layout.pipelines}:
             raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
         if pipeline not in self._begun:
-            self._begun[pipeline] = asyncio.create_task(self._begin(pipeline))
+            self._note_begin(pipeline, asyncio.create_task(self._begin(pipeline)))
         await self._has_begun(pipeline)
+
+    async def gone(self, pipeline: str) -> StackError:
+        """Wait until a pipeline that was begun has failed or is out, nothing of it runs, and it may be begun again; and say why. For ever
+        where it was the last one: then the stack is broken."""
+        return await asyncio.shield(self._gone[pipeline])
+
+    def _note_begin(self, pipeline: str, start: asyncio.Task[None]) -> None:
+        self._begun[pipeline] = start
+        self._gone[pipeline] = asyncio.get_running_loop().create_future()
 
     async def _has_begun(self, pipeline: str) -> None:
         start = self._begun[pipeline]
@@ -219,11 +228,10 @@ class Stack:
         loading = router.starting = asyncio.create_task(self._start_child(router, router.all[0], wait_fd))
         try:
             try:
-                self._begun[first] = asyncio.create_task(self._start_stages(first))
+                self._note_begin(first, asyncio.create_task(self._start_stages(first)))
                 await self._has_begun(first)
             finally:
                 os.close(go_fd)
-                router.begun_at = time.perf_counter()
             await self._unless_broken(loading)
         finally:
             loading.cancel()
@@ -315,10 +323,9 @@ class Stack:
     async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None) -> None:
         if self._lifeline is None:
             raise StackError("the stack was stopped while it started")
-        servers.begun_at = time.perf_counter()
         await child.start(self._lifeline[0], wait_fd)
         if self._report is not None:
-            self._report(child.name, time.perf_counter() - servers.begun_at)
+            self._report(child.name)
         keeper = asyncio.create_task(self._keep(servers, Keeper(child, self._lifeline[0], self._tell)))
         keeper.add_done_callback(self._kept)
         servers.keepers.append(keeper)
@@ -349,8 +356,6 @@ class Stack:
             self._break(error)
             return
         out = [name for name in self._begun if servers.has(name)]
-        for pipeline in out if len(self._layout.pipelines) > 1 else ():
-            self._tell("failed", f"{pipeline}: {error.message}")
         for pipeline in out:
             self._begun[pipeline].cancel()
         self._put_out(out, error)
@@ -360,18 +365,21 @@ class Stack:
         self._failed = True
         for pipeline in pipelines:
             del self._begun[pipeline]
-        task = asyncio.create_task(self._end_rest(error))
+        task = asyncio.create_task(self._end_rest(error, [self._gone[pipeline] for pipeline in pipelines]))
         self._outs.add(task)
         task.add_done_callback(self._outs.discard)
         return task
 
-    async def _end_rest(self, error: StackError) -> None:
-        """The processes that no pipeline has. Without any pipeline the stack is broken."""
+    async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
+        """The processes that no pipeline has, and then tell it. Without any pipeline the stack is broken."""
         for servers in self._servers:
             if servers.starting is not None and not (servers.children and any(map(servers.has, self._begun))):
                 await self._end(servers)
         if not self._begun:
             self._break(error)
+            return
+        for each in gone:
+            each.set_result(error)
 
     def _break(self, error: StackError) -> None:
         if self._broken is not None and not self._broken.done():

@@ -27,7 +27,7 @@ async def started(
     progress = Progress(*columns, console=console, transient=True, disable=verbose or not console.is_terminal)
     tasks: dict[str, TaskID] = {}
 
-    def done(name: str, seconds: float) -> None:
+    def done(name: str) -> None:
         if name in tasks:  # Else it is of a pipeline that starts beside one that serves.
             progress.update(tasks[name], total=1, completed=1)
 
