@@ -39,7 +39,7 @@ class Configured(TyperCommand):
                 option.show_envvar = False
                 option.allow_from_autoenv = option.name not in OF_THE_CALL
             if option.name in PATHS:
-                option.split_envvar_value = _split
+                option.split_envvar_value = _split  # type: ignore[method-assign, assignment]  # Click has no other place for it.
         return params
 
 

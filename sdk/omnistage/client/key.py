@@ -12,7 +12,8 @@ VARIABLE = "OMNISTAGE_API_KEY"
 METADATA = "x-api-key"
 """Of a call."""
 
-MAX_CHARACTERS = 512
+MAX_CHARACTERS = 4096
+"""A token that says who somebody is may be long; all metadata of a call have to fit into 8 KiB."""
 
 
 class UnencryptedKeyWarning(UserWarning):
