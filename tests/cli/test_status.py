@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from helpers.command import omnistage
 from helpers.processes import Family
 from helpers.terminal import Terminal
+from omnistage.cli.served import Served, registered
 from omnistage.cli.show import settings_lines
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
@@ -60,6 +63,19 @@ def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
     error, hint = done.stderr.splitlines()
     assert error == f"error: nothing serves at 127.0.0.1:{free_port}"
     assert "omnistage serve" in hint and "--address" in hint
+
+
+def test_status_where_nothing_runs_names_stacks_elsewhere(
+    family: Family, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this user; a look at them that fails takes no more than the hint."""
+    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
+    with registered(Served("127.0.0.1:7", os.getpid(), "toy", "", 5.0)):
+        done = watched(f"127.0.0.1:{free_port}", "status")
+        assert done.stderr.splitlines()[-1].endswith(" Stacks of yours serve elsewhere: --address 127.0.0.1:7.")
+        (tmp_path / "state" / "run").chmod(0o777)
+        done = watched(f"127.0.0.1:{free_port}", "status")
+        assert done.stderr.splitlines()[-1].endswith(", or OMNISTAGE_ROUTER.")
 
 
 def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, free_port: int) -> None:

@@ -99,7 +99,8 @@ def ask(
 ) -> None:
     """Ask a question and get the answer, spoken.
 
-    Also about pictures, sounds and films; spoken where the pipeline has a voice. Media stand before the words, in the order given.
+    Also about pictures, sounds and films; spoken where the pipeline has a voice. Media stand before the words, in the order given. Where
+    only pipelines that draw can be meant, it is drawn; `omnistage draw` keeps the picture.
     """
     if text_only and (out is not None or captions is not None or play):
         raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")

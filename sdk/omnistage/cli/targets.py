@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.where import Where, named, typed_key
 from omnistage.client import found
 from omnistage.client.address import LOOKUP_S, is_unknown, split
-from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
+from omnistage.client.errors import BadRequestError, NotAvailableError, UnavailableError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router, is_off, named_router
 from omnistage.host.addresses import host_and_port
 
@@ -110,13 +111,24 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
     if (router := running()) is not None:
         return Where(router, typed_key(api_key))
     where = found.LOCAL_ADDRESS
+    others = _elsewhere()
     if is_off():
-        raise UnavailableError(f"{VARIABLE}={OFF}: no router is looked for", hint="Name one: --address HOST:PORT.")
+        raise UnavailableError(f"{VARIABLE}={OFF}: no router is looked for", hint=f"Name one: --address HOST:PORT. {others}".rstrip())
     if found.is_taken(where):
         hint = f"If you trust it, name it: --address {where}"
         raise UnavailableError(f"who listens at {where} is another user of this machine", hint=hint)
     hint = f"Start it with `omnistage serve`, or name a router: --address HOST:PORT, or {VARIABLE}."
-    raise UnavailableError(f"nothing serves at {where}", hint=hint)
+    raise UnavailableError(f"nothing serves at {where}", hint=f"{hint} {others}".rstrip())
+
+
+def _elsewhere() -> str:
+    """Which stacks of this user serve, as a hint; empty: none is known."""
+    from omnistage.cli.served import all_served
+
+    with suppress(NotAvailableError, OSError):  # They are not told where their folder cannot be read; then nothing is lost but the hint.
+        if addresses := [served.address for served in all_served()]:
+            return f"Stacks of yours serve elsewhere: --address {' or '.join(addresses)}."
+    return ""
 
 
 async def _is_unknown(address: str) -> bool:

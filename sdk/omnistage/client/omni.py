@@ -39,8 +39,9 @@ class Omni:
 
     address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it, and without anything
     that says what to start, the router is asked that `OMNISTAGE_ROUTER` names, or that runs where `omnistage serve` listens, of the same
-    user or of root; `OMNISTAGE_ROUTER=none` turns that off. Else a private stack is started: the default one, or that of the checkpoint in
-    `model_path`, a folder or the name of one at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its
+    user or of root; `OMNISTAGE_ROUTER=none` turns that off. Else a private stack is started: that of the default pipelines,
+    of which the first serves then and another one starts when it is asked, or that of the checkpoint in `model_path`, a folder or the name
+    of one at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its
     processes end with this client, with this Python process, and also if that is killed.
 
     api_key: says who asks, to be told apart from others by the router; without it the one in `OMNISTAGE_API_KEY`, or none. It goes with
@@ -153,8 +154,8 @@ class Omni:
     @takes(OPTIONS, DRAWN)
     def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
-        latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. Where nothing is said to be
-        started, a stack of the default picture model is, with the first drawing; its pipeline is there from then on."""
+        latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
+        the default pipelines the one that draws is started by the first drawing, which waits for it."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     @takes(OPTIONS)
