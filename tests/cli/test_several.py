@@ -189,6 +189,12 @@ def test_what_no_stage_has_and_what_is_there_twice_is_refused(tmp_path: Path) ->
         layout_of(Choice(files, {"two": "/"}))
 
 
+def test_a_checkpoint_of_one_that_is_left_out_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "diffusers", None)  # As where it is not installed.
+    with pytest.raises(BadRequestError, match="--checkpoint: picture is left out: it needs diffusers; there are smol"):
+        layout_of(Choice(checkpoints={"picture": "/"}))
+
+
 def test_an_equal_stage_counts_once_in_all_that_is_told_to_the_router() -> None:
     stages = [StageLayout("thinker", "toy"), StageLayout("talker", "toy")]
     layout = Layout([PipelineLayout("a", "a", stages), PipelineLayout("b", "b.yaml", stages[:1])])

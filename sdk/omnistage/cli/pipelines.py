@@ -10,8 +10,7 @@ import grpc
 
 from omnistage.cli.checks import check
 from omnistage.cli.fetch import checkpoint, fetch, named
-from omnistage.cli.layout import DEFAULT_PIPELINES as DEFAULT_PIPELINES
-from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
+from omnistage.cli.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
@@ -74,15 +73,15 @@ def fetch_own(pipeline: PipelineLayout) -> None:
 
 def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
     """The pipelines, and what to tell of those that were left out."""
-    typed, notes = list(choice.pipelines), list[str]()
+    typed, left_out = list(choice.pipelines), dict[str, str]()
     if not typed and set(choice.checkpoints) == {""}:
-        return [_Wanted("", choice.checkpoints[""])], notes
+        return [_Wanted("", choice.checkpoints[""])], []
     if not typed:
         lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
-        typed = [name for name in DEFAULT_PIPELINES if not lacking.get(name)]
-        notes = [f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages]
+        left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
+        typed = [name for name in DEFAULT_PIPELINES if name not in left_out]
     wanted = [_Wanted("", one, "PIPELINE") if _is_checkpoint(one) else _Wanted(one) for one in typed]
-    return list(_with_checkpoints(wanted, choice.checkpoints)), notes
+    return list(_with_checkpoints(wanted, choice.checkpoints, left_out)), list(left_out.values())
 
 
 def _missing(name: str) -> list[str]:
@@ -94,8 +93,8 @@ def _is_checkpoint(typed: str) -> bool:
     return typed not in shipped_pipelines() and (Path(typed).is_dir() or named(typed) is not None)
 
 
-def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str]) -> Iterator[_Wanted]:
-    """Each with what was given for it."""
+def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
+    """Each with what was given for it. left_out: why, by the name of a pipeline."""
     if not checkpoints:
         yield from wanted
         return
@@ -104,7 +103,8 @@ def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str])
         if not name and len(wanted) > 1:
             raise BadRequestError.of("--checkpoint", f"{typed} is for one pipeline of {', '.join(names)}: give {names[0]}={typed}")
         if name and name not in names:
-            raise BadRequestError.of("--checkpoint", f"there is no pipeline {name}; there are {', '.join(names)}")
+            why = left_out.get(name, f"there is no pipeline {name}")
+            raise BadRequestError.of("--checkpoint", f"{why}; there are {', '.join(names)}")
     for name, one in zip(names, wanted, strict=True):
         given = checkpoints.get(name) or checkpoints.get("")
         if given and not one.source:
