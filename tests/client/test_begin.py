@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from helpers.loading import loading_pipeline, reading
 from helpers.processes import Family
 from helpers.waiting import until
 from omnistage.client import ClosedError, Omni, StackError
-from omnistage.client.private_stack import PrivateStack, StackPlan
+from omnistage.client.private_stack import BEGIN_THREAD, PrivateStack, StackPlan
 from omnistage.models.toy import formulas
 
 
@@ -69,10 +70,13 @@ def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: F
 
 
 async def test_stopping_ends_one_that_is_starting(family: Family, tmp_path: Path) -> None:
+    """For all who wait, which is the work of one thread."""
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
     await stack.started()
-    waiting = [asyncio.create_task(stack.begun("loading")) for _ in range(2)]
+    waiting = [asyncio.create_task(stack.begun("loading")) for _ in range(50)]
+    await asyncio.sleep(0)  # All have begun to wait then.
+    assert [one.name for one in threading.enumerate()].count(BEGIN_THREAD) == 1
     with await asyncio.to_thread(open, pipe, "wb"):
         await asyncio.to_thread(stack.stop)
         for each in waiting:

@@ -76,7 +76,10 @@ class Owner:
         over, end = os.pipe()
 
         def watch() -> None:
-            if self._lifeline_fd in select.select([self._lifeline_fd, over], [], [])[0]:
+            listening = select.poll()
+            for fd in (self._lifeline_fd, over):
+                listening.register(fd, select.POLLIN)
+            if self._lifeline_fd in dict(listening.poll()):
                 os._exit(1)
 
         watching = threading.Thread(target=watch, daemon=True)

@@ -88,7 +88,9 @@ class Launcher:
         except IndexError:
             return b""
         try:
-            return os.read(fd, 65536) if select.select([fd], [], [], timeout_s)[0] else None
+            listening = select.poll()  # `select` refuses descriptors above 1023.
+            listening.register(fd, select.POLLIN)
+            return os.read(fd, 65536) if listening.poll(1000 * timeout_s) else None
         finally:
             self._answers.append(fd)
             if self._is_cut:

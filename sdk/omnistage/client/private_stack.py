@@ -7,6 +7,7 @@ this process is killed.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import logging
@@ -23,7 +24,7 @@ from os import PathLike
 from pathlib import Path
 
 from omnistage.client import fork
-from omnistage.client.beside import beside
+from omnistage.client.beside import beside, on_thread
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
 from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
 from omnistage.client.request import checked_seconds
@@ -32,6 +33,8 @@ from omnistage.client.settings import StackSettings as StackSettings
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 900.0
+
+BEGIN_THREAD = "omnistage-begin"
 
 LAUNCHER_NEEDS = ("typer", "rich", "pydantic_settings", "yaml", "structlog", "prometheus_client", "posix_ipc")
 """Packages of the launcher and its servers that a client by itself does not need: of the extras `cli` and `server`."""
@@ -125,6 +128,8 @@ class PrivateStack:
         """Held for what follows; told of each answer."""
         self._asked: dict[str, Future[dict[str, str]]] = {}
         """By pipeline that the launcher was asked for: what it will say. An answer that came is forgotten: a pipeline may be lost later."""
+        self._beginning: dict[str, Future[None]] = {}
+        """By pipeline that somebody waits for beside an event loop."""
         self._is_reading = False
         self._unread = b""
         self._owner = os.getpid()
@@ -181,8 +186,14 @@ class PrivateStack:
         raise error
 
     async def begun(self, pipeline: str) -> None:
-        """`begin`, beside the event loop. It goes on for whoever asks next if the caller is cancelled."""
-        await beside(lambda: self.begin(pipeline), "omnistage-begin")
+        """`begin`, beside the event loop, on one thread however many ask for a pipeline. It goes on for whoever asks next if the caller is
+        cancelled."""
+        with self._answering:
+            beginning = self._beginning.get(pipeline)
+            if beginning is None:
+                beginning = self._beginning[pipeline] = on_thread(lambda: self.begin(pipeline), BEGIN_THREAD)
+                beginning.add_done_callback(lambda _: self._beginning.pop(pipeline, None))
+        await asyncio.wrap_future(beginning)
 
     def begin(self, pipeline: str) -> None:
         """Start a pipeline that this stack has beside its first one, and return when it serves; at once if it does. Blocks. Raises
