@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LAST_VERSION = "95d8dd128b354eed78bfdcdc1dcda80fd2fbdcc2"
+LAST_VERSION = "e8638dd9c6a03f3fc84af881427a694751ceb905"
 """The newest commit that was given out: who runs it may be upgraded to this one, process by process. Set it when a version is given out. A
 commit in the middle of a change is none: its parts need not fit together."""
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 from tools.breaking import ROOT, last_version
@@ -28,13 +27,6 @@ def environment_of(folder: Path) -> dict[str, str]:
     ).stdout.split()
     assert files and all(file == "None" or Path(file).is_relative_to(folder) for file in files), files
     return environment
-
-
-def spelled(folder: Path, flags: Sequence[str]) -> list[str]:
-    """Flags of a stage as the version in this folder spells them: `--family` was `--model` before."""
-    settings = (folder / "services" / "stage" / "omnistage" / "stage" / "settings.py").read_text(encoding="utf-8")
-    before = {} if "    family:" in settings else {"--family": "--model"}
-    return [before.get(flag, flag) for flag in flags]
 
 
 def checkout(folder: Path) -> bool:

@@ -1,8 +1,4 @@
-"""This version beside the last one, as during an upgrade: stages, router and client of either, in toy form.
-
-Routers are upgraded before clients: the new stubs get their answers from an old router too, but the new client names its requests, so that
-it can go on after the loss of a router, and the first routers refused a named request rather than promise what they could not do.
-"""
+"""This version beside the last one, as during an upgrade: stages, router and client of either, in toy form."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ import pytest
 from helpers.ask import ask, request
 from helpers.fleet import Fleet
 from helpers.ports import take_address
-from helpers.previous import checkout, environment_of, spelled
+from helpers.previous import checkout, environment_of
 from helpers.servers import CHAIN, all_free, omni_stub, stage_flags, until_serving
 from omnistage.models.toy import formulas
 
@@ -44,6 +40,21 @@ pictures = [[picture.data for picture in one.pictures] for one in drawn]
 sys.stdout.write(f"{ready} {answer.text} {[len(one) for one in pictures]} {pictures[0] == pictures[1]}")
 """
 """What can be asked of a router in front of pipelines that answer, that draw, and that start."""
+
+DRAWN = """
+import sys
+from omnistage.client import BadRequestError, Omni
+with Omni(address=sys.argv[1], api_key="somebody") as omni:
+    states = [(pipeline.name, pipeline.state) for pipeline in omni.pipelines()]
+    answer, picture = omni.generate("hello", seed=int(sys.argv[2])), omni.draw("a walk", seed=3)
+    try:
+        omni.generate("a walk", pipeline="toy-picture")
+        said = "drawn"
+    except BadRequestError as error:
+        said = error.fields[0].field
+sys.stdout.write(f"{states} {answer.text} {picture.pipeline} {said}")
+"""
+"""The same of a router that draws no prompts: a drawing by name is one everywhere."""
 
 OLD, NEW = "old", "new"
 
@@ -81,8 +92,7 @@ def stages(old: Path, environments: Mapping[str, Mapping[str, str]], tmp_path_fa
         for kind in CHAIN:
             for version, environment in environments.items():
                 flags = [*stage_flags(), "--inline-limit", "0"]
-                said = spelled(old, flags) if version == OLD else flags
-                running.add(f"{kind}-{version}", f"omnistage.{kind}", *said, environment=environment)
+                running.add(f"{kind}-{version}", f"omnistage.{kind}", *flags, environment=environment)
         running.ready()
         for name in running.names:
             started_with = Path(f"/proc/{running.server(name).pid}/environ").read_bytes()
@@ -109,8 +119,6 @@ async def test_old_and_new_answer_together(
         expected = formulas.audio(seed, "hello", formulas.NATURAL_LENGTH)[:, 0] * 32768
         sound = sha256(expected.astype("<i2").tobytes()).hexdigest()
         for version, environment in environments.items():
-            if (router, version) == (OLD, NEW):
-                continue
             said = await _client(stages.address(name), seed, environment)
             assert said == f"{formulas.text(seed, 'hello', formulas.NATURAL_LENGTH)}|{sound}", version
         await all_free(list(addresses.values()))
@@ -122,25 +130,36 @@ async def test_old_and_new_answer_together(
 
 
 async def test_the_last_client_asks_a_router_whose_pipelines_answer_draw_and_start(
-    stages: Fleet, environments: Mapping[str, Mapping[str, str]], old: Path, seed: int
+    stages: Fleet, environments: Mapping[str, Mapping[str, str]], seed: int
 ) -> None:
-    """In front of stages of the last version. A client that knows nothing of pipelines that start sees those that are ready."""
-    stages.add("diffusion-old", "omnistage.diffusion", *spelled(old, stage_flags()), environment=environments[OLD])
+    """In front of stages of the last version. A client that knows nothing of pipelines that start sees those that are ready. This client
+    draws and talks at the last version's router."""
+    stages.add("diffusion-old", "omnistage.diffusion", *stage_flags(), environment=environments[OLD])
     await asyncio.to_thread(stages.ready, "diffusion-old")
     addresses = [f"toy/{kind}={stages.address(f'{kind}-{OLD}')}" for kind in CHAIN]
-    addresses += [f"toy-picture/diffusion={stages.address('diffusion-old')}", f"toy-film/diffusion={take_address()}"]
+    addresses += [f"toy-picture/diffusion={stages.address('diffusion-old')}"]
+    given = ",".join(addresses)
     try:
-        stages.add("several", "omnistage.router", "--pipeline", "toy,toy-picture,toy-film", "--stages", ",".join(addresses), "--grace", "5")
+        flags = ["--pipeline", "toy,toy-picture", "--stages", given, "--grace", "5"]
+        stages.add("both-old", "omnistage.router", *flags, environment=environments[OLD])
+        starting = f"{given},toy-film/diffusion={take_address()}"
+        stages.add("several", "omnistage.router", "--pipeline", "toy,toy-picture,toy-film", "--stages", starting, "--grace", "5")
         await asyncio.to_thread(stages.ready, "several")
         async with omni_stub(stages.address("several")) as stub:
             await until_serving(stub, {stages.address("diffusion-old"), *(stages.address(f"{kind}-{OLD}") for kind in CHAIN)})
         said = await _client(stages.address("several"), seed, environments[OLD], PROMPTED)
-        assert said == f"['toy', 'toy-picture'] {formulas.text(seed, 'hello', formulas.NATURAL_LENGTH)} [1, 1] True"
+        text = formulas.text(seed, "hello", formulas.NATURAL_LENGTH)
+        assert said == f"['toy', 'toy-picture'] {text} [1, 1] True"
+        await asyncio.to_thread(stages.ready, "both-old")
+        said = await _client(stages.address("both-old"), seed, environments[NEW], DRAWN)
+        assert said == f"[('toy', 'ready'), ('toy-picture', 'ready')] {text} toy-picture thinker"
     except BaseException as error:
         error.add_note(stages.logs())
         raise
     finally:
-        stages.server("diffusion-old").stop()
+        for name in ("several", "both-old", "diffusion-old"):
+            if name in stages.names:
+                stages.server(name).stop()
 
 
 async def _client(address: str, seed: int, environment: Mapping[str, str], program: str = CLIENT) -> str:
