@@ -80,3 +80,17 @@ def test_more_than_there_is_cannot_be_given(stages: list[StageLayout], told: str
     with pytest.raises(StackError) as refused:
         shared(one(*stages))
     assert told in str(refused.value)
+
+
+def test_all_pipelines_of_a_stack_share_a_device_and_a_stage_of_two_counts_once() -> None:
+    """Those that start later, too: what is theirs is left for them."""
+    thinker, own = stage("thinker"), stage("thinker", settings={"threads": "2"})
+    pipelines = [
+        PipelineLayout("spoken", "spoken", [thinker, stage("talker", replicas=2)]),
+        PipelineLayout("written", "written", [thinker]),
+        PipelineLayout("other", "other", [own]),
+    ]
+    layout = shared(Layout(pipelines))
+    parts = [[each.settings["memory_share"] for each in pipeline.stages] for pipeline in layout.pipelines]
+    assert parts == [["0.25", "0.25"], ["0.25"], ["0.25"]]
+    assert [group.pipelines for group in layout.groups] == [("spoken", "written"), ("spoken",), ("other",)]
