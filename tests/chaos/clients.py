@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 RETRY_DELAY_S = 1.0
 """What the servers say, or a little more."""
 
-RETRYABLE = frozenset({"STAGE_LOST", "OVERLOADED", "DRAINING"})
+RETRYABLE = frozenset({"STAGE_LOST", "OVERLOADED", "DRAINING", "STARTING"})
 BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 NARROW = [*CLIENT_OPTIONS, ("grpc.http2.bdp_probe", 0)]
 """Of a client that does not read: the window of its connection stays as small as it begins."""

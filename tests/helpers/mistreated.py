@@ -23,7 +23,7 @@ from omnistage.wire.errors import REASONS, status_code
 RUN = "/omnistage.v1.StageService/Run"
 LIMIT_S = 5.0
 BUGS = frozenset({"session.bug", "request.bug"})
-TYPED = frozenset(REASONS) - {"DEADLINE", "CLIENT_STALLED", "OVERLOADED", "DRAINING"}
+TYPED = frozenset(REASONS) - {"DEADLINE", "CLIENT_STALLED", "OVERLOADED", "DRAINING", "STARTING"}
 """How a call may end that somebody made badly in a house that is not full: never at a time limit, because nothing waits for ever."""
 
 Result = TypeVar("Result")
