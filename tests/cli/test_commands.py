@@ -293,3 +293,13 @@ def test_a_stack_that_cannot_be(words: list[str], told: str) -> None:
     done = omnistage(*words)
     assert done.returncode == 1
     assert told in done.stderr
+
+
+def test_who_asks_a_router_loads_nothing_of_a_stack(toy_address: str) -> None:
+    """It would take a tenth of a second."""
+    command = [sys.executable, "-X", "importtime", "-m", "omnistage.cli", "ask", "--text-only", "--address", toy_address, "Hi"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "omnistage.cli.speak" in loaded
+    of_stacks = ("omnistage.router", "omnistage.stage", "omnistage.models.registry", "pydantic")
+    assert [name for name in loaded if name.startswith(of_stacks)] == []

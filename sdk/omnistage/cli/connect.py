@@ -9,7 +9,6 @@ from rich.markup import escape
 
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
-from omnistage.cli.starting import started
 from omnistage.cli.targets import check_target
 from omnistage.cli.where import Where
 from omnistage.client.async_omni import AsyncOmni
@@ -22,6 +21,8 @@ async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: 
     """timeout_s: how long to wait for a connection, at most. is_quiet: do not tell what a call waits for."""
     async with AsyncExitStack() as exits:
         if isinstance(where.at, Layout):
+            from omnistage.cli.starting import started  # Which knows all that a stack is: who asks a router does without it.
+
             stack = await exits.enter_async_context(started(where.at, None, verbose))
             router = Found(stack.address, is_named=True)
         else:

@@ -15,7 +15,6 @@ from rich.markup import escape
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
-from omnistage.cli.drawing import KINDS as PICTURES
 from omnistage.cli.figures import as_json, figures, folded
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
@@ -37,6 +36,9 @@ from omnistage.client.events import Done
 from omnistage.client.media import Medium
 from omnistage.client.request import Options, for_conversation, time_limit_s
 from omnistage.client.sound_file import write_sound
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+"""Endings of names that `omnistage draw` writes."""
 
 REFUSED = (
     ("outputs", "--out", "Leave --out out for the text alone."),
