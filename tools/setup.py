@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 13)
 CUDA_LIST = "cuda"
 """The list of what the default build of torch needs beyond the CPU build, 2.2 GB."""
-RUNTIME = ("cli", "convert", "models", "play")
+RUNTIME = ("cli", "convert", "gateway", "models", "play")
 DEV = (*RUNTIME, "asr", "dev", "otel")
 STAMP = "omnistage-setup.json"
 REQUIREMENTS = ROOT / "requirements"

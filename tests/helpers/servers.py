@@ -24,7 +24,7 @@ from helpers.program import Program, start
 from helpers.surroundings import usual_variables
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.diffusion.stage import DiffusionStage
-from omnistage.host.process import Service
+from omnistage.host.grpc_server import GrpcService
 from omnistage.host.settings import ServerSettings
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
@@ -231,7 +231,7 @@ class Local:
     """A server in this process."""
 
     address: str
-    service: Service
+    service: GrpcService
     registry: CollectorRegistry
 
 
@@ -298,7 +298,7 @@ async def local_router(
 
 @asynccontextmanager
 async def _serving(
-    service: Service,
+    service: GrpcService,
     registry: CollectorRegistry,
     settings: ServerSettings,
     credentials: Credentials,

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "talker": SERVICE,
     "code2wav": SERVICE,
     "diffusion": SERVICE,
+    "gateway": {"client", "host"},
     "models": {"engine"},
     "engine": set(),
 }
@@ -49,6 +50,7 @@ USED: dict[str, tuple[str, ...]] = {
     "client": ("core", "cli", "play", "models"),
     "cli": (*MODELS, "cli"),
     "host": (*SERVER, "otel"),
+    "gateway": (*SERVER, "gateway"),
     **dict.fromkeys(("router", "link", "wire", "connector", "stage"), SERVER),
     **dict.fromkeys(("thinker", "talker", "code2wav", "diffusion"), MODELS),
     "models": (*MODELS, "convert", "torchao"),
@@ -61,7 +63,7 @@ NO_PACKAGE = {"_typeshed", "omnistage"}
 # Beyond the standard library. torch is so large that it is loaded only where a tensor is at hand.
 CONNECTOR_LIBRARIES = {"numpy", "posix_ipc", "google"}
 WITHOUT_TORCH = (
-    *("v1", "client", "router", "host", "wire", "link", "connector", "stage"),
+    *("v1", "client", "gateway", "router", "host", "wire", "link", "connector", "stage"),
     *("models.interface", "models.conversation", "models.toy", "models.media", "engine.types"),
     *("models.common.answer", "models.common.requests", "models.common.steps", "models.common.stepper"),
 )

@@ -1,4 +1,4 @@
-"""The life of a server process: bind, get ready, serve, drain, stop.
+"""The life of a server process, whatever it is called over: bind, get ready, serve, drain, stop.
 
 A thread that ends by an error that nobody foresaw, or that hangs (that of the event loop too), ends the process, and so does the end of a
 task that was to last: an engine without its thread answers nobody, a router without its watchers knows nothing, and others take over from a
@@ -13,21 +13,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
-import grpc.aio
 import structlog
-from grpc_channelz.v1 import channelz
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
-from grpc_health.v1.health import aio as health
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from omnistage.host.addresses import check_can_listen, host_and_port
-from omnistage.host.descriptors import most_connections
 from omnistage.host.errors import StartError
 from omnistage.host.event_loop import EventLoop
 from omnistage.host.lasting import LastingTasks
@@ -38,12 +31,10 @@ from omnistage.host.metrics_page import serve_metrics
 from omnistage.host.settings import ServerSettings
 from omnistage.host.spare import is_spare, start_spare
 from omnistage.host.watchdog import Watchdog, Watched
-from omnistage.wire.channel import server_options
-from omnistage.wire.credentials import Credentials
 
 log = structlog.get_logger(__name__)
 
-STOP_GRACE_S = 0.5
+LAST_TASKS_S = 0.5
 
 SETTLE_AFTER_S = 5.0
 """From serving on: the rest of a stack that starts comes first."""
@@ -65,22 +56,8 @@ class Broken(RuntimeError):
 class Service(Protocol):
     """What a process serves."""
 
-    name: str
-    """Full name of its gRPC service, for health and reflection."""
-
-    max_request_bytes: int
-    """Of a request that is read at all; a greater one is refused by gRPC."""
-
-    max_calls: int | None
-    """Calls at once of any kind, above which gRPC refuses one before its request is read; None: any number."""
-
-    interceptors: Sequence[grpc.aio.ServerInterceptor]
-    """What sees every call first."""
-
     lasting: LastingTasks
     """What works in the background; the service closes it."""
-
-    def register(self, server: grpc.aio.Server) -> None: ...
 
     def bound(self, address: str) -> None:
         """The server listens there; called once, before `start`."""
@@ -102,45 +79,46 @@ class Service(Protocol):
     async def close(self) -> None: ...
 
 
+class Listener(Protocol):
+    """The port of a service."""
+
+    def bind(self) -> str:
+        """Take the port; HOST:PORT of it. Called once, first. Raises StartError."""
+
+    async def open(self) -> None:
+        """Take calls. Whoever asks whether the service serves is told that it does not."""
+
+    async def say(self, *, serves: bool) -> None:
+        """What those are told from now on."""
+
+    async def close(self, *, is_broken: bool) -> None:
+        """Take no more calls, and end those that run; is_broken: at once."""
+
+
 async def serve(
-    settings: ServerSettings, credentials: Credentials, service: Service, registry: CollectorRegistry, ready: dict[str, str]
+    settings: ServerSettings, service: Service, listener: Listener, registry: CollectorRegistry, ready: Mapping[str, str]
 ) -> None:
     """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
-    server = grpc.aio.server(
-        interceptors=service.interceptors,
-        options=server_options(
-            settings.max_message_bytes, service.max_request_bytes, kept_port=settings.kept_port, max_connections=most_connections()
-        ),
-        maximum_concurrent_rpcs=service.max_calls,
-    )
-    service.register(server)
-    checks = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((service.name, HEALTH_NAME, reflection.SERVICE_NAME), server)
-    address = _bind(server, credentials, settings.address, kept=settings.kept_port)
+    address = listener.bind()
     service.bound(address)
     metrics_address = _metrics(settings.metrics_address, registry)
     stopped = _stop_event(settings.lifeline_fd)
     line: dict[str, object] = {"address": address, "metrics_address": metrics_address, "pid": os.getpid(), **ready}
-    # The library's servicer begins with SERVING for the whole server.
-    await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    async with _channelz(settings.channelz_address, credentials) as line["channelz_address"]:
-        with _breakage(service) as breakage, EventLoop() as loop, Watchdog((loop,), breakage.by_hanging), answering(settings.liveness_fd):
-            await server.start()
-            try:
-                await _unless_broken(_live(settings, service, checks, stopped, line, breakage), breakage.broken)
-            finally:
-                await checks.enter_graceful_shutdown()
-                await server.stop(0 if breakage.broken.done() else STOP_GRACE_S)
-                await service.close()
-                await _last_tasks()
-                log.info("server.stopped", address=address)
+    with _breakage(service) as breakage, EventLoop() as loop, Watchdog((loop,), breakage.by_hanging), answering(settings.liveness_fd):
+        await listener.open()
+        try:
+            await _unless_broken(_live(settings, service, listener, stopped, line, breakage), breakage.broken)
+        finally:
+            await listener.close(is_broken=breakage.broken.done())
+            await service.close()
+            await _last_tasks()
+            log.info("server.stopped", address=address)
 
 
 async def _live(
     settings: ServerSettings,
     service: Service,
-    checks: health.HealthServicer,
+    listener: Listener,
     stopped: asyncio.Event,
     line: dict[str, object],
     breakage: _Breakage,
@@ -159,7 +137,7 @@ async def _live(
     if starting.cancelled():
         return
     starting.result()
-    await _set_health(checks, service.name, health_pb2.HealthCheckResponse.SERVING)
+    await listener.say(serves=True)
     log.info("server.ready", **line)
     with Watchdog(service.threads, breakage.by_hanging):
         await asyncio.to_thread(drain_logs)  # Who is told that it serves finds in the log what came before.
@@ -167,7 +145,7 @@ async def _live(
         start_spare("omnistage-settle", _settle, again_s=SETTLE_AGAIN_S)
         await stopped.wait()
         log.info("server.draining", grace_s=settings.grace)
-        await _set_health(checks, service.name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await listener.say(serves=False)
         await service.drain(settings.grace)
 
 
@@ -189,7 +167,7 @@ async def _last_tasks() -> None:
     """gRPC hears of the end of a call that `stop` cut off a moment later; where the loop has ended by then it logs a bug that is none."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
-        await asyncio.wait(others, timeout=STOP_GRACE_S)
+        await asyncio.wait(others, timeout=LAST_TASKS_S)
 
 
 class _Breakage:
@@ -300,19 +278,6 @@ def _exit() -> None:
     os._exit(BROKEN)
 
 
-def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, kept: bool = False) -> str:
-    host, _, wanted = address.rpartition(":")
-    if kept:
-        check_can_listen(address, "--address", kept=True)  # With SO_REUSEPORT a second listener is no error.
-    port = credentials.listen(server, address)
-    if port == 0:
-        check_can_listen(address, "--address", kept=kept)
-        raise StartError(f"cannot listen on {address}: the port is taken or the address is not of this host; choose another --address")
-    if wanted not in ("0", str(port)):
-        raise StartError(f"asked for {address}, got port {port}")
-    return f"{host}:{port}"
-
-
 def _metrics(address: str, registry: CollectorRegistry) -> str:
     host, port = host_and_port(address)
     try:
@@ -321,29 +286,6 @@ def _metrics(address: str, registry: CollectorRegistry) -> str:
         check_can_listen(address, "--metrics-address")
         raise StartError(f"cannot listen on {address} for metrics: {error.strerror}; choose another --metrics-address") from None
     return f"{address.rpartition(':')[0]}:{bound}"
-
-
-async def _set_health(checks: health.HealthServicer, name: str, status: int) -> None:
-    for service in ("", name, "readiness"):
-        await checks.set(service, status)
-    await checks.set("liveness", health_pb2.HealthCheckResponse.SERVING)
-
-
-@asynccontextmanager
-async def _channelz(address: str, credentials: Credentials) -> AsyncIterator[str]:
-    """Serve channelz on a port of its own: it names all connections of this process, so its port is not for clients. Its address; empty:
-    none was asked for."""
-    if not address:
-        yield ""
-        return
-    server = grpc.aio.server(options=server_options())
-    channelz.add_channelz_servicer(server)
-    bound = _bind(server, credentials, address)
-    await server.start()
-    try:
-        yield bound
-    finally:
-        await server.stop(0)
 
 
 def _stop_event(lifeline_fd: int) -> asyncio.Event:

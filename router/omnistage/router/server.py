@@ -10,8 +10,8 @@ import grpc.aio
 import structlog
 
 from omnistage.host.errors import StartError
+from omnistage.host.grpc_server import serve
 from omnistage.host.lasting import LastingTasks
-from omnistage.host.process import serve
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
 from omnistage.host.tracing import tracing

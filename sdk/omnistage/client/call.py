@@ -26,9 +26,6 @@ from omnistage.v1 import omni_pb2
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
 """Between attempts to go on, doubled each time: a router that has just come back may break the first of them."""
 
-START_PATIENCE_S = 30.0
-"""How long a pipeline that is starting is waited for, where it is not this client that has it started."""
-
 NOT_YET = ("DRAINING", "OVERLOADED", "STARTING")
 """Refusals of a router that is not ready or has no place yet; with a delay after which it may have."""
 
@@ -100,13 +97,13 @@ class Call:
         if self._connection.is_private and not self._has_begun:
             self._has_begun = True
             return self._connection.begin(refusal.pipeline, self._limit)
-        is_first = self._patience is None
-        self._patience = self._patience or Limit(START_PATIENCE_S)
+        is_first, patience_s = self._patience is None, self._connection.start_patience_s
+        self._patience = self._patience or Limit(patience_s)
         delay_s = refusal.retry_delay_s or LONGEST_WAIT_S
         if self._patience.ends_within(delay_s) or self._limit.ends_within(delay_s):
             return None
         if is_first:
-            self._connection.tell(f"{refusal.pipeline} is still starting; waiting up to {min(START_PATIENCE_S, self._limit.left_s):.0f} s")
+            self._connection.tell(f"{refusal.pipeline} is still starting; waiting up to {min(patience_s, self._limit.left_s):.0f} s")
         return asyncio.sleep(delay_s)
 
     async def _connect(self) -> Router:

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 
+START_PATIENCE_S = 30.0
+"""How long a pipeline that is starting is waited for, where it is not this client that has it started."""
+
 
 def tell(message: str) -> None:
     """What whoever waits may want to know."""
@@ -35,11 +38,13 @@ class Connection:
         where: Found | StackPlan,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         *,
+        start_patience_s: float = START_PATIENCE_S,
         credentials: Credentials = INSECURE,
         warn: Callable[[str], None] = warn,
         tell: Callable[[str], None] = tell,
     ) -> None:
-        """where: a router, or what to start; if that says nothing, a router that runs is asked instead. warn: as of `Routers`. tell: what
+        """where: a router, or what to start; if that says nothing, a router that runs is asked instead. start_patience_s: how long a call
+        waits for a pipeline that starts, where it is not this client that has it started. warn: as of `Routers`. tell: what
         a call waits for. Raises BadRequestError for what is no address."""
         self._plan = where if isinstance(where, StackPlan) else StackPlan()
         self._stack = PrivateStack(self._plan) if isinstance(where, StackPlan) else None
@@ -52,6 +57,7 @@ class Connection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self.connect_timeout_s = connect_timeout_s
+        self.start_patience_s = start_patience_s
         self.tell = tell
 
     @property

@@ -17,8 +17,8 @@ from omnistage.connector.sweep import sweep
 from omnistage.host import program
 from omnistage.host.addresses import check_can_listen
 from omnistage.host.errors import StartError
+from omnistage.host.grpc_server import serve
 from omnistage.host.lasting import LastingTasks
-from omnistage.host.process import serve
 from omnistage.host.spans import Tracer
 from omnistage.host.token import read_token
 from omnistage.host.tracing import tracing

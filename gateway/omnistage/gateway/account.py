@@ -1,0 +1,115 @@
+"""What is told of one request when it has ended: one line in the log, and the metrics."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+
+import structlog
+
+from omnistage.client.events import AudioChunk, Done, Event, Failover, Picture, TextDelta
+from omnistage.gateway.failure import ApiError
+from omnistage.gateway.metrics import GatewayMetrics
+
+log = structlog.get_logger(__name__)
+
+ANSWERS = "/v1/"
+"""What is below it has a line; a page and its files have none."""
+
+
+class Account:
+    """Of one request. endpoint: the route, without what differs from call to call. client: who asked, as logs have it."""
+
+    def __init__(self, method: str, path: str) -> None:
+        self.request_id = uuid.uuid4().hex
+        self.method, self.path = method, path
+        self.endpoint = ""
+        self.client = ""
+        self.status = 0
+        self.reason = "OK"
+        self.message = ""
+        self._begun = time.perf_counter()
+        self._first_byte_s: float | None = None
+        self._ttft_s: float | None = None
+        self._ttfa_s: float | None = None
+        self._audio_s = 0.0
+        self._pictures = 0
+        self._failovers = 0
+        self._done: Done | None = None
+
+    def saw(self, event: Event) -> None:
+        """An event of the answer, as it comes from the router."""
+        match event:
+            case TextDelta():
+                self._ttft_s = self._ttft_s or self._now_s
+            case AudioChunk():
+                self._ttfa_s = self._ttfa_s or self._now_s
+                self._audio_s += event.duration_s
+            case Picture():
+                self._pictures += event.preview_step is None
+            case Failover():
+                self._failovers += 1
+            case Done():
+                self._done = event
+            case _:
+                pass
+
+    async def followed(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        """The same events; closing it closes them."""
+        try:
+            async for event in events:
+                self.saw(event)
+                yield event
+        finally:
+            await events.aclose()
+
+    def failed(self, error: ApiError) -> None:
+        """It ends with this."""
+        self.reason, self.message = error.reason or (error.code or "").upper(), error.message
+
+    def began(self, status: int) -> None:
+        """The first bytes of the answer are on their way."""
+        self.status = status
+        self._first_byte_s = self._now_s
+
+    def end(self, metrics: GatewayMetrics) -> None:
+        """Tell it. Called once."""
+        total_s = self._now_s
+        endpoint = self.endpoint or "other"
+        metrics.ended.labels(endpoint, str(self.status), self.reason).inc()
+        metrics.duration.labels(endpoint).observe(total_s)
+        if self._first_byte_s is not None:
+            metrics.first_byte.labels(endpoint).observe(self._first_byte_s)
+        if not self.path.startswith(ANSWERS):
+            return
+        done = self._done
+        log.info(
+            "http.done",
+            method=self.method,
+            path=self.path[:256],
+            status=self.status,
+            client=self.client,
+            request_id=self.request_id,
+            session_id=done and done.session_id,
+            pipeline=done and done.pipeline,
+            reason=self.reason,
+            message=self.message or None,
+            finish_reason=done and done.finish_reason,
+            tokens=done and done.usage.completion_tokens,
+            prompt_tokens=done and done.usage.prompt_tokens,
+            ttft_s=_rounded(self._ttft_s),
+            ttfa_s=_rounded(self._ttfa_s),
+            audio_s=_rounded(self._audio_s),
+            pictures=self._pictures,
+            failovers=self._failovers,
+            total_s=_rounded(total_s),
+        )
+
+    @property
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._begun
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

@@ -1,0 +1,81 @@
+"""The app: every endpoint, behind the guard."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from omnistage.client.errors import OmniError
+from omnistage.gateway import chat, listing, state
+from omnistage.gateway.account import Account
+from omnistage.gateway.door import Door
+from omnistage.gateway.failure import ApiError, of_omni, of_validation
+from omnistage.gateway.guard import Guard
+
+LATER = {
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
+    "/v1/realtime": "realtime",
+    "/v1/videos": "video",
+}
+"""What OpenAI has and this does not have yet."""
+
+
+def new_app(door: Door) -> ASGIApp:
+    """All of it."""
+    app = FastAPI(title="omnistage", summary="Omni-modality models behind OpenAI's interface.", docs_url=None, redoc_url=None)
+    for routes in (chat.routes(door), listing.routes(door), state.routes(door)):
+        app.include_router(routes)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(ApiError, _failed)
+    app.add_exception_handler(OmniError, _failed)
+    app.add_exception_handler(Exception, _broken)
+    if door.settings.allowed_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=door.settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+    return Guard(app, door)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _told(request, of_validation(error))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, OmniError):
+        return _told(request, of_omni(error))
+    assert isinstance(error, ApiError)
+    return _told(request, error)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """What is raised again, for the guard."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)
+    return _told(request, ApiError(500, "the gateway failed; its log has the cause", code="internal", reason="INTERNAL"))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What FastAPI itself refuses."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)
+    if error.status_code == 404 and later is not None:
+        return _told(request, ApiError(404, f"{later} is not offered yet", code="not_offered", reason="UNKNOWN_MODEL"))
+    if error.status_code == 404:
+        return _told(request, ApiError(404, f"Unknown request URL: {request.method} {path[:256]}", code="unknown_url"))
+    if error.status_code == 405:
+        headers = dict(error.headers or {})
+        return _told(request, ApiError(405, f"{request.method} is not for {path[:256]}", code="method_not_supported", headers=headers))
+    return _told(request, ApiError(error.status_code, str(error.detail), code="invalid_body", reason="BAD_REQUEST"))
+
+
+def _told(request: Request, error: ApiError) -> Response:
+    account: Account = request.scope["state"]["account"]
+    account.failed(error)
+    return error.response

@@ -1,0 +1,117 @@
+"""What all endpoints have in common: the client of the router, what it offers, who asks, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+
+from omnistage.client import AsyncOmni
+from omnistage.client.connection import Connection
+from omnistage.client.errors import BadRequestError
+from omnistage.client.found import Found
+from omnistage.gateway.account import Account
+from omnistage.gateway.failure import ApiError
+from omnistage.gateway.metrics import GatewayMetrics
+from omnistage.gateway.offer import Offer
+from omnistage.gateway.settings import GatewaySettings
+
+log = structlog.get_logger(__name__)
+
+KEY_HEADERS = ("x-api-key", "api-key")
+"""Beside `Authorization: Bearer KEY`, which OpenAI's clients send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who asks. omni: asks the router in his name. account: of this request. who: his name among others, for what is kept for him."""
+
+    omni: AsyncOmni
+    account: Account
+    who: str
+
+
+class Door:
+    """Made on the event loop that serves."""
+
+    def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        # Who asks over HTTP asks again himself, as OpenAI's clients do; nobody waits here for a pipeline that starts.
+        connection = Connection(Found(settings.router, is_named=True), start_patience_s=0.0, warn=_warn)
+        self.omni = AsyncOmni.over(connection, None)
+        self.offer = Offer(self.omni, settings.model_names, settings.voice_names)
+        self.serves = False
+        self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._secret = secrets.token_bytes(32)
+
+    def visitor(self, request: Request) -> Visitor:
+        """Who sent this request: by his key, else by his address. Raises ApiError 401 for what is no key."""
+        account: Account = request.scope["state"]["account"]
+        host = request.client.host if request.client else "local"
+        key = _key(request)
+        account.client = key_name(key) if key else host
+        # By its digest: no stranger's key can be that of another one's address.
+        name = key or hmac.new(self._secret, network(host).encode(), hashlib.sha256).hexdigest()
+        try:
+            return Visitor(self.omni.as_client(name), account, hashlib.sha256(name.encode()).hexdigest())
+        except BadRequestError as error:
+            told = error.message.removeprefix("api_key: ")
+            raise ApiError(401, f"the API key {told}", code="invalid_api_key", reason=error.reason) from None
+
+    def enter(self) -> None:
+        """A request begins."""
+        self.running += 1
+        self._idle.clear()
+        self.metrics.inflight.set(self.running)
+
+    def leave(self) -> None:
+        """It has ended."""
+        self.running -= 1
+        self.metrics.inflight.set(self.running)
+        if not self.running:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no request runs."""
+        await self._idle.wait()
+
+    def options(self, visitor: Visitor, **given: Any) -> dict[str, Any]:
+        """Options of a call: what was given, its name, and the time that an answer may take."""
+        said = {name: value for name, value in given.items() if value is not None}
+        return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **said}
+
+
+def _key(request: Request) -> str | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return next((value for value in map(request.headers.get, KEY_HEADERS) if value), None)
+
+
+def key_name(key: str) -> str:
+    """As the router's log names it."""
+    return f"key:{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def network(host: str) -> str:
+    """Whose addresses count as one: a host, of IPv6 its network of 64 bits."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(address.ipv4_mapped or int(address) >> 64)
+    return str(address)
+
+
+def _warn(message: str) -> None:
+    log.warning("key.unencrypted", message=message)

@@ -1,0 +1,53 @@
+"""GET /v1/models and /v1/audio/voices: what can be asked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from omnistage.client.listing import Pipeline
+from omnistage.gateway.door import Door
+
+
+def routes(door: Door) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["models"])
+    created = int(time.time())
+
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        """All pipelines, also those that start."""
+        return {"object": "list", "data": [_model(one, created) for one in await door.offer.pipelines()]}
+
+    @router.get("/models/{model}")
+    async def model(model: str) -> dict[str, Any]:
+        """One of them."""
+        return _model(await door.offer.pipeline(model), created)
+
+    @router.get("/audio/voices")
+    async def voices() -> dict[str, Any]:
+        """All voices, each with the pipelines that have it."""
+        pipelines = await door.offer.pipelines()
+        names = sorted({voice for one in pipelines for voice in one.voices})
+        data = [{"id": name, "object": "voice", "models": [one.name for one in pipelines if name in one.voices]} for name in names]
+        return {"object": "list", "data": data, "voices": names}
+
+    return router
+
+
+def _model(pipeline: Pipeline, created: int) -> dict[str, Any]:
+    """As OpenAI has it, and what it takes and gives."""
+    return {
+        "id": pipeline.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "omnistage",
+        "description": pipeline.description,
+        "state": pipeline.state,
+        "stages": pipeline.stages,
+        "inputs": pipeline.inputs,
+        "outputs": pipeline.outputs,
+        "outputs_on_request": pipeline.on_request,
+        "voices": pipeline.voices,
+    }

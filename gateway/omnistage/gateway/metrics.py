@@ -1,0 +1,35 @@
+"""Prometheus metrics of the gateway, explained in docs/metrics.md. Labels: endpoint and status; never who asked."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from omnistage.host.registry import new_registry
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 300)
+
+
+class GatewayMetrics:
+    """The families of the gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = new_registry()
+        self.inflight = Gauge("omnistage_gateway_inflight", "HTTP requests that run now.", registry=registry)
+        self.connections = Gauge("omnistage_gateway_connections", "Connections that are open.", registry=registry)
+        self.ended = Counter(
+            "omnistage_gateway_requests_total", "HTTP requests by how they ended.", ("endpoint", "status", "reason"), registry=registry
+        )
+        self.duration = Histogram(
+            "omnistage_gateway_request_seconds",
+            "From request to the end of its answer.",
+            ("endpoint",),
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self.first_byte = Histogram(
+            "omnistage_gateway_first_byte_seconds",
+            "From request to the first byte of its answer.",
+            ("endpoint",),
+            registry=registry,
+            buckets=_SECONDS,
+        )

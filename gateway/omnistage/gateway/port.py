@@ -1,0 +1,180 @@
+"""The port of the gateway: uvicorn under the life of a server process, with bounds on what connections may take."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from collections import Counter
+from email.utils import formatdate
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from omnistage.gateway.door import Door, network
+from omnistage.gateway.settings import GatewaySettings
+from omnistage.host.addresses import MAX_PORT, check_can_listen, host_and_port
+from omnistage.host.descriptors import most_connections
+from omnistage.host.errors import StartError
+
+HEAD_BYTES = 32 << 10
+"""Of a request line and its headers."""
+
+HEAD_LIMIT_S = 10.0
+"""For the head of a request to arrive, and for the next one to begin on a connection that is kept."""
+
+UNREAD_LIMIT_S = 30.0
+"""A client that takes nothing for so long loses its connection."""
+
+HOST_SHARE = 0.75
+"""Most of all connections for one host, or one IPv6 network."""
+
+BACKLOG = 1024
+STOP_LIMIT_S = 1
+DATE_PERIOD_S = 1.0
+
+
+class HttpListener:
+    """Takes HTTP/1.1 for an app."""
+
+    def __init__(self, settings: GatewaySettings, app: ASGIApp, door: Door) -> None:
+        self._settings, self._app, self._door = settings, app, door
+        self._socket: socket.socket | None = None
+        self._server: uvicorn.Server | None = None
+        self._dating: asyncio.Task[None] | None = None
+
+    def bind(self) -> str:
+        """The first port, from that of --address on, that is free. Raises StartError of the first one."""
+        host, port = host_and_port(self._settings.address)
+        for number in range(port, min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1):
+            try:
+                self._socket = _listening(host, number)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    break
+            else:
+                return f"{self._settings.address.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
+        check_can_listen(self._settings.address, "--address")
+        raise StartError(f"cannot listen on {self._settings.address}; choose another --address")
+
+    async def open(self) -> None:
+        config = uvicorn.Config(
+            self._app,
+            http=_protocol(self._door),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(self._settings.trusted_proxies),
+            forwarded_allow_ips=list(self._settings.trusted_proxies),
+            backlog=BACKLOG,
+            h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_graceful_shutdown=STOP_LIMIT_S,
+        )
+        config.load()
+        self._server = server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        self._dating = asyncio.create_task(self._keep_date(server), name="omnistage-date")
+        assert self._socket is not None
+        await server.startup(sockets=[self._socket])
+
+    async def say(self, *, serves: bool) -> None:
+        self._door.serves = serves
+
+    async def close(self, *, is_broken: bool) -> None:
+        if self._dating is not None:
+            self._dating.cancel()
+        if self._server is None or not self._server.started:
+            return
+        if is_broken:  # What is under way breaks off: nobody takes it for the whole.
+            for connection in list(self._server.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+        await self._server.shutdown(sockets=[self._socket] if self._socket is not None else [])
+
+    async def _keep_date(self, server: uvicorn.Server) -> None:
+        """The header Date, by the second. uvicorn's own loop wakes ten times in one."""
+        while True:
+            server.server_state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+            await asyncio.sleep(DATE_PERIOD_S)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    family, kind, protocol, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(name)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _protocol(door: Door) -> type[H11Protocol]:
+    """Connections of one gateway, which know of each other."""
+    most = most_connections()
+    by_host: Counter[str] = Counter()
+
+    class Connection(H11Protocol):
+        """One connection. It is closed when there are too many, its request does not arrive, or nobody reads what is sent."""
+
+        _head: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
+        _host = ""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._host = network(self.client[0]) if self.client else "local"
+            by_host[self._host] += 1
+            door.metrics.connections.set(len(self.connections))
+            if len(self.connections) > most or by_host[self._host] > max(HOST_SHARE * most, 1):
+                transport.abort()
+                return
+            self._watch_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for timer in (self._head, self._unread):
+                if timer is not None:
+                    timer.cancel()
+            by_host[self._host] -= 1
+            if not by_host[self._host]:
+                del by_host[self._host]
+            super().connection_lost(exc)
+            door.metrics.connections.set(len(self.connections))
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch_head()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch_head()
+
+        def _watch_head(self) -> None:
+            """The time for a head runs while none is there."""
+            waits = self.cycle is None or self.cycle.response_complete
+            if waits and self._head is None:
+                self._head = self.loop.call_later(HEAD_LIMIT_S, self.transport.abort)
+            elif not waits and self._head is not None:
+                self._head.cancel()
+                self._head = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(UNREAD_LIMIT_S, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+
+    return Connection

@@ -1,0 +1,64 @@
+"""The gateway as a service of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import structlog
+
+from omnistage.gateway.app import new_app
+from omnistage.gateway.door import Door
+from omnistage.gateway.metrics import GatewayMetrics
+from omnistage.gateway.port import HttpListener
+from omnistage.gateway.settings import GatewaySettings
+from omnistage.host import process
+from omnistage.host.lasting import LastingTasks
+from omnistage.host.program import Credentials
+from omnistage.host.watchdog import Watched
+
+log = structlog.get_logger(__name__)
+
+
+class GatewayServer:
+    """Serves as soon as it listens: whether the router does is told by /ready."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self.lasting = LastingTasks()
+
+    def bound(self, address: str) -> None:
+        log.info("gateway.bound", address=address, router=self._door.settings.router, keys="any")
+
+    async def start(self) -> None:
+        """Nothing is to be loaded."""
+
+    @property
+    def threads(self) -> Sequence[Watched]:
+        return ()
+
+    async def drain(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._door.idle()
+        except TimeoutError:
+            log.warning("drain.cut", answers=self._door.running)
+
+    def fail(self) -> None:
+        """The listener breaks off what runs."""
+
+    async def close(self) -> None:
+        await self.lasting.close()
+        await self._door.omni.close()
+
+
+async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:
+    """Serve until told to stop. credentials: between servers; clients of HTTP have none. Raises StartError."""
+    # It says of every request that is no HTTP that it is none, so whoever likes could fill the log; what fails the guard tells.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+    metrics = GatewayMetrics()
+    door = Door(settings, metrics)
+    service = GatewayServer(door)
+    listener = HttpListener(settings, new_app(door), door)
+    await process.serve(settings, service, listener, metrics.registry, {"kind": "gateway", "model": ""})

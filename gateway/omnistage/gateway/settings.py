@@ -1,0 +1,73 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from omnistage.host.settings import ServerSettings
+
+Words = Annotated[tuple[str, ...], NoDecode]
+"""Comma-separated."""
+
+Pairs = Annotated[dict[str, str], NoDecode]
+"""NAME=NAME, comma-separated."""
+
+SPEECH_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
+PICTURE_MODELS = ("dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "gpt-image-1.5", "gpt-image-2")
+VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
+
+
+class GatewaySettings(ServerSettings):
+    """What the gateway can be told."""
+
+    router: str = Field(
+        "127.0.0.1:50050",
+        description="the router that is asked; or several, comma-separated, of which the first that answers is",
+        json_schema_extra={"metavar": "HOST:PORT,..."},
+    )
+    port_tries: int = Field(1, ge=1, le=100, description="how many ports are tried, from that of --address on, where one is taken")
+    allowed_hosts: Words = Field(
+        (),
+        description="names by which it may be called; on loopback also those of this machine, elsewhere by all if none is named",
+        json_schema_extra={"metavar": "HOST,..."},
+    )
+    allowed_origins: Words = Field(
+        (),
+        description="pages of other hosts that may call it from a browser, such as https://app.example",
+        json_schema_extra={"metavar": "ORIGIN,..."},
+    )
+    trusted_proxies: Words = Field(
+        (),
+        description="addresses of proxies whose X-Forwarded-For says who asks",
+        json_schema_extra={"metavar": "HOST,..."},
+    )
+    media_hosts: Words = Field(
+        (),
+        description="hosts from which media are fetched, by https, where a request names a URL; none: such a request is refused",
+        json_schema_extra={"metavar": "HOST,..."},
+    )
+    model_names: Pairs = Field(
+        dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS), ""),
+        description="names of models that clients of OpenAI send, and the pipeline of each; nothing: the router's choice",
+        json_schema_extra={"metavar": "NAME=PIPELINE,..."},
+    )
+    voice_names: Pairs = Field(
+        dict.fromkeys(VOICES, ""),
+        description="names of voices that clients of OpenAI send, and the voice of each; nothing: the pipeline's default",
+        json_schema_extra={"metavar": "NAME=VOICE,..."},
+    )
+
+    @field_validator("allowed_hosts", "allowed_origins", "trusted_proxies", "media_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("model_names", "voice_names", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return {name.strip(): to.strip() for name, _, to in (part.partition("=") for part in value.split(",") if part.strip())}

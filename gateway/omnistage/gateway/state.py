@@ -1,0 +1,44 @@
+"""How the gateway is: for whoever watches it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from omnistage.client.errors import OmniError
+from omnistage.gateway.door import Door
+
+
+def routes(door: Door) -> APIRouter:
+    router = APIRouter(tags=["state"])
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """It lives."""
+        return {"status": "ok"}
+
+    @router.get("/ready", responses={503: {"description": "It cannot answer now."}})
+    async def ready() -> Response:
+        """It takes requests, its router answers, and a pipeline is ready."""
+        why = await _not_ready(door)
+        if why:
+            return JSONResponse({"status": "not ready", "why": why}, 503, {"Retry-After": "1"})
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Of this process, for Prometheus."""
+        return Response(generate_latest(door.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+async def _not_ready(door: Door) -> str:
+    if not door.serves:
+        return "it is ending"
+    try:
+        pipelines = await door.offer.pipelines()
+    except OmniError as error:
+        return error.message
+    return "" if any(one.state == "ready" for one in pipelines) else "no pipeline is ready"

@@ -1,0 +1,118 @@
+"""A service that is called over gRPC: its port, its health, reflection, and channelz for whoever asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import grpc.aio
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+
+from omnistage.host import process
+from omnistage.host.addresses import check_can_listen
+from omnistage.host.descriptors import most_connections
+from omnistage.host.errors import StartError
+from omnistage.host.settings import ServerSettings
+from omnistage.wire.channel import server_options
+from omnistage.wire.credentials import Credentials
+
+STOP_GRACE_S = 0.5
+
+
+class GrpcService(process.Service, Protocol):
+    """What a process serves over gRPC."""
+
+    name: str
+    """Full name of its gRPC service, for health and reflection."""
+
+    max_request_bytes: int
+    """Of a request that is read at all; a greater one is refused by gRPC."""
+
+    max_calls: int | None
+    """Calls at once of any kind, above which gRPC refuses one before its request is read; None: any number."""
+
+    interceptors: Sequence[grpc.aio.ServerInterceptor]
+    """What sees every call first."""
+
+    def register(self, server: grpc.aio.Server) -> None: ...
+
+
+async def serve(
+    settings: ServerSettings, credentials: Credentials, service: GrpcService, registry: CollectorRegistry, ready: dict[str, str]
+) -> None:
+    """Run until SIGTERM, SIGINT or the end of the lifeline. ready: more fields of the ready line. Raises StartError or Broken."""
+    listener = GrpcListener(settings, credentials, service)
+    async with _channelz(settings.channelz_address, credentials) as channelz_address:
+        await process.serve(settings, service, listener, registry, {"channelz_address": channelz_address, **ready})
+
+
+class GrpcListener:
+    """A gRPC server with its health."""
+
+    def __init__(self, settings: ServerSettings, credentials: Credentials, service: GrpcService) -> None:
+        self._settings, self._credentials, self._name = settings, credentials, service.name
+        self._server = grpc.aio.server(
+            interceptors=service.interceptors,
+            options=server_options(
+                settings.max_message_bytes, service.max_request_bytes, kept_port=settings.kept_port, max_connections=most_connections()
+            ),
+            maximum_concurrent_rpcs=service.max_calls,
+        )
+        service.register(self._server)
+        self._checks = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._checks, self._server)
+        reflection.enable_server_reflection((service.name, HEALTH_NAME, reflection.SERVICE_NAME), self._server)
+
+    def bind(self) -> str:
+        return _bind(self._server, self._credentials, self._settings.address, kept=self._settings.kept_port)
+
+    async def open(self) -> None:
+        # The library's servicer begins with SERVING for the whole server.
+        await self.say(serves=False)
+        await self._server.start()
+
+    async def say(self, *, serves: bool) -> None:
+        statuses = health_pb2.HealthCheckResponse
+        for service in ("", self._name, "readiness"):
+            await self._checks.set(service, statuses.SERVING if serves else statuses.NOT_SERVING)
+        await self._checks.set("liveness", statuses.SERVING)
+
+    async def close(self, *, is_broken: bool) -> None:
+        await self._checks.enter_graceful_shutdown()
+        await self._server.stop(0 if is_broken else STOP_GRACE_S)
+
+
+def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, kept: bool = False) -> str:
+    host, _, wanted = address.rpartition(":")
+    if kept:
+        check_can_listen(address, "--address", kept=True)  # With SO_REUSEPORT a second listener is no error.
+    port = credentials.listen(server, address)
+    if port == 0:
+        check_can_listen(address, "--address", kept=kept)
+        raise StartError(f"cannot listen on {address}: the port is taken or the address is not of this host; choose another --address")
+    if wanted not in ("0", str(port)):
+        raise StartError(f"asked for {address}, got port {port}")
+    return f"{host}:{port}"
+
+
+@asynccontextmanager
+async def _channelz(address: str, credentials: Credentials) -> AsyncIterator[str]:
+    """Serve channelz on a port of its own: it names all connections of this process, so its port is not for clients. Its address; empty:
+    none was asked for."""
+    if not address:
+        yield ""
+        return
+    server = grpc.aio.server(options=server_options())
+    channelz.add_channelz_servicer(server)
+    bound = _bind(server, credentials, address)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(0)

@@ -1,0 +1,32 @@
+"""Gateways that the tests of this folder ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from helpers import servers
+from helpers.gateway import gateway
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+    """A toy chain and its router, as processes, for all tests that only ask."""
+    with servers.stack(tmp_path_factory.mktemp("toy")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def url(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the gateway in front of it listens."""
+    with gateway(toy.address, tmp_path_factory.mktemp("gateway")) as server:
+        yield f"http://{server.address}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, which asks once."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
+        yield client
