@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from omnistage.client.errors import OmniError
-from omnistage.gateway import chat, listing, state
+from omnistage.gateway import chat, listing, page, pictures, responses, speech, state
 from omnistage.gateway.account import Account
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, of_omni, of_validation
@@ -29,8 +29,8 @@ LATER = {
 def new_app(door: Door) -> ASGIApp:
     """All of it."""
     app = FastAPI(title="omnistage", summary="Omni-modality models behind OpenAI's interface.", docs_url=None, redoc_url=None)
-    for routes in (chat.routes(door), listing.routes(door), state.routes(door)):
-        app.include_router(routes)
+    for endpoints in (chat, responses, speech, pictures, listing, state, page):
+        app.include_router(endpoints.routes(door))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(ApiError, _failed)

@@ -1,0 +1,51 @@
+"""What is kept for a while, under a name that nobody guesses: pictures that a URL stands for, what an earlier sound said."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+KEPT_S = 3600.0
+"""For so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[T]):
+    value: T
+    size: int
+    expires_at: float
+
+
+class Kept(Generic[T]):
+    """At most so many bytes of values; the oldest go first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
+        self._bytes = 0
+
+    def put(self, value: T, size: int, prefix: str = "") -> tuple[str, int]:
+        """Keep it; its name, and until when, as Unix time. One that is larger than all that may be kept is gone at once."""
+        self._clear(size)
+        name, expires_at = f"{prefix}{secrets.token_urlsafe(24)}", time.time() + KEPT_S
+        self._entries[name] = _Entry(value, size, expires_at)
+        self._bytes += size
+        self._clear(0)
+        return name, int(expires_at)
+
+    def get(self, name: str) -> T | None:
+        """What was kept under this name, if it still is."""
+        self._clear(0)
+        entry = self._entries.get(name)
+        return None if entry is None else entry.value
+
+    def _clear(self, size: int) -> None:
+        now = time.time()
+        while self._entries and (self._bytes + size > self._most_bytes or next(iter(self._entries.values())).expires_at <= now):
+            _, entry = self._entries.popitem(last=False)
+            self._bytes -= entry.size

@@ -1,0 +1,11 @@
+"""The page: a few static files."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from omnistage.gateway.door import Door
+
+
+def routes(door: Door) -> APIRouter:
+    return APIRouter(prefix="/v1", tags=["page"])
