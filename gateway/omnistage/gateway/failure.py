@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -46,7 +47,9 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        # Half of a pair, which JSON can say and UTF-8 cannot, may stand in what is quoted.
+        self.message = message.encode(errors="replace").decode()
+        self.status, self.param, self.code = status, param, code
         self.reason, self.hint = reason, hint
         self.headers = dict(headers or {})
         if retry_after_s is not None:
@@ -97,6 +100,15 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     if isinstance(error, CancelledError):
         return ApiError(409, message, code=_code(error), reason=error.reason, hint=error.hint)
     return ApiError(500, message, code=_code(error), reason=error.reason, hint=error.hint)
+
+
+@contextmanager
+def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the client library become those of this interface. fields: as of `of_omni`."""
+    try:
+        yield
+    except OmniError as error:
+        raise of_omni(error, fields) from error
 
 
 def _code(error: OmniError) -> str:

@@ -42,7 +42,7 @@ class Offer:
             there = ", ".join(one.name for one in pipelines)
             raise ApiError(
                 404,
-                f"The model '{name}' does not exist here; there are: {there}",
+                f"The model '{name[:128]}' does not exist here; there are: {there}",
                 param="model",
                 code="model_not_found",
                 reason="UNKNOWN_MODEL",

@@ -1,0 +1,158 @@
+"""Speech over HTTP, as OpenAI's own client hears it."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64decode
+
+import av
+import httpx2
+import numpy as np
+import openai
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from helpers import servers
+from helpers.openai_document import document, events_of
+from omnistage.client import AsyncOmni
+from omnistage.client.wav import to_pcm16
+
+TEXT = " ".join(f"word{n}" for n in range(200))
+"""Of the toy it is one second of sound."""
+RATE_HZ = 24_000
+
+EXACT = ("wav", "flac", "pcm")
+MEDIA_TYPES = {"mp3": "audio/mpeg", "opus": "audio/ogg", "aac": "audio/aac", "flac": "audio/flac", "wav": "audio/wav", "pcm": "audio/pcm"}
+READ_BY = {"wav": "wav", "flac": "flac", "mp3": "mp3", "opus": "ogg", "aac": "aac"}
+"""What FFmpeg calls it: named, so that nothing is guessed."""
+ALIKE = 0.5
+"""The toy's saw teeth are mostly above what an encoder for speech keeps. Another sound is below 0.2."""
+
+
+def decoded(data: bytes, form: str) -> tuple[NDArray[np.float64], int]:
+    """The samples of a file, full scale 1, and their rate."""
+    if form == "pcm":
+        return np.frombuffer(data, "<i2") / 32768, RATE_HZ
+    with av.open(io.BytesIO(data), format=READ_BY[form]) as file:
+        rate_hz = file.streams.audio[0].rate
+        frames = [frame.to_ndarray().reshape(-1) for frame in file.decode(audio=0)]
+    samples = np.concatenate(frames)
+    return samples / (32768 if samples.dtype == np.int16 else 1), rate_hz
+
+
+async def spoken(toy: servers.Stack, text: str, seed: int) -> NDArray[np.int16]:
+    """The samples that gRPC gives."""
+    async with AsyncOmni(address=toy.address) as omni:
+        answer = await omni.say(text, seed=seed)
+    assert answer.audio is not None and answer.audio.sample_rate == RATE_HZ
+    return np.frombuffer(to_pcm16(answer.audio.samples), "<i2")
+
+
+@pytest.mark.parametrize("form", MEDIA_TYPES)
+async def test_every_format_holds_the_samples_that_grpc_gives(form: str, toy: servers.Stack, client: openai.OpenAI, seed: int) -> None:
+    expected = await spoken(toy, TEXT, seed) / 32768
+    answer = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format=form, extra_body={"seed": seed})  # type: ignore[arg-type]
+    assert answer.response.headers["content-type"] == MEDIA_TYPES[form]
+    heard, rate_hz = decoded(answer.content, form)
+    if form in EXACT:
+        assert rate_hz == RATE_HZ
+        np.testing.assert_array_equal(heard, expected)
+        return
+    step = rate_hz // RATE_HZ
+    heard = heard[::step]
+    assert len(expected) <= len(heard) <= len(expected) + 4096, "what is added is the frames around it"
+    assert likeness(heard, expected) > ALIKE
+
+
+def likeness(heard: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """The largest correlation at any shift."""
+    room = len(heard) + len(expected)
+    together = np.fft.irfft(np.fft.rfft(heard, room) * np.fft.rfft(expected, room).conj(), room)
+    return float(np.abs(together).max() / np.sqrt((heard**2).sum() * (expected**2).sum()))
+
+
+def test_libsndfile_reads_what_says_its_length_or_needs_none(client: openai.OpenAI, seed: int) -> None:
+    for form in ("wav", "mp3", "opus"):
+        answer = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format=form, extra_body={"seed": seed})  # type: ignore[arg-type]
+        samples, rate_hz = soundfile.read(io.BytesIO(answer.content))
+        assert len(samples) / rate_hz == pytest.approx(1, abs=0.15), form
+
+
+def test_the_default_is_mp3_and_what_clients_send_along_is_taken(client: openai.OpenAI) -> None:
+    answer = client.audio.speech.create(model="gpt-4o-mini-tts", voice={"id": "toy"}, input="Hello", instructions="slowly", speed=1.5)
+    assert answer.response.headers["content-type"] == "audio/mpeg"
+    assert decoded(answer.content, "mp3")[1] == RATE_HZ
+
+
+def test_other_rates_are_asked_for_by_name(client: openai.OpenAI) -> None:
+    answer = client.audio.speech.create(
+        model="toy", voice="toy", input=TEXT, response_format="wav", extra_body={"sample_rate_hz": 8000, "profile": "latency"}
+    )
+    samples, rate_hz = decoded(answer.content, "wav")
+    assert (rate_hz, len(samples)) == (8000, 8000)
+
+
+async def test_it_comes_while_it_is_made(toy: servers.Stack, url: str, seed: int) -> None:
+    """Read piece by piece, by the asynchronous client."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
+        asked = client.audio.speech.with_streaming_response.create(
+            model="tts-1", voice="alloy", input=TEXT, response_format="pcm", extra_body={"seed": seed}
+        )
+        async with asked as answer:
+            assert "content-length" not in answer.headers
+            pieces = [piece async for piece in answer.iter_bytes()]
+    assert np.array_equal(np.frombuffer(b"".join(pieces), "<i2"), await spoken(toy, TEXT, seed))
+
+
+@pytest.mark.parametrize("form", ["pcm", "opus"])
+async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: servers.Stack, url: str, seed: int) -> None:
+    asked = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": form, "stream_format": "sse", "seed": seed}
+    answer = httpx2.post(f"{url}/v1/audio/speech", json=asked)
+    assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+    *deltas, done = [data for _, data in events_of(answer.text)]
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+    heard, rate_hz = decoded(b"".join(b64decode(delta["audio"]) for delta in deltas), form)
+    expected = await spoken(toy, TEXT, seed) / 32768
+    assert likeness(heard[:: rate_hz // RATE_HZ], expected) > ALIKE
+    # A word is a token, and a token two frames.
+    assert done == {"type": "speech.audio.done", "usage": {"input_tokens": 200, "output_tokens": 400, "total_tokens": 600}}
+
+
+def test_events_are_as_the_document_has_them(url: str) -> None:
+    asked = {"model": "tts-1", "voice": "alloy", "input": TEXT, "stream_format": "sse"}
+    answer = httpx2.post(f"{url}/v1/audio/speech", json=asked)
+    document().check(asked, "CreateSpeechRequest")
+    for _, data in events_of(answer.text):
+        document().check_answer(data, "/audio/speech", media_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "param"),
+    [
+        ({"speed": 0.4}, 400, "speed"),
+        ({"speed": 2.5}, 400, "speed"),
+        ({"input": " "}, 400, "input"),
+        ({"input": "\ud800"}, 400, "input"),
+        ({"input": "x" * 1_100_000}, 400, "input"),
+        ({"voice": "bob"}, 400, "voice"),
+        ({"voice": {"name": "bob"}}, 400, None),
+        ({"response_format": "ogg"}, 400, "response_format"),
+        ({"response_format": "opus", "sample_rate_hz": 22050}, 400, "response_format"),
+        ({"sample_rate_hz": 12345}, 400, "sample_rate_hz"),
+        ({"seed": -1}, 400, "seed"),
+        ({"loudness": 1}, 400, "loudness"),
+        ({"model": "whisper-1"}, 404, "model"),
+        ({"model": "\ud800"}, 404, "model"),
+    ],
+)
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+def test_what_cannot_be_is_refused_by_name(asked: dict[str, object], status: int, param: str | None, stream_format: str, url: str) -> None:
+    """Before any of it is sent, so that the status says so, also of a stream."""
+    whole = {"model": "tts-1", "voice": "alloy", "input": "Hello", "stream_format": stream_format, **asked}
+    with httpx2.Client(base_url=url) as client:
+        answer = client.post("/v1/audio/speech", content=json.dumps(whole).encode(), headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert param is None or (error["param"] == param and (param in error["message"] or status == 404))
