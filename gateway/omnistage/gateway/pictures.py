@@ -2,10 +2,256 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import asyncio
+import base64
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from omnistage.client.answer import Answer, collect
+from omnistage.client.events import Done, Event, Failover, Picture, Progress, Usage
+from omnistage.gateway import additions
+from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_gone, with_errors
 from omnistage.gateway.door import Door
+from omnistage.gateway.failure import ApiError, in_words_of
+from omnistage.gateway.kept import KEPT_S, Kept
+from omnistage.gateway.pictures_body import read_edit
+from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
+
+FIELDS = {
+    "pipeline": "model",
+    "request": "prompt",
+    "width": "size",
+    "height": "size",
+    "results": "n",
+    "media_type": "output_format",
+    "previews": "partial_images",
+}
+"""By an option of the client library, the field of this interface; the others have one name."""
+
+FILES_BYTES = 64 << 20
+"""Of the pictures that URLs stand for, all together."""
+
+Made = Literal["image_generation", "image_edit"]
+"""How the events of a stream begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    data: bytes
+    media_type: str
 
 
 def routes(door: Door) -> APIRouter:
-    return APIRouter(prefix="/v1", tags=["pictures"])
+    router = APIRouter(prefix="/v1/images", tags=["pictures"])
+    files: Kept[_File] = Kept(FILES_BYTES)
+
+    @router.post("/generations", response_class=Response)
+    async def generations(request: Request, asked: PictureRequest) -> Response:
+        """Draw pictures of a prompt: whole, or as server-sent events with what they look like on the way."""
+        return await _drawn(door, files, request, asked, "image_generation", (), "images")
+
+    @router.post("/edits", response_class=Response, openapi_extra=edit_bodies())
+    async def edits(request: Request) -> Response:
+        """Draw from pictures, by a prompt: a form as clients of OpenAI send it, or JSON."""
+        edit = await read_edit(request)
+        return await _drawn(door, files, request, edit.asked, "image_edit", edit.pictures, edit.field)
+
+    @router.post("/variations", response_class=Response, status_code=404)
+    async def variations() -> Response:
+        """Not offered: no model here varies a picture without a prompt."""
+        hint = "POST /v1/images/edits draws from a picture, by a prompt."
+        raise ApiError(404, "variations of pictures are not offered", code="not_offered", reason="UNKNOWN_MODEL", hint=hint)
+
+    @router.get("/files/{name}", response_class=Response, name="picture_file")
+    async def file(name: str) -> Response:
+        """A picture that was drawn in the last hour."""
+        kept = files.get(name.partition(".")[0])
+        if kept is None:
+            raise ApiError(404, "there is no such picture, or it is no longer kept", code="not_found", hint="Draw it again.")
+        headers = {"Cache-Control": f"private, max-age={int(KEPT_S)}", "X-Content-Type-Options": "nosniff"}
+        return Response(kept.data, media_type=kept.media_type, headers=headers)
+
+    return router
+
+
+async def _drawn(
+    door: Door, files: Kept[_File], request: Request, asked: PictureRequest, made: Made, pictures: Sequence[bytes | str], field: str
+) -> Response:
+    """pictures: to draw from. field: where they stand in the request."""
+    _check(asked)
+    visitor = door.visitor(request)
+    width, height = asked.sides
+    options = door.options(
+        visitor,
+        pipeline=await door.offer.model(asked.model),
+        outputs=["image", "progress"] if asked.stream and asked.include_events else ["image"],
+        width=width,
+        height=height,
+        results=asked.n,
+        media_type=asked.output_format and f"image/{asked.output_format}",
+        previews=(asked.partial_images or None) if asked.stream else None,
+        seed=asked.seed,
+        steps=asked.steps,
+        guidance_scale=asked.guidance_scale,
+        negative_prompt=asked.negative_prompt,
+        layers=asked.layers,
+    )
+    fields = _fields(field)
+    with in_words_of(fields):
+        events = visitor.account.followed(visitor.omni.stream_draw(asked.prompt, images=pictures, **options))
+    if asked.stream:
+        pieces = await unless_gone(request, begun(_events(events, asked, made, fields)))
+        return Streamed(with_errors(pieces, visitor.account), visitor.account, "text/event-stream")
+    answer = await unless_gone(request, _whole(events, fields))
+    keep = _keeper(files, request) if _wants_url(asked) else None
+    if keep is not None:
+        _check_size(answer)
+    # Megabytes in base64 take a while.
+    return await asyncio.to_thread(_response, answer, asked, keep)
+
+
+def _check(asked: PictureRequest) -> None:
+    """What no pipeline is asked. Raises ApiError."""
+    if asked.background == "transparent" and not asked.layers:
+        message = "background: pictures are drawn opaque; only layers can be transparent"
+        raise ApiError(
+            400, message, param="background", code="invalid_value", hint="Leave it out, or ask for layers where a model draws them."
+        )
+    if asked.stream and asked.response_format == "url":
+        message = "response_format: the events of a stream have their pictures in b64_json"
+        raise ApiError(400, message, param="response_format", code="invalid_value", hint="Leave it out, or ask without stream.")
+
+
+def _fields(pictures: str) -> Mapping[str, str]:
+    """As of `of_omni`. pictures: the field that has the pictures to draw from."""
+    fields = {**FIELDS, "images": pictures}
+    own = {f"diffusion.{name}": name for name in ("prompt", "negative_prompt", "steps", "guidance_scale", "layers")}
+    return {**fields, **own, **{f"diffusion.{name}": field for name, field in fields.items()}}
+
+
+def _wants_url(asked: PictureRequest) -> bool:
+    """Where nothing is said, as the models of OpenAI do whose names are sent."""
+    return asked.response_format == "url" or (asked.response_format is None and (asked.model or "").startswith("dall-e"))
+
+
+async def _whole(events: AsyncGenerator[Event, None], fields: Mapping[str, str]) -> Answer:
+    with in_words_of(fields):
+        async with aclosing(events):
+            return await collect(events)
+
+
+# A whole answer ------------------------------------------------------------------------------------------------------------------------
+
+Keep = Callable[[Picture], str]
+"""Keeps a picture; its URL."""
+
+
+def _keeper(files: Kept[_File], request: Request) -> Keep:
+    def keep(picture: Picture) -> str:
+        name, _ = files.put(_File(picture.data, picture.media_type), len(picture.data))
+        return str(request.url_for("picture_file", name=f"{name}.{_format(picture)}"))
+
+    return keep
+
+
+def _check_size(answer: Answer) -> None:
+    size = sum(len(picture.data) for picture in answer.pictures)
+    if size > FILES_BYTES:
+        message = f"response_format: these pictures have {size >> 20} MiB, and at most {FILES_BYTES >> 20} MiB are kept for URLs"
+        raise ApiError(400, message, param="response_format", code="too_large", hint="Ask for b64_json, or for fewer or smaller pictures.")
+
+
+def _response(answer: Answer, asked: PictureRequest, keep: Keep | None) -> Response:
+    data = [_entry(picture, asked, keep) for picture in answer.pictures]
+    first = answer.pictures[0] if answer.pictures else None
+    body = {
+        "created": int(time.time()),
+        "data": data,
+        "background": "transparent" if asked.layers else "opaque",
+        **({"output_format": _format(first)} if first else {}),
+        **({"size": asked.size} if asked.sides[0] else {}),
+        "usage": _usage(answer.usage),
+        "seed": answer.seed,
+    }
+    return JSONResponse(body)
+
+
+def _entry(picture: Picture, asked: PictureRequest, keep: Keep | None) -> dict[str, Any]:
+    shown = {"b64_json": base64.b64encode(picture.data).decode()} if keep is None else {"url": keep(picture)}
+    return {**shown, **({"layer": picture.layer} if asked.layers else {})}
+
+
+def _format(picture: Picture) -> str:
+    """png, jpeg or webp."""
+    return picture.media_type.removeprefix("image/")
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """What is drawn has no tokens; what is asked has where its model tells."""
+    read = usage.prompt_tokens or 0
+    return {
+        "input_tokens": read,
+        "output_tokens": 0,
+        "total_tokens": read,
+        "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
+    }
+
+
+# A stream ------------------------------------------------------------------------------------------------------------------------------
+
+
+async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, made: Made, fields: Mapping[str, str]) -> Pieces:
+    """Each finished picture is held back until the next one is there or all are: what all of them cost stands in the last one."""
+    shown, finished = 0, None
+    with in_words_of(fields):
+        async with aclosing(events):
+            async for event in events:
+                match event:
+                    case Picture() if event.preview_step is not None:
+                        yield _event(f"{made}.partial_image", {**_told(event, asked), "partial_image_index": shown})
+                        shown += 1
+                    case Picture():
+                        if finished is not None:
+                            yield _completed(finished, asked, made, NOTHING)
+                        finished = event
+                    case Progress() if asked.include_events:
+                        yield _event("omnistage.progress", {"done": event.done, "total": event.total})
+                    case Failover() if asked.include_events:
+                        yield _event("omnistage.failover", additions.failover(event))
+                    case Done():
+                        if finished is not None:
+                            yield _completed(finished, asked, made, event.usage)
+                        if asked.include_events:
+                            yield _event("omnistage.usage", additions.account(event))
+                    case _:
+                        pass
+
+
+NOTHING = Usage((), 0.0, None, None, 0.0)
+
+
+def _completed(picture: Picture, asked: PictureRequest, made: Made, usage: Usage) -> bytes:
+    return _event(f"{made}.completed", {**_told(picture, asked), "usage": _usage(usage)})
+
+
+def _told(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
+    """What all events with a picture have."""
+    return {
+        "b64_json": base64.b64encode(picture.data).decode(),
+        "created_at": int(time.time()),
+        "size": asked.size or "auto",
+        "quality": "auto",
+        "background": "transparent" if asked.layers else "opaque",
+        "output_format": _format(picture),
+        **({"layer": picture.layer} if asked.layers else {}),
+    }
+
+
+def _event(name: str, data: Mapping[str, Any]) -> bytes:
+    return told({"type": name, **data}, name)

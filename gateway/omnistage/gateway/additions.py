@@ -1,0 +1,35 @@
+"""What this interface tells beside what OpenAI's has, to whoever asks for it: the same shapes at every endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from omnistage.client.events import Done, Failover, StageReport
+
+STAGE_FIELDS = (
+    *("stage", "replica", "queued_s", "first_output_s", "total_s", "input_items", "output_items", "failovers"),
+    *("audio_underruns", "audio_starved_s"),
+)
+
+
+def failover(event: Failover) -> dict[str, Any]:
+    """A server was lost and replaced."""
+    return {name: value for name, value in asdict(event).items() if name != "arrival_s"}
+
+
+def account(done: Done) -> dict[str, Any]:
+    """The server's account of an answer."""
+    usage = done.usage
+    told = {
+        "queued_s": usage.queued_s,
+        "first_text_s": usage.first_text_s,
+        "first_audio_s": usage.first_audio_s,
+        "total_s": usage.total_s,
+        "stages": [_stage(report) for report in usage.stages],
+    }
+    return {"usage": told, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
+
+
+def _stage(report: StageReport) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in STAGE_FIELDS}

@@ -1,0 +1,111 @@
+"""The body of an edit: a form with files, or JSON with data: URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from omnistage.gateway.failure import ApiError
+from omnistage.gateway.pictures_schema import MOST_GIVEN, EditRequest, PictureReference, PictureRequest
+
+FORM, JSON = "multipart/form-data", "application/json"
+
+MOST_FIELDS = 64
+FIELD_BYTES = 1 << 20
+"""Of a field that is no file."""
+
+PICTURES = ("image", "image[]")
+"""Their fields in a form; there may be several of either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """pictures: as the client library takes them: a file's bytes, or a data: URL. field: where they stand in the body."""
+
+    asked: PictureRequest
+    pictures: Sequence[bytes | str]
+    field: str
+
+
+class _InMemory(MultiPartParser):
+    """What the guard has let in is in memory; nothing is written to disk."""
+
+    spool_max_size = 1 << 40
+
+
+async def read_edit(request: Request) -> Edit:
+    """Raises ApiError, RequestValidationError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == FORM:
+        return await _of_form(request)
+    if kind == JSON:
+        return _of_json(await request.body())
+    hint = f"Send a form, Content-Type: {FORM}, with files, or {JSON} with data: URLs."
+    raise ApiError(400, f"the body is neither {FORM} nor {JSON}", code="invalid_body", reason="BAD_REQUEST", hint=hint)
+
+
+async def _of_form(request: Request) -> Edit:
+    parser = _InMemory(request.headers, request.stream(), max_files=MOST_GIVEN + 1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body", reason="BAD_REQUEST") from None
+    pictures, fields = list[bytes](), dict[str, str]()
+    try:
+        for name, value in form.multi_items():
+            if name == "mask":
+                raise _no_mask()
+            if name in PICTURES and isinstance(value, UploadFile):
+                pictures.append(await value.read())
+            elif name in PICTURES or isinstance(value, UploadFile):
+                raise _bad(name, f"is {'no' if name in PICTURES else 'a'} file")
+            else:
+                fields[name] = value
+    finally:
+        await form.close()
+    if not 0 < len(pictures) <= MOST_GIVEN:
+        raise _bad("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
+    try:
+        return Edit(PictureRequest.model_validate(fields), pictures, "image")
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+def _of_json(body: bytes) -> Edit:
+    try:
+        asked = EditRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+    if asked.mask is not None:
+        raise _no_mask()
+    return Edit(asked, [_url(reference, f"images[{n}]") for n, reference in enumerate(asked.images)], "images")
+
+
+def _url(reference: PictureReference, where: str) -> str:
+    """A data: URL. Nothing else may reach the client library, which takes other texts for paths."""
+    if reference.file_id is not None:
+        raise _bad(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
+    if reference.image_url is None or reference.image_url[:5].lower() != "data:":
+        raise _bad(f"{where}.image_url", "give the picture as a data: URL, such as data:image/png;base64,...; nothing is fetched")
+    return reference.image_url
+
+
+def _bad(param: str, what: str) -> ApiError:
+    return ApiError(400, f"{param[:128]}: {what}", param=param[:128], code="invalid_value", reason="BAD_REQUEST")
+
+
+def _no_mask() -> ApiError:
+    return ApiError(
+        400,
+        "mask: no model here draws in a part of a picture",
+        param="mask",
+        code="unsupported",
+        reason="BAD_REQUEST",
+        hint="Leave it out: the whole picture is drawn anew.",
+    )

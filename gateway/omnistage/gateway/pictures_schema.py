@@ -1,0 +1,92 @@
+"""The bodies of POST /v1/images/generations and /v1/images/edits."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from omnistage.gateway.chat_schema import Body
+
+MOST_PICTURES = 8
+"""Of one answer, layers not counted."""
+MOST_GIVEN = 16
+"""Pictures to draw from."""
+
+
+SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
+
+
+def _size(value: str) -> str:
+    if not re.fullmatch(SIZE, value):
+        raise PydanticCustomError("size", "give WIDTHxHEIGHT in pixels, such as 512x512, or auto")
+    return value
+
+
+class PictureRequest(Body):
+    """What both have. quality, style, moderation, output_compression, input_fidelity and user change nothing here."""
+
+    prompt: Annotated[str, Field(min_length=1)]
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_PICTURES)] | None = None
+    size: Annotated[str, AfterValidator(_size), Field(json_schema_extra={"pattern": SIZE})] | None = None
+    response_format: Literal["b64_json", "url"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, Field(ge=0, le=3)] | None = None
+
+    quality: str | None = None
+    style: str | None = None
+    moderation: str | None = None
+    output_compression: int | None = None
+    input_fidelity: str | None = None
+    user: str | None = None
+
+    seed: int | None = None
+    steps: int | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | None = None
+    layers: int | None = None
+    include_events: bool | None = None
+
+    @property
+    def sides(self) -> tuple[int, int] | tuple[None, None]:
+        """Width and height in pixels; None: the model's."""
+        if self.size is None or self.size == "auto":
+            return None, None
+        width, _, height = self.size.partition("x")
+        return int(width), int(height)
+
+
+class PictureReference(Body):
+    """A picture in JSON."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+
+
+class EditRequest(PictureRequest):
+    """Of a body in JSON."""
+
+    images: Annotated[list[PictureReference], Field(min_length=1, max_length=MOST_GIVEN)]
+    mask: Any = None
+
+
+FILE = {"type": "string", "format": "binary"}
+
+
+def edit_bodies() -> dict[str, Any]:
+    """What our own document says of the body of an edit, which may come in two forms."""
+    fields = PictureRequest.model_json_schema()
+    form = {**fields["properties"], "image": {"anyOf": [FILE, {"type": "array", "items": FILE, "maxItems": MOST_GIVEN}]}, "mask": FILE}
+    picture = PictureReference.model_json_schema()
+    listed = {"type": "array", "items": picture, "minItems": 1, "maxItems": MOST_GIVEN}
+    body = {**fields, "properties": {**fields["properties"], "images": listed}, "required": ["prompt", "images"]}
+    content = {
+        "multipart/form-data": {"schema": {"type": "object", "properties": form, "required": ["prompt", "image"]}},
+        "application/json": {"schema": body},
+    }
+    return {"requestBody": {"required": True, "content": content}}
