@@ -1,26 +1,283 @@
-"""Chat over HTTP, as OpenAI's own client sees it."""
+"""Chat over HTTP, as OpenAI's own client sees it: text, speech, and what cannot be done."""
 
 from __future__ import annotations
 
+import base64
+import io
+from typing import Any
+
+import httpx2
 import openai
 import pytest
+import soundfile
+from openai.types.chat import ChatCompletionChunk
 
+from helpers import servers
+from helpers.openai_document import document, events_of
+from omnistage.client import Omni
+from omnistage.client.wav import to_pcm16
 from omnistage.models.toy import formulas
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+SAMPLES = to_pcm16(formulas.audio(5, "Hello", formulas.NATURAL_LENGTH)[:, 0])
 
 
 def test_a_whole_answer(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Hello"}], seed=5, max_completion_tokens=4)
+    answer = client.chat.completions.create(model="toy", messages=HELLO, seed=5, max_completion_tokens=4)
     assert answer.choices[0].message.content == formulas.text(5, "Hello", 4)
+    assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 4
+    assert answer.system_fingerprint is not None and answer.system_fingerprint.startswith("toy-")
 
 
 def test_a_streamed_answer_is_the_same(client: openai.OpenAI) -> None:
-    chunks = list(client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Hello"}], seed=5, stream=True))
-    whole = client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "Hello"}], seed=5)
+    chunks = list(client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True, stream_options={"include_usage": True}))
+    *pieces, finish, usage = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == formulas.text(5, "Hello", formulas.NATURAL_LENGTH)
+    assert (pieces[0].choices[0].delta.role, finish.choices[0].finish_reason) == ("assistant", "stop")
+    assert usage.choices == [] and usage.usage is not None and usage.usage.completion_tokens == formulas.NATURAL_LENGTH
+    assert {chunk.usage for chunk in pieces} == {None}
+
+
+async def test_the_client_for_asyncio_gets_the_same(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
+        whole = await client.chat.completions.create(model="toy", messages=HELLO, seed=5)
+        chunks = [chunk async for chunk in await client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True)]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
-    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_text_and_samples_are_those_over_grpc(client: openai.OpenAI, toy: servers.Stack) -> None:
+    answer = client.chat.completions.create(model="toy", messages=HELLO, seed=5, **SPOKEN)
+    with Omni(address=toy.address) as omni:
+        same = omni.chat(HELLO, seed=5)
+    message = answer.choices[0].message
+    assert message.content is None and message.audio is not None and same.audio is not None
+    assert message.audio.transcript == same.text
+    assert base64.b64decode(message.audio.data) == to_pcm16(same.audio.samples) == SAMPLES
+    details = answer.usage and answer.usage.completion_tokens_details
+    assert details is not None and details.audio_tokens == formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH
+    assert answer.usage is not None and answer.usage.completion_tokens == details.audio_tokens + formulas.NATURAL_LENGTH
+
+
+def test_streamed_sound_comes_as_the_types_of_openai_have_it(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="toy", messages=HELLO, seed=5, stream=True, stream_options={"include_usage": True}, **SPOKEN
+    )
+    *chunks, finish, usage = stream
+    sounds = [chunk.choices[0].delta.audio for chunk in chunks]
+    assert all(sounds) and not any(chunk.choices[0].delta.content for chunk in chunks)
+    first, last = sounds[0], sounds[-1]
+    assert first is not None and first.id is not None and first.id.startswith("audio_")
+    assert [sound.id for sound in sounds[1:] if sound is not None] == [None] * (len(sounds) - 1)
+    assert "".join(sound.transcript or "" for sound in sounds if sound) == formulas.text(5, "Hello", formulas.NATURAL_LENGTH)
+    assert b"".join(base64.b64decode(sound.data or "") for sound in sounds if sound) == SAMPLES
+    assert last is not None and last.model_dump(exclude_none=True).keys() == {"expires_at"}
+    assert finish.choices[0].finish_reason == "stop"
+    assert usage.usage is not None and usage.usage.completion_tokens_details is not None
+    assert usage.usage.completion_tokens_details.audio_tokens == formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH
+
+
+@pytest.mark.parametrize("form", ["wav", "flac"])
+def test_a_file_of_a_whole_answer_has_every_sample(client: openai.OpenAI, form: Any) -> None:
+    answer = client.chat.completions.create(
+        model="toy", messages=HELLO, seed=5, modalities=["text", "audio"], audio={"voice": "alloy", "format": form}
+    )
+    sound = answer.choices[0].message.audio
+    assert sound is not None
+    samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(sound.data)), dtype="int16")
+    assert (rate_hz, samples.astype("<i2").tobytes()) == (24_000, SAMPLES)
+
+
+def test_a_streamed_file_is_one_file(client: openai.OpenAI) -> None:
+    wanted = {"modalities": ["text", "audio"], "audio": {"voice": {"id": "nova"}, "format": "wav"}}
+    chunks: Any = client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True, extra_body=wanted)
+    sounds = [chunk.choices[0].delta.audio for chunk in chunks if chunk.choices]
+    data = b"".join(base64.b64decode(sound.data) for sound in sounds if sound and sound.data)
+    assert data.startswith(b"RIFF") and data.endswith(SAMPLES) and len(data) == 44 + len(SAMPLES)
+
+
+def test_several_answers_have_seeds_that_count_on(client: openai.OpenAI) -> None:
+    texts = [formulas.text(5 + number, "Hello", 4) for number in range(3)]
+    whole = client.chat.completions.create(model="toy", messages=HELLO, seed=5, n=3, max_tokens=4)
+    assert [(choice.index, choice.message.content) for choice in whole.choices] == list(enumerate(texts))
+    assert whole.usage is not None and whole.usage.completion_tokens == 12
+    streamed = ["", "", ""]
+    ends: list[int] = []
+    for chunk in client.chat.completions.create(model="toy", messages=HELLO, seed=5, n=3, max_tokens=4, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            ends += [choice.index] if choice.finish_reason else []
+    assert (streamed, sorted(ends)) == (texts, [0, 1, 2])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_several_answers_none_goes_on_where_one_cannot_begin(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="toy", messages=HELLO, n=3, stop=[""], stream=stream)
+    assert caught.value.param == "stop"
+
+
+def test_an_answer_stops_where_it_is_told(client: openai.OpenAI) -> None:
+    words = formulas.text(5, "Hello", 6).split()
+    answer = client.chat.completions.create(model="toy", messages=HELLO, seed=5, stop=words[3])
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (" ".join(words[:3]) + " ", "stop")
+
+
+def test_what_an_earlier_sound_said_stands_for_its_id(client: openai.OpenAI) -> None:
+    sound = client.chat.completions.create(model="toy", messages=HELLO, seed=5, **SPOKEN).choices[0].message.audio
+    assert sound is not None
+    by_id: list[Any] = [*HELLO, {"role": "assistant", "audio": {"id": sound.id}}, {"role": "user", "content": "And?"}]
+    by_text: list[Any] = [*HELLO, {"role": "assistant", "content": sound.transcript}, {"role": "user", "content": "And?"}]
+    answers = [client.chat.completions.create(model="toy", messages=turns, seed=5) for turns in (by_id, by_text)]
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="send what it said as content") as caught:
+        client.with_options(api_key="another").chat.completions.create(model="toy", messages=by_id)
+    assert caught.value.param == "messages[1].audio.id"
+
+
+def test_the_id_of_a_streamed_sound_stands_for_it_too(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True, **SPOKEN))
+    name = next(chunk.choices[0].delta.audio.id for chunk in chunks if chunk.choices[0].delta.audio)
+    turns: list[Any] = [*HELLO, {"role": "assistant", "content": None, "audio": {"id": name}}, {"role": "user", "content": "And?"}]
+    assert client.chat.completions.create(model="toy", messages=turns).choices[0].message.content
+
+
+def test_events_of_ours_come_where_they_are_asked_for(client: openai.OpenAI) -> None:
+    wanted = {"stream_options": {"include_events": True, "include_usage": True}}
+    chunks: Any = list(client.chat.completions.create(model="toy", messages=HELLO, seed=5, stream=True, extra_body=wanted, **SPOKEN))
+    ours = [(i, chunk.omnistage) for i, chunk in enumerate(chunks) if not chunk.choices and chunk.usage is None]
+    assert [sorted(one) for _, one in ours] == [["sound"], ["pipeline", "seed", "session_id", "usage"]]
+    (before, sound), (last, account) = ours
+    assert sound["sound"]["sample_rate_hz"] == 24_000 and "prebuffer_s" in sound["sound"]
+    assert not any(chunk.choices[0].delta.audio.data for chunk in chunks[:before])
+    assert chunks[before + 1].choices[0].delta.audio.data
+    assert last == len(chunks) - 2 and chunks[-1].usage is not None
+    assert (account["seed"], account["pipeline"]) == (5, "toy")
+    assert [stage["stage"] for stage in account["usage"]["stages"]] == ["thinker", "talker", "code2wav"]
+    assert account["usage"]["stages"][1]["output_items"] == {"codes": formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH}
+
+
+def test_the_client_puts_a_stream_together(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="toy", messages=HELLO, seed=5) as stream:
+        answer = stream.get_final_completion()
+    assert answer.choices[0].message.content == formulas.text(5, "Hello", formulas.NATURAL_LENGTH)
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "nothing here does that yet"),
+    ({"functions": [{"name": "f"}]}, "functions", "nothing here does that yet"),
+    ({"tool_choice": "required"}, "tool_choice", "nothing here does that yet"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias", "nothing here does that yet"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "nothing here does that yet"),
+    ({"web_search_options": {"search_context_size": "low"}}, "web_search_options", "nothing here does that yet"),
+    ({"colour": "red"}, "colour", "Unrecognized request argument supplied: colour"),
+    ({"stream_options": {"colour": 1}}, "stream_options.colour", "Unrecognized request argument supplied"),
+    ({"n": 9}, "n", "less than or equal to 8"),
+    ({"temperature": "hot"}, "temperature", "number"),
+    ({"max_tokens": 100_000}, "max_tokens", "max_tokens"),
+    ({"max_completion_tokens": 100_000}, "max_completion_tokens", "max_completion_tokens"),
+    ({"top_logprobs": 2}, "top_logprobs", "goes with logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "cannot constrain"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
+    ({"regex": "a+"}, "regex", "cannot constrain"),
+    ({"profile": "loud", **SPOKEN}, "profile", "one of latency"),
+    ({"speed": 9, **SPOKEN}, "speed", "speed"),
+    ({"background": "red"}, "background", "colour as #rrggbb"),
+    ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, "audio.voice", "nobody"),
+    ({"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "midi"}}, "audio.format", "'wav'"),
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": [{"role": "tool", "tool_call_id": "1", "content": "18"}]}, "messages[0].role", "calls tools"),
+    ({"messages": [{"role": "function", "name": "f", "content": "18"}]}, "messages[0].role", "calls tools"),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls", "calls tools"),
+    ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role", "'owner'"),
+    ({"messages": [{"role": "user", "content": "x", "images": ["cat.png"]}]}, "messages[0].images", "Unrecognized"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "image": "cat.png"}]}]}, "messages[0].content[0].type", "'image'"),
+    ({"messages": [{"role": "user", "content": [{"type": "audio", "audio": "cat.wav"}]}]}, "messages[0].content[0].type", "'audio'"),
+    ({"messages": [{"role": "user", "content": [{"type": "video", "video": "cat.mp4"}]}]}, "messages[0].content[0].type", "'video'"),
+    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "1"}}]}]}, "messages[0].content[0].type", "'file'"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be text"),
+    ({"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[0].audio.id", "send what it said"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "cat.png"}}]}]},
+        "messages[0].content[0].image_url.url",
+        "https",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///cat.png"}}]}]},
+        "messages[0].content[0].image_url.url",
+        "https",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.example.com/cat.png"}}]}]},
+        "messages[0].content[0].image_url.url",
+        "nothing is fetched from the web",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "told"), REFUSED, ids=[f"{number}-{param}" for number, (_, param, _) in enumerate(REFUSED)])
+def test_what_cannot_be_done_is_refused_by_name(client: openai.OpenAI, body: dict[str, Any], param: str, told: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/chat/completions", cast_to=object, body={"model": "toy", "messages": HELLO, **body})
+    assert caught.value.param == param
+    assert told in caught.value.message
+
+
+def test_what_means_nothing_here_is_taken(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="toy",
+        messages=[{"role": "developer", "content": "Be brief."}, {"role": "assistant", "content": None, "refusal": "No."}, *HELLO],
+        user="ann",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        safety_identifier="x",
+        prompt_cache_key="y",
+        reasoning_effort="low",
+        verbosity="low",
+        parallel_tool_calls=True,
+        tools=[],
+        tool_choice="auto",
+        logit_bias={},
+        logprobs=False,
+        top_p=0,
+        response_format={"type": "text"},
+        max_tokens=4,
+    )
+    assert answer.choices[0].message.content
 
 
 def test_an_unknown_model_is_told_which_there_are(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="toy"):
-        client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "Hello"}])
+        client.chat.completions.create(model="gpt-9", messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, SPOKEN, {"n": 2, "max_tokens": 3}, {"logprobs": True, "top_logprobs": 2}, {"stream_options": {"include_usage": True}}],
+    ids=["text", "spoken", "several", "logprobs", "usage"],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_document_of_openai_has_such_answers(url: str, body: dict[str, Any], stream: bool) -> None:
+    asked = {"model": "toy", "messages": HELLO, "seed": 5, **body, "stream": stream}
+    if not stream:
+        asked.pop("stream_options", None)
+    with httpx2.Client(trust_env=False) as http:
+        answer = http.post(f"{url}/v1/chat/completions", json=asked)
+    assert answer.status_code == 200
+    if not stream:
+        document().check_answer(answer.json(), "/chat/completions")
+        return
+    *events, (_, done) = events_of(answer.text)
+    assert done == "[DONE]"
+    for _, event in events:
+        document().check_answer(event, "/chat/completions", media_type="text/event-stream")
+        ChatCompletionChunk.model_validate(event, strict=True, extra="forbid")
+
+
+def test_errors_are_of_the_form_that_the_document_has(url: str) -> None:
+    with httpx2.Client(trust_env=False) as http:
+        answer = http.post(f"{url}/v1/chat/completions", json={"model": "toy", "messages": HELLO, "colour": 1})
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+    document().check(answer.json(), "ErrorResponse")

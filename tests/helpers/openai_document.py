@@ -13,7 +13,7 @@ import jsonschema_rs
 import pytest
 
 VARIABLE = "OMNISTAGE_OPENAI_DOCUMENT"
-BASE = "https://document.example/"
+BASE = "https://document.example.com/"
 
 
 class Document:

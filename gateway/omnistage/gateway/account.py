@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import structlog
 
@@ -19,7 +19,8 @@ ANSWERS = "/v1/"
 
 
 class Account:
-    """Of one request. endpoint: the route, without what differs from call to call. client: who asked, as logs have it."""
+    """Of one request. endpoint: the route, without what differs from call to call. client: who asked, as logs have it. at_end: what
+    is given back when it has ended."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
@@ -29,6 +30,7 @@ class Account:
         self.status = 0
         self.reason = "OK"
         self.message = ""
+        self.at_end: list[Callable[[], None]] = []
         self._begun = time.perf_counter()
         self._first_byte_s: float | None = None
         self._ttft_s: float | None = None
@@ -75,6 +77,8 @@ class Account:
 
     def end(self, metrics: GatewayMetrics) -> None:
         """Tell it. Called once."""
+        for release in self.at_end:
+            release()
         total_s = self._now_s
         endpoint = self.endpoint or "other"
         metrics.ended.labels(endpoint, str(self.status), self.reason).inc()

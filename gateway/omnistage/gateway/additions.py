@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from omnistage.client.events import Done, Failover, StageReport
+from omnistage.client.events import AudioChunk, Done, Failover, StageReport
 
 STAGE_FIELDS = (
     *("stage", "replica", "queued_s", "first_output_s", "total_s", "input_items", "output_items", "failovers"),
     *("audio_underruns", "audio_starved_s"),
 )
+
+
+def sound(chunk: AudioChunk) -> dict[str, Any]:
+    """Of the first sound: how long a player waits after it so that it never runs dry; None: the server does not say."""
+    return {"prebuffer_s": chunk.prebuffer_s, "sample_rate_hz": chunk.sample_rate_hz}
 
 
 def failover(event: Failover) -> dict[str, Any]:

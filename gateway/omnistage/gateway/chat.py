@@ -2,85 +2,126 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omnistage.client.answer import Answer, collect
-from omnistage.client.events import Done, Event, TextDelta
-from omnistage.gateway.answering import DONE, Pieces, Streamed, begun, told, unless_gone, with_errors
+from omnistage.client import __version__
+from omnistage.client.answer import Answer
+from omnistage.client.events import Event, TextDelta
+from omnistage.gateway.answering import Streamed, begun, unless_gone, with_errors
+from omnistage.gateway.chat_options import fields_of, options_of
 from omnistage.gateway.chat_schema import ChatRequest
+from omnistage.gateway.chat_stream import FINISHED, ChatStream
+from omnistage.gateway.choices import Events, merged, whole
 from omnistage.gateway.door import Door, Visitor
+from omnistage.gateway.failure import in_words_of
+from omnistage.gateway.kept import Kept
+from omnistage.gateway.logprobs import logprobs_of
+from omnistage.gateway.messages import turns_of
+from omnistage.gateway.sound import RATE_HZ, Encoder, new_encoder
+from omnistage.gateway.usage import chat_usage
 
-FIELDS = {"conversation": "messages", "pipeline": "model"}
-"""By an option of the client library, the field of this interface."""
+TRANSCRIPTS_BYTES = 16 << 20
+"""Of what sounds of the last hour said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcripts:
+    """What the sounds of the last hour said, each to whom it was said."""
+
+    kept: Kept[tuple[str, str]]
+
+    def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
+        return self.kept.put((who, text), len(text.encode()), "audio_", name)
+
+    def get(self, who: str, name: str) -> str | None:
+        found = self.kept.get(name)
+        return found[1] if found is not None and found[0] == who else None
 
 
 def routes(door: Door) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["chat"])
+    transcripts = Transcripts(Kept(TRANSCRIPTS_BYTES))
 
     @router.post("/chat/completions", response_model=None)
     async def chat(request: Request, asked: ChatRequest) -> Response:
         """Answer a conversation: text and speech, whole or as server-sent events."""
+        asked.check()
         visitor = door.visitor(request)
-        pipeline = await door.offer.chat_model(asked.model)
-        options = door.options(
-            visitor,
-            pipeline=pipeline,
-            outputs=["text"],
-            max_tokens=asked.max_completion_tokens or asked.max_tokens,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            seed=asked.seed,
-            stop=asked.stop,
-        )
-        events = visitor.account.followed(visitor.omni.stream_chat(asked.messages, **options))
-        frame = _frame(visitor, asked.model)
-        if asked.stream:
-            pieces = await unless_gone(request, begun(_pieces(events, frame)))
-            return Streamed(with_errors(pieces, visitor.account, FIELDS), visitor.account, "text/event-stream")
-        answer = await unless_gone(request, _whole(events))
-        return JSONResponse(_completion(answer, frame))
+        fields = fields_of(asked)
+        with in_words_of(fields):
+            pipeline = await door.offer.chat_model(asked.model)
+            answers = await unless_gone(request, _asked(door, visitor, asked, pipeline, transcripts))
+            frame = _frame(visitor, asked, pipeline)
+            if not asked.stream:
+                return JSONResponse(await unless_gone(request, _completion(answers, asked, frame, visitor, transcripts)))
+            stream = ChatStream(asked, frame, lambda text, name: transcripts.put(visitor.who, text, name)[1])
+            pieces = await unless_gone(request, begun(stream.pieces(merged(answers))))
+        return Streamed(with_errors(pieces, visitor.account, fields), visitor.account, "text/event-stream")
 
     return router
 
 
-def _frame(visitor: Visitor, model: str) -> dict[str, Any]:
+async def _asked(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
+    """The answers, none of which has begun."""
+    fetch = door.fetcher.of(visitor.account)
+    turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch)
+    voice = await door.offer.voice(asked.audio.voice if asked.audio else None)
+    given = [options_of(asked, pipeline, voice, number) for number in range(asked.n or 1)]
+    calls = [door.options(visitor, **one) for one in given]
+    for number, call in enumerate(calls[1:], 1):
+        call["request_id"] += f"-{number}"
+    return [visitor.account.followed(visitor.omni.stream_chat(turns, **call)) for call in calls]
+
+
+def _frame(visitor: Visitor, asked: ChatRequest, pipeline: str) -> dict[str, Any]:
     """What all chunks of an answer have."""
-    return {"id": f"chatcmpl-{visitor.account.request_id}", "created": int(time.time()), "model": model}
+    name = f"chatcmpl-{visitor.account.request_id}"
+    return {"id": name, "created": int(time.time()), "model": asked.model, "system_fingerprint": f"{pipeline}-{__version__}"}
 
 
-async def _whole(events: AsyncGenerator[Event, None]) -> Answer:
-    async with aclosing(events):
-        return await collect(events)
+async def _completion(
+    answers: list[Events], asked: ChatRequest, frame: dict[str, Any], visitor: Visitor, transcripts: Transcripts
+) -> dict[str, Any]:
+    """All of it, as one object."""
+    encoders = [new_encoder(asked.sound_format, RATE_HZ, "audio.format") for _ in answers if asked.is_spoken]
+    deltas: list[list[TextDelta]] = [[] for _ in answers]
+    done = await whole([_noted(events, noted) for events, noted in zip(answers, deltas, strict=True)])
+    choices = []
+    for number, answer in enumerate(done):
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if asked.is_spoken:
+            data = await asyncio.to_thread(_sound, answer, encoders[number])
+            name, expires_at = transcripts.put(visitor.who, answer.text)
+            sound = {"id": name, "expires_at": expires_at, "data": data, "transcript": answer.text}
+            message |= {"content": None, "audio": sound}
+        rows = [row for delta in deltas[number] for row in logprobs_of(delta, asked.top_logprobs or 0)]
+        logprobs = {"content": rows, "refusal": None} if asked.logprobs else None
+        reason = FINISHED.get(answer.finish_reason, "stop")
+        choices.append({"index": number, "message": message, "finish_reason": reason, "logprobs": logprobs})
+    usage = chat_usage([answer.usage for answer in done])
+    return {**frame, "object": "chat.completion", "choices": choices, "usage": usage}
 
 
-def _completion(answer: Answer, frame: Mapping[str, Any]) -> dict[str, Any]:
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
-    prompt, completion = answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {**frame, "object": "chat.completion", "choices": [choice], "usage": usage}
-
-
-async def _pieces(events: AsyncGenerator[Event, None], frame: Mapping[str, Any]) -> Pieces:
-    def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        return told({**frame, "object": "chat.completion.chunk", "choices": [choice]})
-
-    role: dict[str, Any] = {"role": "assistant"}
-    async with aclosing(events):
+async def _noted(events: Events, noted: list[TextDelta]) -> AsyncGenerator[Event, None]:
+    """The same events; those of text are noted down."""
+    try:
         async for event in events:
-            match event:
-                case TextDelta():
-                    yield chunk({**role, "content": event.text})
-                    role = {}
-                case Done():
-                    yield chunk(role, event.finish_reason)
-                case _:
-                    pass
-    yield DONE
+            if isinstance(event, TextDelta):
+                noted.append(event)
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _sound(answer: Answer, encoder: Encoder) -> str:
+    """Of a whole answer: a file in base64. It may take a while."""
+    return base64.b64encode(encoder.whole(answer.audio.samples if answer.audio else np.empty(0, np.float32))).decode()

@@ -19,6 +19,7 @@ from omnistage.client.errors import BadRequestError
 from omnistage.client.found import Found
 from omnistage.gateway.account import Account
 from omnistage.gateway.failure import ApiError
+from omnistage.gateway.fetching import Fetcher
 from omnistage.gateway.metrics import GatewayMetrics
 from omnistage.gateway.offer import Offer
 from omnistage.gateway.settings import GatewaySettings
@@ -47,6 +48,7 @@ class Door:
         connection = Connection(Found(settings.router, is_named=True), start_patience_s=0.0, warn=_warn)
         self.omni = AsyncOmni.over(connection, None)
         self.offer = Offer(self.omni, settings.model_names, settings.voice_names)
+        self.fetcher = Fetcher(settings.media_hosts, settings.max_message_bytes)
         self.serves = False
         self.running = 0
         self._idle = asyncio.Event()

@@ -14,6 +14,11 @@ KEPT_S = 3600.0
 """For so long."""
 
 
+def new_name(prefix: str = "") -> str:
+    """One that nobody guesses."""
+    return f"{prefix}{secrets.token_urlsafe(24)}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry(Generic[T]):
     value: T
@@ -29,10 +34,11 @@ class Kept(Generic[T]):
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
         self._bytes = 0
 
-    def put(self, value: T, size: int, prefix: str = "") -> tuple[str, int]:
-        """Keep it; its name, and until when, as Unix time. One that is larger than all that may be kept is gone at once."""
+    def put(self, value: T, size: int, prefix: str = "", name: str = "") -> tuple[str, int]:
+        """Keep it; its name, and until when, as Unix time. One that is larger than all that may be kept is gone at once. name: where it had
+        to be known before; `new_name` makes it."""
         self._clear(size)
-        name, expires_at = f"{prefix}{secrets.token_urlsafe(24)}", time.time() + KEPT_S
+        name, expires_at = name or new_name(prefix), time.time() + KEPT_S
         self._entries[name] = _Entry(value, size, expires_at)
         self._bytes += size
         self._clear(0)

@@ -50,8 +50,12 @@ class Offer:
         return found
 
     async def chat_model(self, model: str) -> str:
-        """The pipeline of a model that is to answer. Raises ApiError 404."""
-        return (await self.pipeline(self._model_names.get(model) or model)).name
+        """The pipeline of a model that is to answer. Raises ApiError 404, or 400 for one that only draws."""
+        found = await self.pipeline(self._model_names.get(model) or model)
+        if found.only_draws:
+            told = f"model: {found.name} only draws; ask POST /v1/images/generations"
+            raise ApiError(400, told, param="model", code="unsupported", reason="BAD_REQUEST")
+        return found.name
 
     async def model(self, model: str | None) -> str | None:
         """The pipeline of a model that is to speak or draw; None: the router's choice. Raises ApiError 404."""

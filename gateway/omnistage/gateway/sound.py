@@ -60,6 +60,12 @@ class Encoder:
         """The rest of the file."""
         return self._form.finish()
 
+    def whole(self, samples: Samples) -> bytes:
+        """A file of all samples, at once: its head knows how long it is."""
+        body = self._form.encode(samples) + self._form.finish()
+        head = self._form.head if isinstance(self._form, SoundEncoder) else b""
+        return head + body[len(head) :]
+
     async def grown(self, samples: Samples) -> bytes:
         """`encode`, beside the event loop where it takes the processor."""
         return self.encode(samples) if self._is_light else await asyncio.to_thread(self.encode, samples)

@@ -1,0 +1,121 @@
+"""The chunks of a streamed answer of chat."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from omnistage.client.events import AudioChunk, Done, Failover, TextDelta
+from omnistage.gateway import additions
+from omnistage.gateway.answering import DONE, Pieces, told
+from omnistage.gateway.chat_schema import ChatRequest, StreamOptions
+from omnistage.gateway.choices import Numbered
+from omnistage.gateway.kept import new_name
+from omnistage.gateway.logprobs import logprobs_of
+from omnistage.gateway.sound import RATE_HZ, new_encoder
+from omnistage.gateway.usage import chat_usage
+
+Keep = Callable[[str, str], int]
+"""Keep what a sound said under a name; until when, as Unix time."""
+
+FINISHED = {"length": "length"}
+"""Why an answer ended, as OpenAI calls it; everything else is "stop"."""
+
+
+class ChatStream:
+    """asked: what was. frame: what all chunks have."""
+
+    def __init__(self, asked: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
+        self._asked = asked
+        self._options = asked.stream_options or StreamOptions()
+        self._frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if self._options.include_usage else {})}
+        self._choices = [_Choice(asked, keep) for _ in range(asked.n or 1)]
+
+    async def pieces(self, events: Numbered) -> Pieces:
+        """Server-sent events, to the last one. events: of all answers, each with its number."""
+        done: dict[int, Done] = {}
+        async with aclosing(events):
+            async for number, event in events:
+                choice = self._choices[number]
+                match event:
+                    case TextDelta():
+                        rows = logprobs_of(event, self._asked.top_logprobs or 0) if self._asked.logprobs else []
+                        if event.text or rows:
+                            yield self._chunk(number, choice.text(event), rows=rows)
+                    case AudioChunk():
+                        if self._options.include_events and not choice.is_heard:
+                            yield self._ours(number, {"sound": additions.sound(event)})
+                        if delta := await choice.sound(event):
+                            yield self._chunk(number, delta)
+                    case Failover() if self._options.include_events:
+                        yield self._ours(number, {"failover": additions.failover(event)})
+                    case Done():
+                        done[number] = event
+                        for delta in await choice.end():
+                            yield self._chunk(number, delta)
+                        yield self._chunk(number, choice.first(), FINISHED.get(event.finish_reason, "stop"))
+                    case _:
+                        pass
+        if self._options.include_events:
+            for number, event in sorted(done.items()):
+                yield self._ours(number, additions.account(event))
+        if self._options.include_usage:
+            yield told({**self._frame, "choices": [], "usage": chat_usage([event.usage for _, event in sorted(done.items())])})
+        yield DONE
+
+    def _chunk(self, number: int, delta: Mapping[str, Any], reason: str | None = None, rows: list[dict[str, Any]] | None = None) -> bytes:
+        logprobs = {"content": rows, "refusal": None} if rows else None
+        return told({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
+
+    def _ours(self, number: int, what: Mapping[str, Any]) -> bytes:
+        index = {"index": number} if len(self._choices) > 1 else {}
+        return told({**self._frame, "choices": [], "omnistage": {**what, **index}})
+
+
+class _Choice:
+    """One of the answers."""
+
+    def __init__(self, asked: ChatRequest, keep: Keep) -> None:
+        self._keep = keep
+        self._name = new_name("audio_")
+        self._said: list[str] = []
+        # What cannot be made here is refused before anything is asked.
+        self._encoder = new_encoder(asked.sound_format, RATE_HZ, "audio.format") if asked.is_spoken else None
+        self._has_begun = False
+        self.is_heard = False
+        """Whether some of its sound has come."""
+
+    def first(self) -> dict[str, Any]:
+        """What only its first chunk has."""
+        if self._has_begun:
+            return {}
+        self._has_begun = True
+        return {"role": "assistant", "content": "", **({"audio": {"id": self._name}} if self._encoder else {})}
+
+    def text(self, event: TextDelta) -> dict[str, Any]:
+        first = self.first()
+        if self._encoder is None:
+            return {**first, "content": event.text}
+        self._said.append(event.text)
+        return {**first, "audio": {**first.get("audio", {}), "transcript": event.text}}
+
+    async def sound(self, event: AudioChunk) -> dict[str, Any]:
+        """Empty where the encoder keeps all of it for the next piece."""
+        assert self._encoder is not None, "sound came that nobody asked for"
+        self.is_heard = True
+        data = await self._encoder.grown(event.samples)
+        return self._data(data) if data else {}
+
+    async def end(self) -> list[dict[str, Any]]:
+        """What is left of its sound, and for how long its id stands for what it said."""
+        if self._encoder is None:
+            return []
+        rest = await self._encoder.finished()
+        expires_at = self._keep("".join(self._said), self._name)
+        return [*([self._data(rest)] if rest else []), {**self.first(), "audio": {"expires_at": expires_at}}]
+
+    def _data(self, data: bytes) -> dict[str, Any]:
+        first = self.first()
+        return {**first, "audio": {**first.get("audio", {}), "data": base64.b64encode(data).decode()}}

@@ -1,0 +1,71 @@
+"""Several answers to one request, at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from omnistage.client.answer import Answer, collect
+from omnistage.client.events import Event
+
+Events = AsyncGenerator[Event, None]
+Numbered = AsyncGenerator[tuple[int, Event], None]
+
+MOST_WAITING = 16
+"""Events that wait until the client has taken those before them; then the answers wait."""
+
+
+async def whole(answers: Sequence[Events]) -> list[Answer]:
+    """All of them, in order. If one fails all end."""
+    tasks = [asyncio.create_task(_whole(events)) for events in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def merged(answers: Sequence[Events]) -> Numbered:
+    """Their events as they come, each with the number of its answer. If one fails all end, and it is raised."""
+    if len(answers) == 1:
+        async with aclosing(answers[0]) as events:
+            async for event in events:
+                yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(MOST_WAITING)
+    tasks = [asyncio.create_task(_feed(number, events, queue)) for number, events in enumerate(answers)]
+    try:
+        running = len(tasks)
+        while running:
+            number, given = await queue.get()
+            if isinstance(given, Exception):
+                raise given
+            if given is None:
+                running -= 1
+            else:
+                yield number, given
+    finally:
+        await _end(tasks)
+
+
+async def _whole(events: Events) -> Answer:
+    async with aclosing(events):
+        return await collect(events)
+
+
+async def _feed(number: int, events: Events, queue: asyncio.Queue[tuple[int, Event | Exception | None]]) -> None:
+    """Events, and behind them None, or why there are no more."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                await queue.put((number, event))
+    except Exception as error:  # Raised again, by whoever reads the queue.
+        await queue.put((number, error))
+    else:
+        await queue.put((number, None))
+
+
+async def _end(tasks: Sequence[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

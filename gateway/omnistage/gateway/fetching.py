@@ -1,0 +1,171 @@
+"""Media that a request names by a URL of the web: by https, from hosts that whoever runs the gateway has named, and never from inside his
+network, unless he named the very address."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import httpx2
+
+from omnistage.gateway.account import Account
+from omnistage.gateway.failure import ApiError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+Fetch = Callable[[str, str], Awaitable[bytes]]
+"""What lies at a URL, which stands in this field. Raises ApiError."""
+
+LIMIT_S = 10.0
+"""For one medium."""
+
+MOST_BYTES = 256 << 20
+"""Of all that is fetched, and not yet answered."""
+
+MOST_REDIRECTS = 3
+HTTPS_PORT = 443
+
+
+class Fetcher:
+    """hosts: NAME, ADDRESS, or either with :PORT; without one it is that of https. most_bytes: of the media of one request."""
+
+    def __init__(self, hosts: Sequence[str], most_bytes: int) -> None:
+        self._hosts = frozenset(_with_port(host.lower()) for host in hosts)
+        self._most_bytes = most_bytes
+        self._held_bytes = 0
+        self._trust: ssl.SSLContext | None = None
+
+    def of(self, account: Account) -> Fetch:
+        """For one request; what it fetched counts until it has ended."""
+        mine = _Mine(self._most_bytes, self._take)
+        account.at_end.append(mine.release)
+        return partial(self._fetch, mine)
+
+    def _take(self, size: int) -> None:
+        if self._held_bytes + size > MOST_BYTES:
+            raise ApiError(503, "too many media are being fetched", code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
+        self._held_bytes += size
+
+    async def _fetch(self, mine: _Mine, url: str, where: str) -> bytes:
+        place = _parsed(url, where)
+        self._check(place, where)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                for _ in range(MOST_REDIRECTS + 1):
+                    found = await self._get(mine, place, where)
+                    if isinstance(found, bytes):
+                        return found
+                    if _authority(found) != _authority(place) or found.scheme != "https":
+                        raise _refused(where, f"{place.host} sends on to another host, {found.host[:128]}: name what you mean")
+                    place = found
+        except TimeoutError:
+            raise _refused(where, f"{place.host} did not give it within {LIMIT_S:g} s") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise _refused(where, f"cannot be fetched from {place.host}: {str(error) or type(error).__name__}") from error
+        raise _refused(where, f"{place.host} sends on more than {MOST_REDIRECTS} times")
+
+    def _check(self, place: httpx2.URL, where: str) -> None:
+        """Raises ApiError for a place that nothing is fetched from."""
+        if place.scheme != "https" or place.userinfo:
+            raise _refused(where, "must be a data: URL, or one of https without a name and password")
+        if _authority(place) not in self._hosts:
+            hint = "Send it as a data: URL. Who runs the gateway names hosts with --media-hosts."
+            named = "nothing is fetched from the web" if not self._hosts else f"nothing is fetched from {_authority(place)[:128]}"
+            raise ApiError(400, f"{where}: {named}", param=where, code="invalid_value", reason="BAD_REQUEST", hint=hint)
+
+    async def _get(self, mine: _Mine, place: httpx2.URL, where: str) -> bytes | httpx2.URL:
+        """What lies there, or where it lies now."""
+        address = await _address_of(place, where)
+        if self._trust is None:
+            self._trust = httpx2.create_ssl_context()
+        # To the address that was looked at: asked a second time, a name may have another one.
+        headers = {"Host": place.netloc.decode(), "Accept-Encoding": "identity", "User-Agent": "omnistage"}
+        async with httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client:
+            request = client.build_request("GET", place.copy_with(host=address), headers=headers, extensions={"sni_hostname": place.host})
+            answer = await client.send(request, stream=True)
+            try:
+                if answer.has_redirect_location:
+                    return place.join(answer.headers["location"])
+                if answer.status_code != httpx2.codes.OK:
+                    raise _refused(where, f"{place.host} says {answer.status_code}")
+                return await _read(mine, answer, where)
+            finally:
+                await answer.aclose()
+
+
+class _Mine:
+    """What one request has fetched."""
+
+    def __init__(self, most: int, take: Callable[[int], None]) -> None:
+        self._most, self._take = most, take
+        self._size = 0
+
+    def grow(self, size: int, where: str) -> None:
+        if self._size + size > self._most:
+            raise _refused(where, f"with it the media of this request have more than {self._most >> 20} MiB")
+        self._take(size)
+        self._size += size
+
+    def release(self) -> None:
+        self._take(-self._size)
+        self._size = 0
+
+
+async def _read(mine: _Mine, answer: httpx2.Response, where: str) -> bytes:
+    pieces: list[bytes] = []
+    async for piece in answer.aiter_raw(65_536):
+        mine.grow(len(piece), where)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _address_of(place: httpx2.URL, where: str) -> str:
+    """Where its host is. Raises ApiError for a name that leads into a network that is nobody else's business."""
+    named = _literal(place.host)
+    if named is not None:
+        return str(named)
+    found = await asyncio.get_running_loop().getaddrinfo(place.host, place.port or HTTPS_PORT)
+    addresses = [ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in found]
+    if not addresses or not all(_is_public(address) for address in addresses):
+        raise _refused(where, f"{place.host} is in a private network; its very address would have to be named by who runs the gateway")
+    return str(addresses[0])
+
+
+def _is_public(address: Address) -> bool:
+    """Also of an IPv4 address that is written as one of IPv6."""
+    return ((isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped) or address).is_global
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _parsed(url: str, where: str) -> httpx2.URL:
+    try:
+        return httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise _refused(where, f"is no URL: {error}") from None
+
+
+def _authority(place: httpx2.URL) -> str:
+    """HOST:PORT."""
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    return f"{host.lower()}:{place.port or HTTPS_PORT}"
+
+
+def _with_port(host: str) -> str:
+    has_port = host.rpartition(":")[2].isdecimal() and (host.count(":") == 1 or "]:" in host)
+    if has_port:
+        return host
+    bare = _literal(host)
+    return f"[{host}]:{HTTPS_PORT}" if bare is not None and bare.version == 6 else f"{host}:{HTTPS_PORT}"
+
+
+def _refused(where: str, why: str) -> ApiError:
+    return ApiError(400, f"{where}: {why}", param=where, code="invalid_value", reason="BAD_REQUEST")
