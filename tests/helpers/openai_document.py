@@ -34,7 +34,23 @@ class Document:
         assert media_type in self._whole["paths"][path][method]["responses"]["200"]["content"], f"{method} {path} gives no {media_type}"
         place = "/".join(part.replace("~", "~0").replace("/", "~1") for part in ("paths", path, method))
         media = media_type.replace("/", "~1")
-        self._check(value, f"#/{place}/responses/200/content/{media}/schema")
+        self._check(value, self._of_its_kind(value, f"#/{place}/responses/200/content/{media}/schema"))
+
+    def _of_its_kind(self, value: object, pointer: str) -> str:
+        """Of the schemas of all events the one of this type: it tells what is wrong."""
+        schema = self._at(pointer)
+        while "$ref" in schema:
+            pointer = schema["$ref"]
+            schema = self._at(pointer)
+        kind = value.get("type") if isinstance(value, dict) else None
+        known = [one["$ref"] for one in schema.get("anyOf", ()) if "$ref" in one]
+        return next((one for one in known if kind in self._at(one).get("properties", {}).get("type", {}).get("enum", ())), pointer)
+
+    def _at(self, pointer: str) -> Any:
+        found = self._whole
+        for part in pointer.removeprefix("#/").split("/"):
+            found = found[part.replace("~1", "/").replace("~0", "~")]
+        return found
 
     def _check(self, value: object, pointer: str) -> None:
         if pointer not in self._validators:

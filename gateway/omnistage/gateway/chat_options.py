@@ -49,10 +49,7 @@ def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int
     return options
 
 
-def fields_of(asked: ChatRequest) -> Mapping[str, str]:
-    """By a field as the client library and the stages call it, the one of this interface."""
-    names = {**OTHERWISE, "max_tokens": "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"}
-    kept_to = next((name for name in ("regex", "choice") if getattr(asked, name) is not None), "response_format")
+def _of_stages() -> Mapping[str, str]:
     stages = {
         "thinker": (*THINKER, "messages"),
         "thinker.sampling": SAMPLING,
@@ -60,5 +57,15 @@ def fields_of(asked: ChatRequest) -> Mapping[str, str]:
         "talker": TALKER,
         "code2wav": (*TALKER, *CODE2WAV),
     }
-    of_stages = {f"{stage}.{name}": names.get(name, name) for stage, known in stages.items() for name in known}
-    return {**names, "thinker.constraint": kept_to, **of_stages}
+    return {f"{stage}.{name}": OTHERWISE.get(name, name) for stage, known in stages.items() for name in known}
+
+
+STAGE_FIELDS = _of_stages()
+"""By a field as the stages call it, the one of chat."""
+
+
+def fields_of(asked: ChatRequest) -> Mapping[str, str]:
+    """By a field as the client library and the stages call it, the one of this interface."""
+    most = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
+    kept_to = next((name for name in ("regex", "choice") if getattr(asked, name) is not None), "response_format")
+    return {**OTHERWISE, **STAGE_FIELDS, "max_tokens": most, "thinker.max_tokens": most, "thinker.constraint": kept_to}

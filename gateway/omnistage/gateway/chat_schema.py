@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from omnistage.gateway.failure import ApiError
 
@@ -40,6 +40,14 @@ Voice = Annotated[str, BeforeValidator(_named, json_schema_input_type=str | dict
 Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_SEED)]
 Ignored = Annotated[Any, Field(description="Taken, and means nothing here.")]
 Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
+
+
+def _not_called(given: object) -> object:
+    """Where there are no tools, to choose none of them, or as the model likes, is what happens anyhow."""
+    return None if given in ("none", "auto") else given
+
+
+ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
 
 
 class StreamOptions(StrictBody):
@@ -134,21 +142,15 @@ class ChatRequest(StrictBody):
     user: Ignored = None
     verbosity: Ignored = None
 
-    function_call: Refused = None
     functions: Refused = None
     logit_bias: Refused = None
     moderation: Refused = None
     prediction: Refused = None
-    tool_choice: Refused = None
     tools: Refused = None
     web_search_options: Refused = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_called(cls, given: Any) -> Any:
-        """Where there are no tools, to choose none of them, or as one likes, is what happens anyhow."""
-        free = {name for name in ("tool_choice", "function_call") if isinstance(given, dict) and given.get(name) in ("none", "auto")}
-        return {name: value for name, value in given.items() if name not in free} if free else given
+    tool_choice: ToolChoice = None
+    function_call: ToolChoice = None
 
     def check(self) -> None:
         """Raises ApiError for what cannot be done."""

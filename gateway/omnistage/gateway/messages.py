@@ -25,10 +25,18 @@ Turn = dict[str, Any]
 async def turns_of(messages: Sequence[Mapping[str, Any]], transcripts: Transcripts, fetch: Fetch) -> list[Turn]:
     """The turns, with what their URLs stand for. Raises ApiError, BadRequestError."""
     turns = [_turn(message, f"messages[{i}]", transcripts) for i, message in enumerate(messages)]
-    for i, turn in enumerate(turns):
-        if isinstance(turn["content"], list):
-            turn["content"] = [await _fetched(part, f"messages[{i}].content[{j}]", fetch) for j, part in enumerate(turn["content"])]
-    return turns
+    return await with_fetched(turns, [f"messages[{i}]" for i in range(len(turns))], fetch)
+
+
+async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch) -> list[Turn]:
+    """The same turns, and in the place of each URL of the web what lies there. names: of each turn, as its client knows it."""
+    fetched: list[Turn] = []
+    for turn, name in zip(turns, names, strict=True):
+        content = turn["content"]
+        if isinstance(content, list):
+            content = [await _fetched(part, f"{name}.content[{j}]", fetch) for j, part in enumerate(content)]
+        fetched.append({**turn, "content": content})
+    return fetched
 
 
 def _turn(message: Mapping[str, Any], where: str, transcripts: Transcripts) -> Turn:

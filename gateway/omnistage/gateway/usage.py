@@ -32,3 +32,15 @@ def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
             "rejected_prediction_tokens": 0,
         },
     }
+
+
+def response_usage(usage: Usage) -> dict[str, Any]:
+    """The same, of text alone, as responses have it."""
+    prompt, text = usage.prompt_tokens or 0, usage.completion_tokens or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": text,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + text,
+    }

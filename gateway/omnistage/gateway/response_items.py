@@ -1,0 +1,55 @@
+"""From the items of a response's input to turns, as chat has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omnistage.gateway.chat_schema import unsupported
+from omnistage.gateway.failure import ApiError
+from omnistage.gateway.messages import Turn
+from omnistage.gateway.responses_schema import ResponsesRequest
+
+KEYS = ("type", "role", "content", "id", "status", "phase")
+PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_image": "image_url"}
+"""By the type of a part: where it has what it says, and, but for texts, what chat calls it."""
+
+
+def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
+    """The turns; and, by how the client library calls each of them and its content, how the client does. Raises ApiError."""
+    turns: list[Turn] = []
+    names: dict[str, str] = {}
+    if asked.instructions:
+        names |= {"conversation[0]": "instructions", "conversation[0].content": "instructions"}
+        turns.append({"role": "system", "content": asked.instructions})
+    for i, item in enumerate(asked.input):
+        names[f"conversation[{len(turns)}]"] = f"input[{i}]"
+        turns.append(_turn(item, f"input[{i}]"))
+    return turns, names
+
+
+def _turn(item: Mapping[str, Any], where: str) -> Turn:
+    kind = item.get("type", "message")
+    if kind != "message":
+        raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
+    unknown = next((key for key in item if key not in KEYS), None)
+    if unknown is not None:
+        param = f"{where}.{unknown}"[:256]
+        told = f"Unrecognized request argument supplied: {param}"
+        raise ApiError(400, told, param=param, code="unknown_parameter", reason="BAD_REQUEST")
+    content = item.get("content")
+    if isinstance(content, list):
+        content = [_part(part, f"{where}.content[{j}]") for j, part in enumerate(content)]
+    return {"role": item.get("role"), "content": content}
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or kind not in PARTS:
+        raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")
+    if part.get("file_id"):
+        raise unsupported(f"{where}.file_id", "no files are kept here; give image_url")
+    name = PARTS[kind]
+    if not isinstance(part.get(name), str):
+        raise ApiError(400, f"{where}.{name}: must be text", param=f"{where}.{name}", code="invalid_value", reason="BAD_REQUEST")
+    return {"type": name, name: part[name]}

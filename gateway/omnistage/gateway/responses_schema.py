@@ -1,0 +1,96 @@
+"""The body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from omnistage.gateway.chat_schema import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, refuse
+
+LOGPROBS = "message.output_text.logprobs"
+"""In `include`; whatever else may stand there is of things that no answer here has."""
+
+
+def _asked(given: object) -> object:
+    """A text is what a user says."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+class TextFormat(StrictBody):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    # `schema` is a method of the base class.
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: Annotated[bool | None, Field(description="Answers always keep to the schema.")] = None
+
+    @property
+    def kept_to(self) -> dict[str, Any] | None:
+        """The schema that the text keeps to; None: it is any text."""
+        return None if self.type == "text" else self.schema_ or {"type": "object"}
+
+
+class Text(StrictBody):
+    format: TextFormat | None = None
+    verbosity: Ignored = None
+
+
+class ResponseStreamOptions(StrictBody):
+    include_obfuscation: Ignored = None
+
+
+class ResponsesRequest(StrictBody):
+    model: str
+    input: Annotated[
+        list[dict[str, Any]],
+        BeforeValidator(_asked, json_schema_input_type=str | list[dict[str, Any]]),
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
+    instructions: str | None = None
+    text: Text | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    seed: Annotated[Seed | None, Field(description="Ours: the same seed gives the same answer.")] = None
+
+    max_tool_calls: Ignored = None
+    parallel_tool_calls: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    reasoning: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    truncation: Ignored = None
+    user: Ignored = None
+
+    background: Refused = None
+    context_management: Refused = None
+    conversation: Refused = None
+    moderation: Refused = None
+    previous_response_id: Refused = None
+    prompt: Refused = None
+    tool_choice: ToolChoice = None
+    tools: Refused = None
+
+    def check(self) -> None:
+        """Raises ApiError for what cannot be done."""
+        refuse(
+            *(self, "tools", "tool_choice", "previous_response_id", "conversation", "background", "prompt"),
+            *("context_management", "moderation"),
+        )
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def kept_to(self) -> dict[str, Any] | None:
+        return self.text.format.kept_to if self.text and self.text.format else None
