@@ -22,8 +22,8 @@ Fetch = Callable[[str, str], Awaitable[bytes]]
 LIMIT_S = 10.0
 """For one medium."""
 
-MOST_BYTES = 256 << 20
-"""Of all that is fetched, and not yet answered."""
+REQUESTS = 4
+"""As many of the largest requests may hold what they fetched, until they are answered."""
 
 MOST_REDIRECTS = 3
 HTTPS_PORT = 443
@@ -45,7 +45,7 @@ class Fetcher:
         return partial(self._fetch, mine)
 
     def _take(self, size: int) -> None:
-        if self._held_bytes + size > MOST_BYTES:
+        if self._held_bytes + size > REQUESTS * self._most_bytes:
             raise ApiError(503, "too many media are being fetched", code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
         self._held_bytes += size
 
