@@ -17,19 +17,27 @@ log = structlog.get_logger(__name__)
 ANSWERS = "/v1/"
 """What is below it has a line; a page and its files have none."""
 
+LEFT = 499
+"""The status in the log and in the metrics, where a client left before it got one."""
+
+MOST_CHARACTERS = 128
+"""Of words of the client in the log."""
+
 
 class Account:
-    """Of one request. endpoint: the route, without what differs from call to call. client: who asked, as logs have it. at_end: what
-    is given back when it has ended."""
+    """Of one request. endpoint: the route, without what differs from call to call. client: who asked, as logs have it. client_request_id:
+    the name that the client has for it. at_end: what is given back when it has ended."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
         self.method, self.path = method, path
         self.endpoint = ""
         self.client = ""
+        self.client_request_id: str | None = None
         self.status = 0
         self.reason = "OK"
-        self.message = ""
+        self.message: str | None = None
+        self.field: str | None = None
         self.at_end: list[Callable[[], None]] = []
         self._begun = time.perf_counter()
         self._first_byte_s: float | None = None
@@ -68,7 +76,21 @@ class Account:
 
     def failed(self, error: ApiError) -> None:
         """It ends with this."""
-        self.reason, self.message = error.reason or (error.code or "").upper(), error.message
+        self.reason = error.reason or (error.code or "").upper()
+        if error.status >= 500:
+            self.message = error.message
+        else:  # Its message may quote the request.
+            self.field = error.param and error.param[:MOST_CHARACTERS]
+
+    def left(self) -> None:
+        """Its client has left, or it was cut off."""
+        self.reason, self.message = "CANCELLED", None
+        self.status = self.status or LEFT
+
+    def named(self, name: str) -> None:
+        """As the client calls it."""
+        if name.isascii() and name.isprintable():
+            self.client_request_id = name[:MOST_CHARACTERS] or None
 
     def began(self, status: int) -> None:
         """The first bytes of the answer are on their way."""
@@ -91,14 +113,16 @@ class Account:
         log.info(
             "http.done",
             method=self.method,
-            path=self.path[:256],
+            path=self.path[:MOST_CHARACTERS],
             status=self.status,
             client=self.client,
             request_id=self.request_id,
+            client_request_id=self.client_request_id,
             session_id=done and done.session_id,
             pipeline=done and done.pipeline,
             reason=self.reason,
-            message=self.message or None,
+            message=self.message,
+            field=self.field,
             finish_reason=done and done.finish_reason,
             tokens=done and done.usage.completion_tokens,
             prompt_tokens=done and done.usage.prompt_tokens,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -36,8 +35,6 @@ def new_app(door: Door) -> ASGIApp:
     app.add_exception_handler(ApiError, _failed)
     app.add_exception_handler(OmniError, _failed)
     app.add_exception_handler(Exception, _broken)
-    if door.settings.allowed_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=door.settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
     return Guard(app, door)
 
 
@@ -63,7 +60,7 @@ async def _broken(request: Request, error: Exception) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     """What FastAPI itself refuses."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = request.scope["path"]
     later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)
     if error.status_code == 404 and later is not None:
         return _told(request, ApiError(404, f"{later} is not offered yet", code="not_offered", reason="UNKNOWN_MODEL"))

@@ -26,6 +26,9 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 RETRY_AFTER_S = 1.0
 """Where nobody said when to ask again."""
 
+MOST_CHARACTERS = 2048
+"""Of a message."""
+
 
 class ApiError(Exception):
     """An answer that is an error.
@@ -47,9 +50,10 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        # Half of a pair, which JSON can say and UTF-8 cannot, may stand in what is quoted.
-        self.message = message.encode(errors="replace").decode()
-        self.status, self.param, self.code = status, param, code
+        # Both may quote the request, in which half of a pair may stand, which JSON can say and UTF-8 cannot.
+        self.message = _quoted(message)
+        self.param = param and _quoted(param)
+        self.status, self.code = status, code
         self.reason, self.hint = reason, hint
         self.headers = dict(headers or {})
         if retry_after_s is not None:
@@ -111,6 +115,10 @@ def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
         raise of_omni(error, fields) from error
 
 
+def _quoted(text: str) -> str:
+    return text[:MOST_CHARACTERS].encode(errors="replace").decode()
+
+
 def _code(error: OmniError) -> str:
     return (error.reason or type(error).__name__.removesuffix("Error")).lower()
 
@@ -132,7 +140,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter", reason="BAD_REQUEST"
         )
-    if first["type"] in ("json_invalid", "missing") and not where:
+    if not where and first["type"] in ("json_invalid", "missing", "model_attributes_type", "dict_type"):
         return ApiError(
             400, "the body is no JSON object", code="invalid_json", reason="BAD_REQUEST", hint="Send JSON: Content-Type: application/json."
         )

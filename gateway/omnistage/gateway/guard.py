@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
+from pydantic_core import from_json
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnistage.gateway.account import Account
+from omnistage.gateway.account import ANSWERS, Account
 from omnistage.gateway.answering import BrokenOff
-from omnistage.gateway.door import Door
+from omnistage.gateway.door import Door, network
 from omnistage.gateway.failure import ApiError
+from omnistage.gateway.port import HEAD_BYTES
 from omnistage.host.addresses import host_and_port, is_loopback
 
 log = structlog.get_logger(__name__)
@@ -23,10 +27,28 @@ BODY_LIMIT_S = 60.0
 """For a body to arrive."""
 
 BODIES_BYTES = 256 << 20
-"""Of all bodies that are being read or worked on."""
+"""Of all bodies that are being read or worked on, with what their values take as objects."""
+
+BODIES_SHARE = 0.75
+"""Most of these for one host, or one IPv6 network."""
 
 MAX_PARTS = 524_288
-"""Of the signs that JSON is made of: each may become an object, which takes fifty times as much memory."""
+"""Of the signs that JSON is made of: each may become an object."""
+
+PART_BYTES = 96
+"""Of memory, for each of these."""
+
+LINE_BYTES = 4
+"""Of a header, beside its name and its value."""
+
+PROBES = frozenset({"/health", "/ready"})
+"""Who asks these calls by an address, and learns nothing that a stranger may not know."""
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing: what they answer, a browser shows to no page of another host."""
+
+SHOWN_HEADERS = ("x-request-id", "retry-after", "x-should-retry")
+"""What a page of an allowed origin may read, beside the answer."""
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -35,14 +57,15 @@ class Guard:
     """The outermost app. Requests of `app` have their whole body, and `scope["state"]["account"]`."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._door = app, door
+        self._door = door
         settings = door.settings
         self._is_local = is_loopback(host_and_port(settings.address)[0])
         own = settings.address.rpartition(":")[0].lower()
         local = LOCAL_NAMES | {own} if self._is_local else frozenset()
         self._hosts = frozenset(map(str.lower, settings.allowed_hosts)) | local
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
-        self._held_bytes = 0
+        self._app = self._readable(app)
+        self._held_bytes: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,6 +74,8 @@ class Guard:
         scope.setdefault("state", {})["account"] = account
         answer = _Answer(account, send)
         request = Request(scope, receive)
+        account.client = request.client.host if request.client else "local"
+        account.named(request.headers.get("x-client-request-id", ""))
         self._door.enter()
         try:
             try:
@@ -58,11 +83,14 @@ class Guard:
                 with self._held(request) as body:
                     await self._app(scope, await body.read(receive), answer.send)
             except ApiError as error:
-                await answer.fail(error, scope, receive)
+                if answer.has_begun:
+                    raise
+                account.failed(error)
+                await self._readable(error.response)(scope, receive, answer.send)
         except BrokenOff:
             raise
         except (ClientDisconnect, asyncio.CancelledError) as error:
-            account.reason = "CANCELLED"
+            account.left()
             if isinstance(error, asyncio.CancelledError):
                 raise
         except Exception:
@@ -71,23 +99,58 @@ class Guard:
             raise
         finally:
             self._door.leave()
+            account.endpoint = getattr(scope.get("route"), "path", "")
             account.end(self._door.metrics)
 
+    def _readable(self, app: ASGIApp) -> ASGIApp:
+        """The same, with headers that let pages of allowed origins read what it answers."""
+        if not self._origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=list(self._origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=SHOWN_HEADERS,
+            allow_private_network=True,
+        )
+
     def _check(self, request: Request) -> None:
-        """Raises ApiError for a request that a page of another host has led here."""
-        host = request.headers.get("host", "").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self._hosts and name not in self._hosts and not (self._is_local and name.endswith(".localhost")):
-            hint = "Call it by a name of this machine, or start it with --allowed-hosts NAME."
-            raise ApiError(403, f"this gateway is not called {name[:128] or 'nothing'}", code="host_not_allowed", hint=hint)
-        origin = request.headers.get("origin")
-        if origin is None:
+        """Raises ApiError for a request that a page of another host has led here, and for one that cannot be taken now."""
+        if sum(len(name) + len(value) + LINE_BYTES for name, value in request.headers.raw) > HEAD_BYTES:
+            raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large", reason="BAD_REQUEST")
+        if "content-length" in request.headers and "transfer-encoding" in request.headers:
+            # A proxy on the way may read it otherwise, and take what follows for another one's request.
+            closing = {"Connection": "close"}
+            raise ApiError(400, "the body has two lengths", code="invalid_http", reason="BAD_REQUEST", headers=closing)
+        path = request.scope["path"]
+        if path in PROBES:
             return
-        if origin.lower().partition("://")[2] != host and origin.lower() not in self._origins:
-            hint = "Start it with --allowed-origins ORIGIN to let pages of another host call it."
-            raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
-        if not self._door.serves and request.url.path.startswith("/v1/"):
+        self._check_host(request.headers.get("host", "").lower())
+        self._check_origin(request)
+        if not self._door.serves and path.startswith(ANSWERS):
             raise ApiError(503, "this gateway is ending", code="draining", reason="DRAINING", retry_after_s=1.0)
+
+    def _check_host(self, host: str) -> None:
+        """Against names of other hosts that lead here: a page of such a name counts as ours for a browser."""
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if not self._hosts or name in self._hosts or (self._is_local and name.endswith(".localhost")):
+            return
+        hint = "Call it by a name of this machine, or start it with --allowed-hosts NAME."
+        raise ApiError(403, f"this gateway is not called {name[:128] or 'nothing'}", code="host_not_allowed", hint=hint)
+
+    def _check_origin(self, request: Request) -> None:
+        """Against pages of other hosts. What a browser sends without a question has Origin, or in some browsers only Sec-Fetch-Site."""
+        headers = request.headers
+        origin = headers.get("origin", "").lower()
+        if not origin:
+            if request.method in SAFE or headers.get("sec-fetch-site", "none") in ("same-origin", "none"):
+                return
+            origin = "another host"
+        elif origin in self._origins or origin.partition("://")[2] == headers.get("host", "").lower() != "":
+            return
+        hint = "Start it with --allowed-origins ORIGIN to let pages of another host call it."
+        raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
 
     @contextmanager
     def _held(self, request: Request) -> Iterator[_Body]:
@@ -97,30 +160,34 @@ class Guard:
         size = int(told) if told.isascii() and told.isdecimal() else 0
         if size > most:
             raise _too_large(most)
-        body = _Body(most, is_json="json" in request.headers.get("content-type", ""), take=self._take)
+        host = network(request.client.host) if request.client else "local"
+        kind = request.headers.get("content-type", "")
+        body = _Body(most, is_json=not kind.startswith("multipart/"), take=lambda size: self._take(host, size))
         try:
             yield body
         finally:
-            self._held_bytes -= body.size
+            self._held_bytes[host] -= body.taken
+            if not self._held_bytes[host]:
+                del self._held_bytes[host]
 
-    def _take(self, size: int) -> None:
-        if self._held_bytes + size > BODIES_BYTES:
+    def _take(self, host: str, size: int) -> None:
+        if self._held_bytes.total() + size > BODIES_BYTES or self._held_bytes[host] + size > BODIES_SHARE * BODIES_BYTES:
             raise ApiError(503, "too many large requests are being read", code="overloaded", reason="OVERLOADED", retry_after_s=1.0)
-        self._held_bytes += size
+        self._held_bytes[host] += size
 
 
 class _Body:
     """Read before anybody parses it."""
 
     def __init__(self, most: int, *, is_json: bool, take: Callable[[int], None]) -> None:
-        self._most, self._is_json = most, is_json
-        self._take = take
-        self.size = 0
+        """take: is told how much more memory it takes, and raises ApiError where there is none."""
+        self._most, self._is_json, self._take_of_all = most, is_json, take
+        self.taken = 0
 
     async def read(self, receive: Receive) -> Receive:
         """All of it; what gives it to the app, and then tells when the client leaves. Raises ApiError, ClientDisconnect."""
         pieces: list[bytes] = []
-        more = True
+        size, more = 0, True
         until = time.monotonic() + BODY_LIMIT_S
         while more:
             try:
@@ -131,21 +198,36 @@ class _Body:
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             piece = message.get("body", b"")
-            if self.size + len(piece) > self._most:
+            size += len(piece)
+            if size > self._most:
                 raise _too_large(self._most)
             self._take(len(piece))
-            self.size += len(piece)
             pieces.append(piece)
             more = message.get("more_body", False)
         body = b"".join(pieces)
-        if self._is_json and sum(map(body.count, (b",", b":", b"[", b"{"))) > MAX_PARTS:
-            raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values", reason="BAD_REQUEST")
+        if self._is_json and body:
+            self._check_json(body)
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
             return whole.pop() if whole else await receive()
 
         return again
+
+    def _check_json(self, body: bytes) -> None:
+        """Before Python parses it, which takes much that is no JSON: NaN, halves of UTF-16 pairs that no text can hold."""
+        parts = sum(map(body.count, (b",", b":", b"[", b"{")))
+        if parts > MAX_PARTS:
+            raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values", reason="BAD_REQUEST")
+        self._take(parts * PART_BYTES)
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json", reason="BAD_REQUEST") from None
+
+    def _take(self, size: int) -> None:
+        self._take_of_all(size)
+        self.taken += size
 
 
 class _Answer:
@@ -161,12 +243,6 @@ class _Answer:
             self._account.began(message["status"])
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._account.request_id.encode())]
         await self._send(message)
-
-    async def fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
-        self._account.failed(error)
-        if self.has_begun:
-            raise error
-        await error.response(scope, receive, self.send)
 
 
 def _too_large(most: int) -> ApiError:

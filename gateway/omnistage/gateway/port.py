@@ -10,11 +10,13 @@ from collections import Counter
 from email.utils import formatdate
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omnistage.gateway.door import Door, network
+from omnistage.gateway.failure import ApiError
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.addresses import MAX_PORT, check_can_listen, host_and_port
 from omnistage.host.descriptors import most_connections
@@ -24,10 +26,15 @@ HEAD_BYTES = 32 << 10
 """Of a request line and its headers."""
 
 HEAD_LIMIT_S = 10.0
-"""For the head of a request to arrive, and for the next one to begin on a connection that is kept."""
+"""For the head of a request to arrive, and for the rest of a body that was refused."""
+
+KEPT_LIMIT_S = 75.0
+"""For the next request to begin on a connection that is kept. Longer than clients and proxies keep one: no request meets its end."""
 
 UNREAD_LIMIT_S = 30.0
-"""A client that takes nothing for so long loses its connection."""
+"""A client that takes less than `LEAST_READ_BYTES` in so long loses its connection."""
+
+LEAST_READ_BYTES = 4 << 10
 
 HOST_SHARE = 0.75
 """Most of all connections for one host, or one IPv6 network."""
@@ -73,6 +80,7 @@ class HttpListener:
             forwarded_allow_ips=list(self._settings.trusted_proxies),
             backlog=BACKLOG,
             h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_keep_alive=int(KEPT_LIMIT_S),
             timeout_graceful_shutdown=STOP_LIMIT_S,
         )
         config.load()
@@ -154,9 +162,17 @@ def _protocol(door: Door) -> type[H11Protocol]:
             super().data_received(data)
             self._watch_head()
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._watch_head()
+        def send_400_response(self, msg: str) -> None:
+            """What is no HTTP, in the form of all errors."""
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # An answer is under way; it cannot be another one.
+                self.transport.abort()
+                return
+            error = ApiError(400, "this is no HTTP/1.1 request, or one with too large a head", code="invalid_http", reason="BAD_REQUEST")
+            body = bytes(error.response.body)
+            headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
+            for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
 
         def _watch_head(self) -> None:
             """The time for a head runs while none is there."""
@@ -169,7 +185,15 @@ def _protocol(door: Door) -> type[H11Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._unread = self.loop.call_later(UNREAD_LIMIT_S, self.transport.abort)
+            self._watch_reading()
+
+        def _watch_reading(self, before: int | None = None) -> None:
+            """before: bytes that were to be read when it looked last."""
+            unread = self.transport.get_write_buffer_size()
+            if before is not None and unread > before - LEAST_READ_BYTES:
+                self.transport.abort()
+                return
+            self._unread = self.loop.call_later(UNREAD_LIMIT_S, self._watch_reading, unread)
 
         def resume_writing(self) -> None:
             super().resume_writing()

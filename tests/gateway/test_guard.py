@@ -1,0 +1,272 @@
+"""Who may call a gateway, from where, and what is told of him."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from helpers import servers
+from helpers.gateway import gateway
+from helpers.raw_http import CHAT, QUESTION, Heard, answer, head, post
+from helpers.waiting import until
+
+APP = "https://app.example"
+
+ENDPOINTS = (CHAT, "/v1/responses", "/v1/audio/speech", "/v1/images/generations", "/v1/images/edits", "/v1/unknown", "/")
+
+
+@pytest.fixture(scope="module")
+def front(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+    """A gateway of these tests, whose log they read."""
+    with gateway(toy.address, tmp_path_factory.mktemp("front")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def open_front(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+    """One behind a proxy on this host, which pages of another host may call."""
+    flags = ("--allowed-origins", f"{APP}/", "--allowed-hosts", "Api.Example", "--trusted-proxies", "127.0.0.1")
+    with gateway(toy.address, tmp_path_factory.mktemp("open"), *flags) as server:
+        yield server
+
+
+def ask(server: servers.ServerProcess, method: str = "GET", path: str = "/v1/models", **headers: str) -> Heard:
+    """headers: _ in a name is written as -."""
+    given = {name.replace("_", "-"): value for name, value in {"Host": "localhost", **headers}.items()}
+    return answer(f"http://{server.address}", head(method, path, given), method=method)
+
+
+async def line(server: servers.ServerProcess, heard: Heard, event: str = "http.done", name: str = "request_id") -> dict[str, Any]:
+    """Of the log, about this answer."""
+    wanted = heard.header("x-request-id")
+
+    def found() -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in server.log().splitlines()]
+        return [line for line in lines if line["event"] == event and line.get(name) == wanted]
+
+    await until(found)
+    (only,) = found()
+    return only
+
+
+HOSTS = ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:9", "[::1]", "me.localhost", "a.b.LocalHost:3000"]
+NO_HOSTS = [
+    "evil.example",
+    "localhost.evil.example",
+    "evil-localhost",
+    "127.0.0.1.evil.example",
+    "[::2]",
+    "0.0.0.0",
+    "api.example",
+    "",
+    ":80",
+]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_names_of_this_machine_lead_here(front: servers.ServerProcess, host: str) -> None:
+    assert ask(front, Host=host).status == 200
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_other_names_do_not_so_no_name_can_be_bound_to_this_address(front: servers.ServerProcess, host: str) -> None:
+    heard = ask(front, Host=host)
+    assert (heard.status, heard.error["code"]) == (403, "host_not_allowed")
+
+
+def test_a_request_has_one_host(front: servers.ServerProcess) -> None:
+    url = f"http://{front.address}"
+    assert answer(url, head("GET", "/v1/models", {})).status == 400
+    assert answer(url, head("GET", "/v1/models", {"Host": "localhost", "host": "localhost"})).status == 400
+    assert answer(url, head("GET", "/v1/models", {}, version="1.0")).status == 403
+    assert answer(url, head("GET", "/v1/models", {"Host": "localhost/health?"})).status == 403
+
+
+def test_probes_come_by_any_name(front: servers.ServerProcess) -> None:
+    assert ask(front, path="/health", Host="10.1.2.3:8000").status == 200
+    assert ask(front, path="/ready", Host="10.1.2.3:8000").status == 200
+    assert ask(front, path="/metrics", Host="10.1.2.3:8000").status == 403
+
+
+FOREIGN = [
+    "null",
+    "http://localhost:1",
+    "http://evil.example",
+    "HTTP://LOCALHOST:80",
+    "http://localhost:{port}/path",
+    "localhost:{port}",
+    "://",
+]
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "multipart/form-data; boundary=b", "application/x-www-form-urlencoded"])
+def test_pages_of_other_hosts_post_nothing(front: servers.ServerProcess, origin: str, kind: str) -> None:
+    origin = origin.format(port=front.address.rpartition(":")[2])
+    for path in ENDPOINTS:
+        heard = answer(
+            f"http://{front.address}",
+            post(path=path, Host=f"localhost:{front.address.rpartition(':')[2]}", Origin=origin, Content_Type=kind),
+        )
+        assert (heard.status, heard.error["code"]) == (403, "origin_not_allowed")
+        assert heard.header("access-control-allow-origin") is None
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_browser_that_sends_no_origin_says_where_its_page_is_from(front: servers.ServerProcess, site: str) -> None:
+    url = f"http://{front.address}"
+    assert answer(url, post(Sec_Fetch_Site=site)).error["code"] == "origin_not_allowed"
+    assert answer(url, post(Sec_Fetch_Site="same-origin")).status == 200
+    # A link that leads to the page; a picture on a page of another host.
+    assert ask(front, Sec_Fetch_Site=site).status == 200
+
+
+def test_our_own_page_may_call(front: servers.ServerProcess) -> None:
+    assert answer(f"http://{front.address}", post(Host=front.address, Origin=f"http://{front.address.upper()}")).status == 200
+
+
+def test_nobody_gets_leave_to_ask_from_elsewhere(front: servers.ServerProcess) -> None:
+    heard = ask(front, "OPTIONS", CHAT, Origin=APP, Access_Control_Request_Method="POST")
+    assert heard.status == 403 and heard.header("access-control-allow-origin") is None
+
+
+def test_allowed_pages_may_call_and_read_errors_too(open_front: servers.ServerProcess) -> None:
+    wanted = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization,content-type,x-stainless-os"}
+    heard = ask(open_front, "OPTIONS", CHAT, Origin=APP, Access_Control_Request_Private_Network="true", **wanted)
+    assert (heard.status, heard.header("access-control-allow-origin")) == (200, APP)
+    assert heard.header("access-control-allow-private-network") == "true"
+    assert "x-stainless-os" in (heard.header("access-control-allow-headers") or "")
+    url = f"http://{open_front.address}"
+    for request, status in {
+        post(Origin=APP): 200,
+        post({"model": "toy"}, Origin=APP): 400,
+        post(path="/v1/unknown", Origin=APP): 404,
+        head("POST", CHAT, {"Host": "localhost", "Origin": APP, "Content-Length": str(1 << 40)}): 413,  # Refused by the guard itself.
+    }.items():
+        heard = answer(url, request)
+        assert (heard.status, heard.header("access-control-allow-origin")) == (status, APP)
+        assert "x-request-id" in (heard.header("access-control-expose-headers") or "")
+    heard = answer(url, post(Origin="https://other.example"))
+    assert (heard.status, heard.header("access-control-allow-origin")) == (403, None)
+
+
+def test_allowed_names_lead_here(open_front: servers.ServerProcess) -> None:
+    assert ask(open_front, Host="api.example").status == 200
+    assert ask(open_front, Host="API.EXAMPLE:8443").status == 200
+    assert ask(open_front, Host="other.example").status == 403
+
+
+@pytest.mark.parametrize("given", ["Bearer secret-1", "bearer secret-1", "BEARER   secret-1 "])
+async def test_a_key_is_known_in_any_case_of_its_scheme(front: servers.ServerProcess, given: str) -> None:
+    heard = answer(f"http://{front.address}", post(Authorization=given))
+    assert (await line(front, heard))["client"] == f"key:{sha256(b'secret-1').hexdigest()[:16]}"
+
+
+async def test_of_several_keys_that_of_openai_counts(front: servers.ServerProcess) -> None:
+    url = f"http://{front.address}"
+    names = {key: f"key:{sha256(key.encode()).hexdigest()[:16]}" for key in ("one", "two", "three")}
+    for headers, key in [
+        ({"Authorization": "Bearer one", "x_api_key": "two", "api_key": "three"}, "one"),
+        ({"x_api_key": "two", "api_key": "three"}, "two"),
+        ({"api_key": "three"}, "three"),
+        ({"Authorization": "Basic eDp5", "x_api_key": "two"}, "two"),
+        ({"Authorization": "Bearer ", "x_api_key": "two"}, "two"),
+    ]:
+        assert (await line(front, answer(url, post(**headers))))["client"] == names[key]
+    assert (await line(front, answer(url, post(Authorization="Bearer "))))["client"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "k" * 5000, "a\tb"])
+async def test_what_is_no_key_is_refused_and_told_nowhere(front: servers.ServerProcess, key: str) -> None:
+    heard = answer(f"http://{front.address}", post(Authorization=f"Bearer {key}"))
+    assert (heard.status, heard.error["code"]) == (401, "invalid_api_key")
+    assert key not in heard.body.decode()
+    await line(front, heard)
+    assert key not in front.log()
+
+
+async def test_a_key_is_told_nowhere(front: servers.ServerProcess, toy: servers.Stack) -> None:
+    url, key = f"http://{front.address}", "sk-never-to-be-seen"
+    heard = [
+        answer(url, post(body, Authorization=f"Bearer {key}")) for body in (QUESTION, {"model": "none"}, {**QUESTION, "model": key[::-1]})
+    ]
+    assert [each.status for each in heard] == [200, 400, 404]
+    await line(front, heard[-1])
+    metrics = ask(front, path="/metrics").body
+    assert toy.router is not None
+    for told in (*(each.body for each in heard), metrics, front.log().encode(), toy.router.log().encode()):
+        assert key.encode() not in told
+
+
+async def test_visitors_without_a_key_share_nothing_with_others(front: servers.ServerProcess, toy: servers.Stack) -> None:
+    """The router's account says whose answer it was; who that is has what a prompt left for himself alone."""
+    url = f"http://{front.address}"
+    asked = [
+        ("127.0.0.1", {}),
+        ("127.0.0.1", {}),
+        ("127.0.0.2", {}),
+        ("127.0.0.1", {"x_api_key": "127.0.0.1"}),
+        ("127.0.0.2", {"x_api_key": "k"}),
+    ]
+    heard = [answer(url, post(**headers), source=source) for source, headers in asked]
+    assert toy.router is not None
+    clients = [(await line(toy.router, each, "answer.done"))["client"] for each in heard]
+    assert clients[0] == clients[1]
+    assert len(set(clients)) == 4
+    assert all(client.startswith("key:") for client in clients), "one who has no key can be taken for one who has"
+
+
+async def test_a_trusted_proxy_says_who_asks(open_front: servers.ServerProcess, toy: servers.Stack) -> None:
+    """Of a chain, the last address that no trusted proxy has: what is before it, anybody can write."""
+    url = f"http://{open_front.address}"
+    chains = ["10.9.8.7", "1.2.3.4, 10.9.8.7", "10.9.8.7, 127.0.0.1", "2001:db8:0:1::5", "2001:db8:0:1:ffff::6", "2001:db8:0:2::5"]
+    heard = [answer(url, post(X_Forwarded_For=chain)) for chain in chains]
+    told = [(await line(open_front, each))["client"] for each in heard]
+    assert told == ["10.9.8.7"] * 3 + ["2001:db8:0:1::5", "2001:db8:0:1:ffff::6", "2001:db8:0:2::5"]
+    assert toy.router is not None
+    clients = [(await line(toy.router, each, "answer.done"))["client"] for each in heard]
+    assert len({*clients[:3]}) == 1
+    assert clients[3] == clients[4] != clients[5], "a network of IPv6 is one visitor"
+    direct = answer(url, post(X_Forwarded_For="10.9.8.7"), source="127.0.0.2")
+    assert (await line(open_front, direct))["client"] == "127.0.0.2"
+
+
+async def test_nobody_else_says_who_asks(front: servers.ServerProcess) -> None:
+    heard = answer(f"http://{front.address}", post(X_Forwarded_For="10.9.8.7"))
+    assert (await line(front, heard))["client"] == "127.0.0.1"
+
+
+async def test_one_line_of_every_request(front: servers.ServerProcess) -> None:
+    url = f"http://{front.address}"
+    done = await line(front, answer(url, post(X_Client_Request_Id="mine-1")))
+    fields = ("method", "path", "status", "reason", "pipeline", "finish_reason", "tokens", "client_request_id", "message", "field")
+    assert [done[name] for name in fields] == ["POST", CHAT, 200, "OK", "toy", "length", 4, "mine-1", None, None]
+    assert done["ttft_s"] <= done["total_s"]
+    bad = await line(front, answer(url, post({**QUESTION, "temperature": 9, "model": "Quoted"}, X_Client_Request_Id="n\xe4")))
+    assert [bad[name] for name in ("status", "reason", "field", "message", "client_request_id")] == [
+        400,
+        "BAD_REQUEST",
+        "temperature",
+        None,
+        None,
+    ]
+    unknown = await line(front, answer(url, post({**QUESTION, "model": "Quoted"})))
+    assert [unknown[name] for name in ("status", "reason", "field", "message")] == [404, "UNKNOWN_MODEL", "model", None]
+    assert "Quoted" not in front.log()
+    cut = await line(front, answer(url, head("GET", f"/v1/{'x' * 5000}", {"Host": "localhost"})))
+    assert len(cut["path"]) == 128
+
+
+def test_metrics_know_routes_and_no_paths(front: servers.ServerProcess) -> None:
+    ask(front, path="/v1/models/toy")
+    ask(front, path="/v1/models/other")
+    ask(front, path="/v1/no-such-thing")
+    page = ask(front, path="/metrics").body.decode()
+    assert 'omnistage_gateway_requests_total{endpoint="/v1/models/{model}",reason="OK",status="200"}' in page
+    assert 'endpoint="/v1/models/{model}",reason="UNKNOWN_MODEL",status="404"' in page
+    assert 'endpoint="other",reason="UNKNOWN_URL",status="404"' in page
+    assert "no-such-thing" not in page
